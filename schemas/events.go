@@ -1,0 +1,66 @@
+package schemas
+
+// Version is the schema version every event type has today.
+const Version = 1
+
+// Event is one message of the contract.
+type Event interface {
+	// Type is the versioned type name in the header Mdr-Type, e.g. "step/1".
+	Type() string
+	// Validate joins every fault of the event, each named by its field.
+	Validate() error
+}
+
+// Keyed is an event that knows its own subject. A Prompt does not: its run is
+// named by the subject alone.
+type Keyed interface {
+	Event
+	Subject() string
+}
+
+// Type names.
+const (
+	TypePrompt     = "prompt/1"
+	TypeRequest    = "request/1"
+	TypeStep       = "step/1"
+	TypeTrajectory = "trajectory/1"
+	TypeReward     = "reward/1"
+	TypeAdvantage  = "advantage/1"
+	TypeBatch      = "batch/1"
+	TypePolicy     = "policy/1"
+	TypeDead       = "dead/1"
+	TypeReceipt    = "receipt/1"
+)
+
+func (*Prompt) Type() string     { return TypePrompt }
+func (*Request) Type() string    { return TypeRequest }
+func (*Step) Type() string       { return TypeStep }
+func (*Trajectory) Type() string { return TypeTrajectory }
+func (*Reward) Type() string     { return TypeReward }
+func (*Advantage) Type() string  { return TypeAdvantage }
+func (*Batch) Type() string      { return TypeBatch }
+func (*Policy) Type() string     { return TypePolicy }
+func (*Dead) Type() string       { return TypeDead }
+func (*Receipt) Type() string    { return TypeReceipt }
+
+func (e *Request) Subject() string {
+	return RequestSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
+}
+
+func (e *Step) Subject() string {
+	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Attempt, e.StepIndex)
+}
+
+func (e *Trajectory) Subject() string { return TrajectorySubject(e.Run, e.UID, e.SampleIndex) }
+
+func (e *Reward) Subject() string {
+	return RewardSubject(e.Run, e.Group.Batch, e.UID, e.SampleIndex)
+}
+
+func (e *Advantage) Subject() string { return AdvantageSubject(e.Run, e.UID) }
+
+func (e *Batch) Subject() string { return BatchSubject(e.Run, e.Batch) }
+
+func (e *Policy) Subject() string { return PolicySubject(e.Lane) }
+
+func (e *Dead) Subject() string { return DeadSubject(e.Stage, e.Run, e.UID) }

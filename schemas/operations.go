@@ -1,0 +1,73 @@
+package schemas
+
+// Dead is input that could not be used, with the reason. Nothing is dropped
+// without one.
+type Dead struct {
+	V int64 `msgpack:"v"`
+	// Stage is the service that refused it: intake, sampler, reward or advantage.
+	Stage string `msgpack:"stage"`
+	// Code is the class of the reason (see DeadCodes), Reason the text.
+	Code   string `msgpack:"code"`
+	Reason string `msgpack:"reason"`
+	// Run and UID are the original's, where they could be read.
+	Run string `msgpack:"run"`
+	UID string `msgpack:"uid"`
+	// OriginalSubject, Stream and StreamSeq say where the original was.
+	OriginalSubject string `msgpack:"subject"`
+	Stream          string `msgpack:"stream"`
+	StreamSeq       uint64 `msgpack:"stream_seq"`
+	Deliveries      uint64 `msgpack:"deliveries"`
+	// Headers and Data are the original's, unchanged.
+	Headers []Header `msgpack:"headers"`
+	Data    []byte   `msgpack:"data"`
+	// At is when it was refused, Unix nanoseconds.
+	At int64 `msgpack:"at"`
+}
+
+// Header is one header line of a message.
+type Header struct {
+	Name  string `msgpack:"name"`
+	Value string `msgpack:"value"`
+}
+
+// Receipt is intake's answer to a client that asked for one by the header
+// HeaderReply. It is a core NATS message, not stored: the durable evidence is in
+// MDR_REQUESTS or MDR_DEAD.
+type Receipt struct {
+	V        int64  `msgpack:"v"`
+	Accepted bool   `msgpack:"accepted"`
+	Run      string `msgpack:"run"`
+	UID      string `msgpack:"uid"`
+	// Code and Error are set when refused.
+	Code    string `msgpack:"code,omitempty"`
+	Error   string `msgpack:"error,omitempty"`
+	Samples int64  `msgpack:"samples"`
+	// NumInferenceSteps and SDEStepIndices are what was resolved.
+	NumInferenceSteps int64   `msgpack:"num_inference_steps"`
+	SDEStepIndices    []int64 `msgpack:"sde_step_indices"`
+}
+
+// Policy announces what a lane serves. The latest one of each lane is kept in
+// the key-value bucket PolicyBucket; MDR_POLICIES keeps the history.
+type Policy struct {
+	V    int64  `msgpack:"v"`
+	Lane string `msgpack:"lane"`
+	// Model and Family name the network; PolicyVersion counts weight updates.
+	Model         string `msgpack:"model"`
+	Family        string `msgpack:"family"`
+	PolicyVersion int64  `msgpack:"policy_version"`
+	WeightsDigest string `msgpack:"weights_digest"`
+	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
+	SchedulerConfig []byte `msgpack:"scheduler_config"`
+	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
+	LatentChannels int64 `msgpack:"latent_channels"`
+	PixelsPerToken int64 `msgpack:"pixels_per_token"`
+	// Defaults for prompts that leave them out.
+	Height            int64   `msgpack:"height"`
+	Width             int64   `msgpack:"width"`
+	NumInferenceSteps int64   `msgpack:"num_inference_steps"`
+	TrueCFGScale      float64 `msgpack:"true_cfg_scale"`
+	// MaxPixels bounds Height*Width.
+	MaxPixels int64 `msgpack:"max_pixels"`
+	Announced int64 `msgpack:"announced"`
+}

@@ -1,0 +1,124 @@
+package schemas
+
+// Prompt asks for one group of GroupSize images. Only Prompt is required. Names
+// follow SGLang's rollout API where the meaning is the same.
+type Prompt struct {
+	V int64 `msgpack:"v"`
+	// UID is the group key, unique in its run; absent: intake derives one from the
+	// stream sequence of the prompt.
+	UID string `msgpack:"uid,omitempty"`
+	// Prompt is the text.
+	Prompt string `msgpack:"prompt"`
+	// NegativePrompt enables true CFG when TrueCFGScale > 1. Absent: the model's own
+	// default (a single space for Qwen-Image) when TrueCFGScale > 1.
+	NegativePrompt *string `msgpack:"negative_prompt,omitempty"`
+	// Model is the lane that shall serve the prompt; absent: the only lane there is.
+	Model string `msgpack:"model,omitempty"`
+	// GroupSize is n, the number of samples; default 8.
+	GroupSize *int64 `msgpack:"group_size,omitempty"`
+	// Seed makes the noise independent of the run id; >= 0; absent: the run id seeds.
+	Seed *int64 `msgpack:"seed,omitempty"`
+	// Height and Width in pixels; default the model's.
+	Height *int64 `msgpack:"height,omitempty"`
+	Width  *int64 `msgpack:"width,omitempty"`
+	// NumInferenceSteps is T; default the model's.
+	NumInferenceSteps *int64 `msgpack:"num_inference_steps,omitempty"`
+	// TrueCFGScale is the classifier-free guidance scale; default the model's; > 1 is active.
+	TrueCFGScale *float64 `msgpack:"true_cfg_scale,omitempty"`
+	// Sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]; absent: the model's schedule.
+	Sigmas []float64 `msgpack:"sigmas"`
+	// Rollout says how steps are taken and what is returned.
+	Rollout Rollout `msgpack:"rollout"`
+	// InitialNoise is per_sample (default) or shared: one x_T for the whole group.
+	InitialNoise string `msgpack:"initial_noise,omitempty"`
+	// Reward lists the scorers; default: the service's.
+	Reward []RewardSpec `msgpack:"reward"`
+	// Advantage says how rewards become advantages.
+	Advantage AdvantageSpec `msgpack:"advantage"`
+	// Metadata is a map of the caller's, handed through unread to every event of the group.
+	Metadata Metadata `msgpack:"metadata,omitempty"`
+	// Batch joins groups that are normalised together; absent: the group is alone.
+	Batch *BatchSpec `msgpack:"batch,omitempty"`
+	// Deadline is when the group closes with what it has, Unix nanoseconds; absent: the service's default.
+	Deadline *int64 `msgpack:"deadline,omitempty"`
+	// Priority orders waiting requests of a lane inside one sampler, higher first; default 0.
+	Priority *int64 `msgpack:"priority,omitempty"`
+	// MinPolicyVersion refuses samples of older weights.
+	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty"`
+	// Validate makes this an evaluation: every step is ODE, no log-probs.
+	Validate bool `msgpack:"validate,omitempty"`
+}
+
+// Rollout is the sampling part of a Prompt.
+type Rollout struct {
+	// SDEType is the transition of stochastic steps: sde (default), cps, dance_sde, or ode for none.
+	SDEType string `msgpack:"sde_type,omitempty"`
+	// NoiseLevel is a; default 0.7; within [0, 1] for cps.
+	NoiseLevel *float64 `msgpack:"noise_level,omitempty"`
+	// SDEStepIndices are the steps that run SDEType; null: all steps; []: none. Every other step is ode.
+	SDEStepIndices []int64 `msgpack:"sde_step_indices"`
+	// SDEWindow draws the list instead of naming it; the two exclude each other.
+	SDEWindow *SDEWindow `msgpack:"sde_window,omitempty"`
+	// ReturnStepIndices are the latents kept, 0..T; null: S and S+1 when the stochastic
+	// steps are a list or a window, else all of 0..T.
+	ReturnStepIndices []int64 `msgpack:"return_step_indices"`
+	// LogProbKind is density (default), scaled or squared.
+	LogProbKind string `msgpack:"log_prob_kind,omitempty"`
+	// Solver of ode steps: euler (default), heun, unipc, dpm or rk4.
+	Solver string `msgpack:"solver,omitempty"`
+	// Debug names tensors to add to each step: noise, mean, std, model_output.
+	Debug []string `msgpack:"debug"`
+	// LatentsDType is F32 (default), F16 or BF16: the dtype of the stored latents. The state is
+	// rounded to it before it is scored, so that a replay gives ratio 1.
+	LatentsDType string `msgpack:"latents_dtype,omitempty"`
+}
+
+// SDEWindow draws the stochastic steps of a group, the same for all its samples.
+type SDEWindow struct {
+	// Size is how many steps.
+	Size int64 `msgpack:"size"`
+	// Range is [low, high): the steps to draw from; absent: [0, T-1).
+	Range []int64 `msgpack:"range"`
+	// Strategy is random (default; contiguous, uniform start), progressive (start moves with
+	// Iteration) or noncontiguous (a random subset).
+	Strategy string `msgpack:"strategy,omitempty"`
+	// Iteration is the training step of progressive windows; default 0.
+	Iteration int64 `msgpack:"iteration,omitempty"`
+	// ItersPerGroup is how many iterations a progressive window stays; default 1.
+	ItersPerGroup int64 `msgpack:"iters_per_group,omitempty"`
+	// Seed of the draw; absent: the group's seed and uid.
+	Seed *int64 `msgpack:"seed,omitempty"`
+}
+
+// RewardSpec is one reward function of a weighted sum.
+type RewardSpec struct {
+	Name string `msgpack:"name"`
+	// Weight defaults to 1.
+	Weight *float64 `msgpack:"weight,omitempty"`
+	// Required fails the sample when this scorer fails; default true. An optional score that
+	// failed is left out of the sum, and the event says so.
+	Required *bool `msgpack:"required,omitempty"`
+	// GroundTruth is what the picture is compared with, where the scorer compares.
+	GroundTruth string `msgpack:"ground_truth,omitempty"`
+	// Params are the scorer's own.
+	Params map[string]string `msgpack:"params,omitempty"`
+}
+
+// AdvantageSpec names the estimator and its options.
+type AdvantageSpec struct {
+	// Estimator defaults to flow_grpo.
+	Estimator string `msgpack:"estimator,omitempty"`
+	// Std is the scale: group (default), global (needs a batch) or none (Dr.GRPO).
+	Std string `msgpack:"std,omitempty"`
+	// StdBasis is sample (default), expanded or population.
+	StdBasis string `msgpack:"std_basis,omitempty"`
+	// Epsilon is added to the scale; default 1e-4.
+	Epsilon *float64 `msgpack:"epsilon,omitempty"`
+}
+
+// BatchSpec joins Groups groups under one id.
+type BatchSpec struct {
+	ID string `msgpack:"id"`
+	// Groups is how many groups the batch waits for.
+	Groups int64 `msgpack:"groups"`
+}

@@ -1,0 +1,58 @@
+package schemas
+
+// Request asks for one sample. Intake resolved everything: a sampler needs no
+// defaults, and every sample of a group carries the same lists.
+type Request struct {
+	V           int64  `msgpack:"v"`
+	Run         string `msgpack:"run"`
+	UID         string `msgpack:"uid"`
+	SampleIndex int64  `msgpack:"sample_index"`
+	GroupSize   int64  `msgpack:"group_size"`
+	Lane        string `msgpack:"lane"`
+	// SampleSeed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number.
+	SampleSeed uint64 `msgpack:"sample_seed"`
+	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
+	NoiseSeed      uint64 `msgpack:"noise_seed"`
+	Prompt         string `msgpack:"prompt"`
+	NegativePrompt string `msgpack:"negative_prompt"`
+	Height         int64  `msgpack:"height"`
+	Width          int64  `msgpack:"width"`
+	// TrueCFGScale > 1 means two model evaluations per point.
+	TrueCFGScale float64 `msgpack:"true_cfg_scale"`
+	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0.
+	Sigmas []float32 `msgpack:"sigmas"`
+	// Transitions are what each of the T steps runs: sde, cps, dance_sde or ode.
+	Transitions []string `msgpack:"transitions"`
+	NoiseLevel  float64  `msgpack:"noise_level"`
+	LogProbKind string   `msgpack:"log_prob_kind"`
+	Solver      string   `msgpack:"solver"`
+	// ReturnStepIndices are the latents to keep, sorted, 0..T.
+	ReturnStepIndices []int64  `msgpack:"return_step_indices"`
+	Debug             []string `msgpack:"debug"`
+	LatentsDType      string   `msgpack:"latents_dtype"`
+	// ScheduleDigest is the sha-256 over everything that must be equal in a group (see ScheduleDigest).
+	ScheduleDigest   string `msgpack:"schedule_digest"`
+	Priority         int64  `msgpack:"priority"`
+	MinPolicyVersion int64  `msgpack:"min_policy_version"`
+	// Group is what later stages need, handed through.
+	Group Group `msgpack:"group"`
+}
+
+// Group is what the reward and advantage services need to know of a sample's
+// group; it travels with every event so that no service has to look it up.
+type Group struct {
+	// Batch is the batch id; a group without a batch is a batch of one, named by its uid.
+	Batch string `msgpack:"batch"`
+	// BatchGroups is how many groups the batch has; 0: no explicit batch.
+	BatchGroups int64         `msgpack:"batch_groups"`
+	Reward      []RewardSpec  `msgpack:"reward"`
+	Advantage   AdvantageSpec `msgpack:"advantage"`
+	// Deadline is Unix nanoseconds; 0: none.
+	Deadline int64    `msgpack:"deadline"`
+	Validate bool     `msgpack:"validate"`
+	Metadata Metadata `msgpack:"metadata,omitempty"`
+	// PromptSeq is the MDR_PROMPTS sequence of the prompt.
+	PromptSeq uint64 `msgpack:"prompt_seq"`
+	// TraceCreated is when the prompt was stored, Unix nanoseconds.
+	Created int64 `msgpack:"created"`
+}

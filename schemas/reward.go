@@ -1,0 +1,40 @@
+package schemas
+
+// Reward is the score of one sample. A failure is a state, never a number.
+type Reward struct {
+	V           int64  `msgpack:"v"`
+	Run         string `msgpack:"run"`
+	UID         string `msgpack:"uid"`
+	SampleIndex int64  `msgpack:"sample_index"`
+	GroupSize   int64  `msgpack:"group_size"`
+	// Status is scored or failed.
+	Status string `msgpack:"status"`
+	// Error says why, when failed.
+	Error string `msgpack:"error,omitempty"`
+	// Reward is the weighted sum of the scores; null when failed.
+	Reward *float64 `msgpack:"reward"`
+	Scores []Score  `msgpack:"scores"`
+	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample.
+	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
+	// TrainedSteps is W, the number of stochastic steps.
+	TrainedSteps     int64  `msgpack:"trained_steps"`
+	ScheduleDigest   string `msgpack:"schedule_digest"`
+	PolicyVersionMin int64  `msgpack:"policy_version_min"`
+	PolicyVersionMax int64  `msgpack:"policy_version_max"`
+	Group            Group  `msgpack:"group"`
+	// Scored is when, Unix nanoseconds.
+	Scored int64 `msgpack:"scored"`
+}
+
+// Score is the outcome of one reward function.
+type Score struct {
+	Name    string  `msgpack:"name"`
+	Version string  `msgpack:"version"`
+	Weight  float64 `msgpack:"weight"`
+	// Status is scored or failed; a failed optional score is not part of the sum.
+	Status string   `msgpack:"status"`
+	Value  *float64 `msgpack:"value"`
+	Error  string   `msgpack:"error,omitempty"`
+	// DurationNS is the wall time of the call.
+	DurationNS int64 `msgpack:"duration_ns"`
+}

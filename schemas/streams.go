@@ -1,0 +1,101 @@
+package schemas
+
+import "time"
+
+// Stream names.
+const (
+	StreamPrompts      = "MDR_PROMPTS"
+	StreamRequests     = "MDR_REQUESTS"
+	StreamSteps        = "MDR_STEPS"
+	StreamTrajectories = "MDR_TRAJECTORIES"
+	StreamRewards      = "MDR_REWARDS"
+	StreamAdvantages   = "MDR_ADVANTAGES"
+	StreamPolicies     = "MDR_POLICIES"
+	StreamDead         = "MDR_DEAD"
+	StreamAdvisories   = "MDR_ADVISORIES"
+)
+
+// Buckets.
+const (
+	RunBucket    = "mdr-runs"
+	PolicyBucket = "mdr-policy"
+	BlobBucket   = "mdr-blobs"
+)
+
+// RewardPartitions is the number of partitions of MDR_REWARDS, fixed for the life of the stream.
+const RewardPartitions = 16
+
+// DedupWindow is how long a stream remembers message ids. It is only a
+// convenience: the guard, not the window, keeps events unique.
+const DedupWindow = 2 * time.Minute
+
+// StreamSpec is the one description of a stream: the admin role creates it from
+// this, and the AsyncAPI document is written from it.
+type StreamSpec struct {
+	Name     string
+	Purpose  string
+	Subjects []string
+	// Guarded: a second publish on a subject is refused for ever (Limits, DiscardNew,
+	// one message per subject, DiscardNewPerSubject).
+	Guarded bool
+	// WorkQueue removes a message once it is acked.
+	WorkQueue bool
+	// Bound by count, bytes and age; 0: unbounded.
+	MaxMsgs  int64
+	MaxBytes int64
+	MaxAge   time.Duration
+	// DiscardNew refuses the publisher when full instead of dropping old messages.
+	DiscardNew bool
+	// TransformSource and TransformDest rewrite the subject on the way in.
+	TransformSource string
+	TransformDest   string
+}
+
+// Streams is every stream, in the order data flows.
+func Streams() []StreamSpec {
+	const gib = 1 << 30
+	day := 24 * time.Hour
+	return []StreamSpec{
+		{
+			Name: StreamPrompts, Purpose: "prompts as users published them; replayable",
+			Subjects: []string{Prefix + "prompt.*"}, DiscardNew: true, MaxBytes: gib / 4, MaxAge: 7 * day,
+		},
+		{
+			Name: StreamRequests, Purpose: "samples waiting for a sampler; full means backpressure on intake",
+			Subjects: []string{Prefix + "request.*.*.*.*"}, WorkQueue: true, DiscardNew: true, MaxMsgs: 10_000, MaxBytes: gib,
+		},
+		{
+			Name: StreamSteps, Purpose: "denoising steps as they happen, with latents and log-probs",
+			Subjects: []string{Prefix + "step.>"}, Guarded: true, MaxBytes: 8 * gib, MaxAge: day,
+		},
+		{
+			Name: StreamTrajectories, Purpose: "exactly one per sample: which attempt counts, and all needed to recompute it",
+			Subjects: []string{Prefix + "trajectory.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+		},
+		{
+			Name: StreamRewards, Purpose: "exactly one reward per sample, partitioned by batch",
+			Subjects: []string{Prefix + "reward.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+			TransformSource: Prefix + "reward.*.*.*.*",
+			TransformDest:   Prefix + "reward.{{partition(16,2)}}.{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}.{{wildcard(4)}}",
+		},
+		{
+			Name: StreamAdvantages, Purpose: "exactly one result per group and per batch",
+			Subjects: []string{Prefix + "advantage.*.*", Prefix + "batch.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+		},
+		{
+			Name: StreamPolicies, Purpose: "weight announcements per lane",
+			Subjects: []string{Prefix + "policy.*"}, DiscardNew: true, MaxMsgs: 10_000, MaxBytes: gib / 16,
+		},
+		{
+			Name: StreamDead, Purpose: "refused input: original bytes and headers, reason, stage, deliveries",
+			Subjects: []string{Prefix + "dead.*.*.*"}, MaxBytes: gib, MaxAge: 30 * day,
+		},
+		{
+			Name: StreamAdvisories, Purpose: "the server's own notes on messages given up: the net behind the explicit path",
+			Subjects: []string{
+				"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
+				"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>",
+			}, MaxBytes: gib / 16, MaxAge: 7 * day,
+		},
+	}
+}

@@ -1,0 +1,103 @@
+package schemas
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Prefix starts every subject: the project and the contract's major version.
+const Prefix = "mdr.v1."
+
+// Headers of every stored message.
+const (
+	HeaderType        = "Mdr-Type"     // e.g. "step/1"
+	HeaderContentType = "Content-Type" // ContentType
+	HeaderTraceparent = "traceparent"  // W3C trace context, handed through
+	HeaderReply       = "Mdr-Reply"    // on a prompt: the inbox that wants a Receipt
+	ContentType       = "application/msgpack"
+)
+
+// Subjects. Each event of a guarded stream has a subject of its own: the subject
+// is the idempotency key, and the message id is the subject without Prefix.
+
+// PromptSubject is where users publish prompts of a run.
+func PromptSubject(run string) string { return Prefix + "prompt." + run }
+
+// RequestSubject is the request of one sample.
+func RequestSubject(run, lane, uid string, sample int64) string {
+	return Prefix + "request." + run + "." + lane + "." + uid + "." + itoa(sample)
+}
+
+// StepSubject is one step of one attempt.
+func StepSubject(run, uid string, sample int64, attempt string, step int64) string {
+	return Prefix + "step." + run + "." + uid + "." + itoa(sample) + "." + attempt + "." + itoa(step)
+}
+
+// PartSubject is one part of a step's large tensors.
+func PartSubject(step string, part int64) string { return step + "." + itoa(part) }
+
+// TrajectorySubject is the trajectory of one sample.
+func TrajectorySubject(run, uid string, sample int64) string {
+	return Prefix + "trajectory." + run + "." + uid + "." + itoa(sample)
+}
+
+// RewardSubject is the reward of one sample. The stream stores it with a partition
+// token, a hash of the batch, after "reward." (see RewardPartitions): every reward
+// of a batch lands in one partition. A group without a batch has its uid there.
+func RewardSubject(run, batch, uid string, sample int64) string {
+	return Prefix + "reward." + run + "." + batch + "." + uid + "." + itoa(sample)
+}
+
+// AdvantageSubject is the result of one group.
+func AdvantageSubject(run, uid string) string { return Prefix + "advantage." + run + "." + uid }
+
+// BatchSubject is the result of one batch.
+func BatchSubject(run, batch string) string { return Prefix + "batch." + run + "." + batch }
+
+// PolicySubject is the weight announcements of a lane.
+func PolicySubject(lane string) string { return Prefix + "policy." + lane }
+
+// DeadSubject is refused input. What is not a legal token becomes "_".
+func DeadSubject(stage, run, uid string) string {
+	return Prefix + "dead." + safeToken(stage) + "." + safeToken(run) + "." + safeToken(uid)
+}
+
+// ControlSubject is the core request/reply subject of a run's commands.
+func ControlSubject(run string) string { return Prefix + "control." + run }
+
+// MessageID is the deduplication id of the event on subject.
+func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefix) }
+
+// MaxToken is the longest run id, uid, lane or batch id.
+const MaxToken = 64
+
+// CheckToken says whether s may become a token of a subject: 1 to MaxToken of
+// A-Z a-z 0-9 _ -. Dots, spaces and wildcards would change the routing.
+func CheckToken(field, s string) error {
+	if s == "" {
+		return fmt.Errorf("%s: empty; needs 1 to %d characters of A-Z a-z 0-9 _ -", field, MaxToken)
+	}
+	if len(s) > MaxToken {
+		return fmt.Errorf("%s: %d characters; needs 1 to %d of A-Z a-z 0-9 _ -", field, len(s), MaxToken)
+	}
+	for i := range len(s) {
+		if !tokenByte(s[i]) {
+			return fmt.Errorf("%s: %q has the character %q; needs 1 to %d characters of A-Z a-z 0-9 _ -", field, s, s[i], MaxToken)
+		}
+	}
+	return nil
+}
+
+func tokenByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-'
+}
+
+func safeToken(s string) string {
+	if CheckToken("", s) == nil {
+		return s
+	}
+	return "_"
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }
