@@ -38,7 +38,8 @@ type StreamSpec struct {
 	// Guarded: a second publish on a subject is refused for ever (Limits, DiscardNew,
 	// one message per subject, DiscardNewPerSubject).
 	Guarded bool
-	// WorkQueue removes a message once it is acked.
+	// WorkQueue removes a message once it is acked. With it, a second publish on a
+	// subject is refused as long as the first one waits.
 	WorkQueue bool
 	// Bound by count, bytes and age; 0: unbounded.
 	MaxMsgs  int64

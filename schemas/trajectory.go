@@ -38,6 +38,9 @@ type Trajectory struct {
 	LatentsDType      string  `msgpack:"latents_dtype"`
 	// Steps are the stored step events of the attempt, in step order.
 	Steps []StepRef `msgpack:"steps"`
+	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
+	// for equal rollouts, whoever sampled them and when. Empty unless completed.
+	ContentDigest string `msgpack:"content_digest"`
 	// Image is the decoded picture; absent unless completed.
 	Image *Image `msgpack:"image,omitempty"`
 	// Conditioning are the stored prompt embeddings, once per prompt; empty for models that take text.
