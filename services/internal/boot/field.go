@@ -1,0 +1,367 @@
+package boot
+
+import (
+	"encoding"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// field is one setting: a leaf of a configuration struct.
+type field struct {
+	path   string // "nats.url": the key in the file
+	flag   string // "nats-url"
+	env    string // "MEANDER_NATS_URL"
+	help   string
+	secret bool
+	typ    reflect.Type
+	// index leads to the struct fields that hold the setting. There is more than one
+	// when two structs put side by side (squash) both have the key: they share its value.
+	index [][]int
+}
+
+// fieldsOf lists the settings of the struct type t in declaration order.
+func fieldsOf(t reflect.Type, envPrefix string) ([]*field, error) {
+	w := fieldWalk{byPath: map[string]*field{}, byName: map[string]string{}}
+	if t.Kind() != reflect.Struct {
+		return nil, fmt.Errorf("config type %v; must be a struct", t)
+	}
+	if err := w.walk(t, place{env: envPrefix}); err != nil {
+		return nil, err
+	}
+	return w.fields, nil
+}
+
+// place is where the walk stands.
+type place struct {
+	path, env string
+	index     []int
+}
+
+type fieldWalk struct {
+	fields []*field
+	byPath map[string]*field
+	byName map[string]string // flags and variables taken -> path
+}
+
+func (w *fieldWalk) walk(t reflect.Type, at place) error {
+	for sf := range t.Fields() {
+		if !sf.IsExported() {
+			continue
+		}
+		key, options, _ := strings.Cut(sf.Tag.Get("koanf"), ",")
+		index := append(append([]int(nil), at.index...), sf.Index...)
+		section := sf.Type.Kind() == reflect.Struct && !isText(sf.Type)
+		switch {
+		case key == "-":
+			continue
+		case section && options == "squash":
+			if err := w.walk(sf.Type, place{path: at.path, env: at.env, index: index}); err != nil {
+				return err
+			}
+			continue
+		case key == "":
+			return fmt.Errorf("config field %v.%s has no koanf key", t, sf.Name)
+		}
+		next := place{path: join(at.path, ".", key), index: index}
+		next.env = at.env + strings.ToUpper(key)
+		if section {
+			next.env += "__"
+			if own := sf.Tag.Get("env"); own != "" {
+				next.env = own
+			}
+			if err := w.walk(sf.Type, next); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := w.add(sf, next); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *fieldWalk) add(sf reflect.StructField, at place) error {
+	if elem := elemOf(sf.Type); !isText(elem) && !isScalar(elem) {
+		return fmt.Errorf("config field %s has type %v, which no text can set", at.path, sf.Type)
+	}
+	if f, ok := w.byPath[at.path]; ok {
+		if f.typ != sf.Type {
+			return fmt.Errorf("config field %s is both %v and %v", at.path, f.typ, sf.Type)
+		}
+		f.index = append(f.index, at.index)
+		f.help = sf.Tag.Get("help")
+		return nil
+	}
+	f := &field{
+		path: at.path, env: at.env, index: [][]int{at.index}, typ: sf.Type,
+		flag: strings.NewReplacer("_", "-", ".", "-").Replace(at.path),
+		help: sf.Tag.Get("help"), secret: sf.Tag.Get("secret") == "true",
+	}
+	for _, name := range []string{"--" + f.flag, "$" + f.env} {
+		if other, ok := w.byName[name]; ok {
+			return fmt.Errorf("config fields %s and %s would both be %s", other, f.path, name)
+		}
+		w.byName[name] = f.path
+	}
+	w.byPath[f.path] = f
+	w.fields = append(w.fields, f)
+	return nil
+}
+
+// get reads the setting from the struct v: the last struct that has the key decides.
+func (f *field) get(v reflect.Value) reflect.Value {
+	return v.FieldByIndex(f.index[len(f.index)-1])
+}
+
+// set writes the setting to every struct that has the key.
+func (f *field) set(v, value reflect.Value) {
+	for _, index := range f.index {
+		v.FieldByIndex(index).Set(value)
+	}
+}
+
+func (f *field) list() bool { return !isText(f.typ) && f.typ.Kind() == reflect.Slice }
+
+// parse turns text, as flags and the environment have it, into a value. Elements
+// of a list are separated by commas.
+func (f *field) parse(text string) (reflect.Value, error) {
+	if !f.list() {
+		return f.parseOne(f.typ, text)
+	}
+	var parts []string
+	if text != "" {
+		parts = strings.Split(text, ",")
+	}
+	return f.parseList(parts)
+}
+
+func (f *field) parseList(parts []string) (reflect.Value, error) {
+	out := reflect.MakeSlice(f.typ, 0, len(parts))
+	for _, p := range parts {
+		v, err := f.parseOne(f.typ.Elem(), strings.TrimSpace(p))
+		if err != nil {
+			return reflect.Value{}, err
+		}
+		out = reflect.Append(out, v)
+	}
+	return out, nil
+}
+
+// decode turns a value of the YAML file, or one that plain made, into the setting's type.
+func (f *field) decode(raw any) (reflect.Value, error) {
+	if parts, ok := raw.([]string); ok && f.list() {
+		return f.parseList(parts)
+	}
+	if items, ok := raw.([]any); ok && f.list() {
+		parts := make([]string, len(items))
+		for i, item := range items {
+			s, ok := scalarText(item)
+			if !ok {
+				return reflect.Value{}, fmt.Errorf("%s: element %d is %s; must be %s", f.path, i, yamlKind(item), f.kind())
+			}
+			parts[i] = s
+		}
+		return f.parseList(parts)
+	}
+	s, ok := scalarText(raw)
+	if !ok || f.list() {
+		return reflect.Value{}, fmt.Errorf("%s: %s; must be %s", f.path, yamlKind(raw), f.kind())
+	}
+	return f.parse(s)
+}
+
+func (f *field) parseOne(t reflect.Type, text string) (reflect.Value, error) {
+	v := reflect.New(t).Elem()
+	bad := fmt.Errorf("%s: %q; must be %s", f.path, text, kindOf(t))
+	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		if err := u.UnmarshalText([]byte(text)); err != nil {
+			return v, fmt.Errorf("%s: %w", f.path, err)
+		}
+		return v, nil
+	}
+	if t == reflect.TypeFor[time.Duration]() {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return v, bad
+		}
+		v.SetInt(int64(d))
+		return v, nil
+	}
+	switch t.Kind() {
+	case reflect.String:
+		v.SetString(text)
+	case reflect.Bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return v, bad
+		}
+		v.SetBool(b)
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		n, err := strconv.ParseInt(text, 10, t.Bits())
+		if err != nil {
+			return v, bad
+		}
+		v.SetInt(n)
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		n, err := strconv.ParseUint(text, 10, t.Bits())
+		if err != nil {
+			return v, bad
+		}
+		v.SetUint(n)
+	default:
+		x, err := strconv.ParseFloat(text, t.Bits())
+		if err != nil || x-x != 0 { // x-x is 0 for every finite x
+			return v, bad
+		}
+		v.SetFloat(x)
+	}
+	return v, nil
+}
+
+// kind says in words what the setting takes.
+func (f *field) kind() string {
+	if f.list() {
+		return "a list, each " + kindOf(f.typ.Elem())
+	}
+	return kindOf(f.typ)
+}
+
+func kindOf(t reflect.Type) string {
+	switch {
+	case t == reflect.TypeFor[time.Duration]():
+		return `a duration with its unit, such as "30s"`
+	case t == reflect.TypeFor[Bytes]():
+		return `a size with its unit, such as "64MiB"`
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return fmt.Sprintf("an integer of %d bits", t.Bits())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return fmt.Sprintf("a non-negative integer of %d bits", t.Bits())
+	case reflect.Float32, reflect.Float64:
+		return "a finite number"
+	default:
+		return "a text"
+	}
+}
+
+// typeName is what --help shows after the flag.
+func (f *field) typeName() string {
+	t, plural := f.typ, ""
+	if f.list() {
+		t, plural = f.typ.Elem(), "s"
+	}
+	switch {
+	case t == reflect.TypeFor[time.Duration]():
+		return "duration" + plural
+	case t == reflect.TypeFor[Bytes]():
+		return "size" + plural
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return "bool" + plural
+	case reflect.Float32, reflect.Float64:
+		return "float" + plural
+	case reflect.String:
+		return "string" + plural
+	default:
+		return "int" + plural
+	}
+}
+
+// plain is the value as koanf merges it: a string, or a []string for a list.
+func (f *field) plain(v reflect.Value) any {
+	if !f.list() {
+		return valueText(v)
+	}
+	parts := make([]string, v.Len())
+	for i := range parts {
+		parts[i] = valueText(v.Index(i))
+	}
+	return parts
+}
+
+// text prints a value so that parse reads the same value back.
+func (f *field) text(v reflect.Value) string {
+	if parts, ok := f.plain(v).([]string); ok {
+		return strings.Join(parts, ",")
+	}
+	return valueText(v)
+}
+
+func valueText(v reflect.Value) string {
+	switch x := v.Interface().(type) {
+	case encoding.TextMarshaler:
+		b, err := x.MarshalText()
+		if err != nil {
+			return ""
+		}
+		return string(b)
+	case time.Duration:
+		return x.String()
+	default:
+		return fmt.Sprint(x)
+	}
+}
+
+func elemOf(t reflect.Type) reflect.Type {
+	if !isText(t) && t.Kind() == reflect.Slice {
+		return t.Elem()
+	}
+	return t
+}
+
+func isText(t reflect.Type) bool {
+	return reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
+}
+
+func isScalar(t reflect.Type) bool {
+	switch t.Kind() {
+	case reflect.String, reflect.Bool, reflect.Float32, reflect.Float64,
+		reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
+		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return true
+	default:
+		return false
+	}
+}
+
+// scalarText is the text of a YAML scalar; maps, lists and null have none.
+func scalarText(raw any) (string, bool) {
+	switch x := raw.(type) {
+	case string:
+		return x, true
+	case bool, int, int64, uint64, float64:
+		return fmt.Sprint(x), true
+	default:
+		return "", false
+	}
+}
+
+func yamlKind(raw any) string {
+	switch raw.(type) {
+	case nil:
+		return "null"
+	case []any:
+		return "a list"
+	case map[string]any:
+		return "a section"
+	case string:
+		return "a text"
+	default:
+		return fmt.Sprint(raw)
+	}
+}
+
+func join(a, sep, b string) string {
+	if a == "" {
+		return b
+	}
+	return a + sep + b
+}

@@ -1,0 +1,142 @@
+package boot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// Health answers /healthz (the process lives) and /readyz (it takes work) over HTTP.
+// Both say 200 or 503 and a JSON object {"status","service","version","instance","faults"}.
+type Health struct {
+	service, instance string
+	ready             atomic.Bool
+	mu                sync.Mutex
+	checks            []check
+}
+
+type check struct {
+	name string
+	run  func() error
+}
+
+// NewHealth starts out alive but not ready.
+func NewHealth(service, instance string) *Health {
+	return &Health{service: service, instance: instance}
+}
+
+// SetReady says whether the program takes work: true once it consumes, false while it drains.
+func (h *Health) SetReady(ready bool) { h.ready.Store(ready) }
+
+// Check adds a condition of readiness. run is called per request and must be quick.
+func (h *Health) Check(name string, run func() error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.checks = append(h.checks, check{name, run})
+}
+
+// Handler serves the two paths.
+func (h *Health) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { h.answer(w, nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { h.answer(w, h.faults()) })
+	return mux
+}
+
+func (h *Health) faults() []string {
+	var faults []string
+	if !h.ready.Load() {
+		faults = append(faults, "service: starting or draining")
+	}
+	h.mu.Lock()
+	checks := slices.Clone(h.checks)
+	h.mu.Unlock()
+	for _, c := range checks {
+		if err := c.run(); err != nil {
+			faults = append(faults, c.name+": "+err.Error())
+		}
+	}
+	return faults
+}
+
+func (h *Health) answer(w http.ResponseWriter, faults []string) {
+	status, code := "ok", http.StatusOK
+	if len(faults) > 0 {
+		status, code = "unavailable", http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	// The client may be gone; there is nobody left to tell.
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"status": status, "service": h.service, "version": Version(), "instance": h.instance, "faults": faults,
+	})
+}
+
+// Serve listens on addr (host:port; port 0 picks one) and serves until stop is
+// called. It returns the address it listens on. An empty addr serves nothing.
+func (h *Health) Serve(addr string, log zerolog.Logger) (listening string, stop func(), err error) {
+	if addr == "" {
+		return "", func() {}, nil
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return "", nil, fmt.Errorf("health endpoint: %w; choose another --health-addr, or an empty one for none", err)
+	}
+	srv := &http.Server{
+		Handler: h.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,
+		WriteTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10,
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error().Err(err).Msg("health endpoint stopped")
+		}
+	})
+	log.Debug().Stringer("addr", l.Addr()).Msg("health endpoint")
+	return l.Addr().String(), func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if srv.Shutdown(ctx) != nil {
+			_ = srv.Close() // what could not end in time is cut
+		}
+		serving.Wait()
+	}, nil
+}
+
+// askHealth is the client side, for container health checks in images without a shell.
+func askHealth(ctx context.Context, addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("health address %q: %w", addr, err)
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1" // listening everywhere includes here
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	if err := resp.Body.Close(); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("readyz: %s", resp.Status)
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package boot
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/rs/zerolog"
+)
+
+// ErrSignal is the cause (context.Cause) of a context that Signals ended.
+var ErrSignal = fmt.Errorf("stopped by a signal: %w", context.Canceled)
+
+// Signals returns a context that ends at the first SIGINT or SIGTERM, so that the
+// program drains: it finishes or hands back the work in hand. A second signal ends
+// the process at once with ExitFailure. Call stop when the work is done; it gives
+// the signals back and waits for the goroutine that watched them.
+func Signals(parent context.Context, log zerolog.Logger) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for first := true; ; first = false {
+			select {
+			case <-done:
+				return
+			case s := <-signals:
+				if !first {
+					log.Warn().Stringer("signal", s).Msg("second signal: exit without draining")
+					os.Exit(ExitFailure)
+				}
+				log.Info().Stringer("signal", s).Msg("draining: a second signal exits at once")
+				cancel(ErrSignal)
+			}
+		}
+	})
+	var once sync.Once
+	return ctx, func() {
+		once.Do(func() {
+			signal.Stop(signals)
+			close(done)
+			watching.Wait()
+			cancel(context.Canceled)
+		})
+	}
+}
