@@ -1,0 +1,105 @@
+package flow
+
+import "math"
+
+// Elementary functions over IEEE +, -, *, / alone, so that they have the same bits
+// on every architecture and in every language (math.Log and its kin are assembly on
+// some, and may be fused on others). All are Taylor series with correctly rounded
+// coefficients, long enough for an error below 1e-15. schemas/noise.md states ln and
+// sincos for re-implementation: change them together.
+
+const (
+	ln2       = 0x1.62e42fefa39efp-1
+	sqrt2     = 0x1.6a09e667f3bcdp+0
+	halfPi    = 0x1.921fb54442d18p+0
+	pi2n32    = 0x1.921fb54442d18p-31 // pi * 2^-32
+	halfLn2Pi = 0x1.d67f1c864beb4p-1  // ln(2 pi) / 2
+)
+
+// ln is the natural logarithm of a positive normal x.
+//
+//	x = 2^e * m, sqrt(1/2) <= m < sqrt(2);  s = (m-1)/(m+1)
+//	ln x = e*ln 2 + 2*s*(1 + s^2/3 + s^4/5 + ... + s^20/21)
+func ln(x float64) float64 {
+	const (
+		fraction = 1<<52 - 1
+		half     = 0x3fe6a09e667f3bcd // bits of sqrt(1/2)
+		shift    = 0x3ff0000000000000 - half
+	)
+	bits := math.Float64bits(x) + shift
+	e := int(bits>>52) - 1023
+	m := math.Float64frombits(bits&fraction + half)
+	s := (m - 1) / (m + 1)
+	z := float64(s * s)
+	p := 0x1.8618618618618p-5
+	p = float64(p*z) + 0x1.af286bca1af28p-5
+	p = float64(p*z) + 0x1.e1e1e1e1e1e1ep-5
+	p = float64(p*z) + 0x1.1111111111111p-4
+	p = float64(p*z) + 0x1.3b13b13b13b14p-4
+	p = float64(p*z) + 0x1.745d1745d1746p-4
+	p = float64(p*z) + 0x1.c71c71c71c71cp-4
+	p = float64(p*z) + 0x1.2492492492492p-3
+	p = float64(p*z) + 0x1.999999999999ap-3
+	p = float64(p*z) + 0x1.5555555555555p-2
+	t := s + s
+	return float64(float64(e)*ln2) + (t + float64(t*float64(z*p)))
+}
+
+// sincos returns sine and cosine of x, |x| <= pi/4.
+func sincos(x float64) (sin, cos float64) {
+	z := float64(x * x)
+	p := -0x1.ae7f3e733b81fp-41
+	p = float64(p*z) + 0x1.6124613a86d09p-33
+	p = float64(p*z) - 0x1.ae64567f544e4p-26
+	p = float64(p*z) + 0x1.71de3a556c734p-19
+	p = float64(p*z) - 0x1.a01a01a01a01ap-13
+	p = float64(p*z) + 0x1.1111111111111p-7
+	p = float64(p*z) - 0x1.5555555555555p-3
+	q := 0x1.ae7f3e733b81fp-45
+	q = float64(q*z) - 0x1.93974a8c07c9dp-37
+	q = float64(q*z) + 0x1.1eed8eff8d898p-29
+	q = float64(q*z) - 0x1.27e4fb7789f5cp-22
+	q = float64(q*z) + 0x1.a01a01a01a01ap-16
+	q = float64(q*z) - 0x1.6c16c16c16c17p-10
+	q = float64(q*z) + 0x1.5555555555555p-5
+	q = float64(q*z) - 0x1.0000000000000p-1
+	return x + float64(x*float64(z*p)), 1 + float64(z*q)
+}
+
+// sincosQuarter returns sine and cosine of a*pi/2, 0 <= a <= 1. Both are exact at
+// the ends, where cps relies on cos = 0 and sin = 0.
+func sincosQuarter(a float64) (sin, cos float64) {
+	if a > 0.5 {
+		cos, sin = sincos(float64((1 - a) * halfPi))
+		return sin, cos
+	}
+	return sincos(float64(a * halfPi))
+}
+
+// exp is e^x for |x| < 700.
+//
+//	x = k*ln 2 + r, |r| <= ln(2)/2;  e^x = 2^k * (1 + r + r^2/2! + ... + r^14/14!)
+func exp(x float64) float64 {
+	const (
+		hi = 0x1.62e42fee00000p-1 // upper bits of ln 2: k*hi is exact
+		lo = 0x1.a39ef35793c76p-33
+	)
+	k := math.Floor(float64(x/ln2) + 0.5)
+	r := (x - float64(k*hi)) - float64(k*lo)
+	p := 0x1.93974a8c07c9dp-37
+	p = float64(p*r) + 0x1.6124613a86d09p-33
+	p = float64(p*r) + 0x1.1eed8eff8d898p-29
+	p = float64(p*r) + 0x1.ae64567f544e4p-26
+	p = float64(p*r) + 0x1.27e4fb7789f5cp-22
+	p = float64(p*r) + 0x1.71de3a556c734p-19
+	p = float64(p*r) + 0x1.a01a01a01a01ap-16
+	p = float64(p*r) + 0x1.a01a01a01a01ap-13
+	p = float64(p*r) + 0x1.6c16c16c16c17p-10
+	p = float64(p*r) + 0x1.1111111111111p-7
+	p = float64(p*r) + 0x1.5555555555555p-5
+	p = float64(p*r) + 0x1.5555555555555p-3
+	p = float64(p*r) + 0.5
+	p = float64(p*r) + 1
+	p = float64(p*r) + 1
+	return math.Ldexp(p, int(k))
+}

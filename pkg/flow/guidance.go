@@ -1,0 +1,65 @@
+package flow
+
+import (
+	"fmt"
+	"math"
+)
+
+// Guide combines the velocities of the prompt and of the negative prompt as the
+// Qwen-Image pipeline does ("true CFG"): per token of channels elements,
+//
+//	comb = neg + scale*(pos - neg),  dst = comb * |pos| / |comb|
+//
+// with the Euclidean norm over the token, so that guidance turns the velocity but
+// does not lengthen it. A token whose comb is 0 stays 0. All are [S*channels]; dst
+// may be pos or neg.
+func Guide(dst, pos, neg []float32, scale float64, channels int) error {
+	if err := checkGuidance(dst, pos, neg, scale); err != nil {
+		return err
+	}
+	if channels < 1 || len(pos)%channels != 0 {
+		return fmt.Errorf("guide %d elements by tokens of %d channels: want whole tokens", len(pos), channels)
+	}
+	s := float32(scale)
+	for i := 0; i < len(pos); i += channels {
+		d, p, n := dst[i:i+channels], pos[i:i+channels], neg[i:i+channels]
+		var pp, cc float64
+		for j, pj := range p {
+			c := n[j] + float32(s*(pj-n[j]))
+			d[j] = c
+			pp += float64(float64(pj) * float64(pj))
+			cc += float64(float64(c) * float64(c))
+		}
+		if cc == 0 {
+			continue
+		}
+		f := float32(math.Sqrt(pp) / math.Sqrt(cc))
+		for j := range d {
+			d[j] *= f
+		}
+	}
+	return nil
+}
+
+// GuidePlain is classifier-free guidance without a rescale, dst[i] = neg[i] +
+// scale*(pos[i]-neg[i]), as Stable Diffusion 3 uses it. dst may be pos or neg.
+func GuidePlain(dst, pos, neg []float32, scale float64) error {
+	if err := checkGuidance(dst, pos, neg, scale); err != nil {
+		return err
+	}
+	s := float32(scale)
+	for i, p := range pos {
+		dst[i] = neg[i] + float32(s*(p-neg[i]))
+	}
+	return nil
+}
+
+func checkGuidance(dst, pos, neg []float32, scale float64) error {
+	if !finite(scale) {
+		return fmt.Errorf("true_cfg_scale = %v: want a finite number", scale)
+	}
+	if len(pos) != len(neg) || len(dst) != len(pos) {
+		return fmt.Errorf("guide velocities of %d and %d elements into %d: want equal lengths", len(pos), len(neg), len(dst))
+	}
+	return nil
+}

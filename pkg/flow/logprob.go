@@ -1,0 +1,112 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+)
+
+// LogProbKind says which number a step reports as its log-prob. With m the mean of
+// the transition, n its standard deviation and x' what was drawn, per element:
+//
+//	density   -(x'-m)^2/(2 n^2) - ln n - ln(2 pi)/2   the Gaussian log-density
+//	scaled    -(x'-m)^2/(2 n^2)                       without its normaliser
+//	squared   -(x'-m)^2                               a score, not a density
+//
+// squared is what Flow-GRPO's cps and SGLang's rollout_log_prob_no_const report,
+// scaled is verl-omni without include_logprob_normalizer.
+type LogProbKind string
+
+// The kinds. density and scaled need n > 0.
+const (
+	Density LogProbKind = "density"
+	Scaled  LogProbKind = "scaled"
+	Squared LogProbKind = "squared"
+)
+
+// Valid reports whether k is one of the kinds.
+func (k LogProbKind) Valid() bool { return k == Density || k == Scaled || k == Squared }
+
+// LogProb is the log-prob of one step of one sample, in nats for Density and Scaled.
+type LogProb struct {
+	Sum   float64 // over all elements
+	Count int     // elements, so that shards merge exactly
+	Mean  float64 // Sum / Count: what trainers use
+}
+
+var errNonFinite = errors.New("log_prob is not finite: the latents or the velocity hold NaN, Inf or huge values")
+
+// LogProb scores what a transition of this kernel drew: next [S*C] from latents x
+// and velocity v of the same length. It has the same bits whenever its arguments do.
+func (k Kernel) LogProb(kind LogProbKind, x, v, next []float32) (LogProb, error) {
+	if err := sameLength(x, v, next); err != nil {
+		return LogProb{}, err
+	}
+	if err := k.checkKind(kind); err != nil {
+		return LogProb{}, err
+	}
+	count := len(x)
+	sum := -k.squaredResidual(x, v, next)
+	if kind != Squared {
+		sum /= float64(2 * float64(k.NoiseStd*k.NoiseStd))
+	}
+	if kind == Density {
+		sum -= float64(float64(count) * (ln(k.NoiseStd) + halfLn2Pi))
+	}
+	if !finite(sum) {
+		return LogProb{}, errNonFinite
+	}
+	return LogProb{Sum: sum, Count: count, Mean: sum / float64(count)}, nil
+}
+
+// squaredResidual is sum_i (next[i] - mean[i])^2 in float64, over four interleaved
+// partial sums i mod 4 added as (0+1)+(2+3).
+func (k Kernel) squaredResidual(x, v, next []float32) float64 {
+	a, b := k.A, k.B
+	n := len(x)
+	v, next = v[:n], next[:n]
+	var s0, s1, s2, s3 float64
+	i := 0
+	for ; i+4 <= n; i += 4 {
+		x, v, next := x[i:i+4:i+4], v[i:i+4:i+4], next[i:i+4:i+4]
+		d0 := float64(next[0]) - float64(float32(a*x[0])+float32(b*v[0]))
+		d1 := float64(next[1]) - float64(float32(a*x[1])+float32(b*v[1]))
+		d2 := float64(next[2]) - float64(float32(a*x[2])+float32(b*v[2]))
+		d3 := float64(next[3]) - float64(float32(a*x[3])+float32(b*v[3]))
+		s0 += float64(d0 * d0)
+		s1 += float64(d1 * d1)
+		s2 += float64(d2 * d2)
+		s3 += float64(d3 * d3)
+	}
+	tail := [3]*float64{&s0, &s1, &s2}
+	for j := 0; i < n; i, j = i+1, j+1 {
+		d := float64(next[i]) - float64(float32(a*x[i])+float32(b*v[i]))
+		*tail[j] += float64(d * d)
+	}
+	return (s0 + s1) + (s2 + s3)
+}
+
+func (k Kernel) checkKind(kind LogProbKind) error {
+	if !kind.Valid() {
+		return fmt.Errorf("log_prob_kind = %q: want density, scaled or squared", string(kind))
+	}
+	if !k.Transition.Stochastic() {
+		return fmt.Errorf("transition = %q: has no log_prob", string(k.Transition))
+	}
+	if kind != Squared && k.NoiseStd == 0 {
+		return fmt.Errorf("log_prob_kind = %q: %s draws no noise at noise_level %v from sigma %v to %v, want squared or an ode step",
+			string(kind), string(k.Transition), k.NoiseLevel, k.Sigma, k.SigmaNext)
+	}
+	return nil
+}
+
+func sameLength(x []float32, others ...[]float32) error {
+	for _, y := range others {
+		if len(y) != len(x) {
+			return fmt.Errorf("latents of %d elements beside %d: want equal lengths", len(y), len(x))
+		}
+	}
+	if len(x) == 0 {
+		return errors.New("latents of 0 elements: want at least 1")
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+package flow
+
+import "math"
+
+// The second counter word of noise is a step index, or InitialStep for the initial
+// latents; the third is a stream, so that unrelated draws from one seed never meet.
+const (
+	InitialStep   = 0xFFFFFFFF
+	StreamLatents = 0 // noise of the latents
+	StreamWindow  = 1 // draws of Window.Indices
+)
+
+// Philox4x32 returns the four words of Philox4x32-10 for a counter and a key
+// (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+func Philox4x32(counter [4]uint32, key [2]uint32) [4]uint32 {
+	c0, c1, c2, c3 := counter[0], counter[1], counter[2], counter[3]
+	k0, k1 := key[0], key[1]
+	for range 10 {
+		p0 := uint64(0xD2511F53) * uint64(c0)
+		p1 := uint64(0xCD9E8D57) * uint64(c2)
+		c0, c1, c2, c3 = uint32(p1>>32)^c1^k0, uint32(p1), uint32(p0>>32)^c3^k1, uint32(p0)
+		k0 += 0x9E3779B9
+		k1 += 0xBB67AE85
+	}
+	return [4]uint32{c0, c1, c2, c3}
+}
+
+// Normal fills dst with standard normal numbers, a function of (seed, step, stream)
+// and the element's position alone: a longer dst starts with the shorter one's
+// numbers. At most 2^34 elements. schemas/noise.md specifies every bit.
+func Normal(dst []float32, seed uint64, step, stream uint32) {
+	key := [2]uint32{uint32(seed), uint32(seed >> 32)}
+	counter := [4]uint32{0, step, stream, 0}
+	n := len(dst) &^ 3
+	for i := 0; i < n; i += 4 {
+		w := Philox4x32(counter, key)
+		d := dst[i : i+4 : i+4]
+		d[0], d[1] = boxMuller(w[0], w[1])
+		d[2], d[3] = boxMuller(w[2], w[3])
+		counter[0]++
+	}
+	if n == len(dst) {
+		return
+	}
+	w := Philox4x32(counter, key)
+	var d [4]float32
+	d[0], d[1] = boxMuller(w[0], w[1])
+	d[2], d[3] = boxMuller(w[2], w[3])
+	copy(dst[n:], d[:])
+}
+
+// InitialNoise fills dst with the x_T of a sample: standard normal latents [S*C].
+func InitialNoise(dst []float32, seed uint64) { Normal(dst, seed, InitialStep, StreamLatents) }
+
+// StepNoise fills dst with the noise of one step, the same whether or not any other
+// step draws.
+func StepNoise(dst []float32, seed uint64, step int) {
+	Normal(dst, seed, uint32(step), StreamLatents)
+}
+
+// boxMuller turns two random words into two independent standard normals
+// r*cos(t), r*sin(t) with r = sqrt(-2 ln u), u = (w0 + 1/2)/2^32 and
+// t = 2 pi (w1 + 1/2)/2^32 (Box and Muller, 1958).
+func boxMuller(w0, w1 uint32) (float32, float32) {
+	u := float64((float64(w0) + 0.5) * 0x1p-32)
+	r := math.Sqrt(-2 * ln(u))
+	// t = q*pi/2 + x with |x| <= pi/4, split in integers and so without error.
+	q := (w1 + 1<<29) >> 30
+	d := int32(w1 - q<<30)
+	sin, cos := sincos(float64(float64(2*int64(d)+1) * pi2n32))
+	a, b := math.Float64bits(cos), math.Float64bits(sin)
+	if q&1 != 0 {
+		a, b = b, a
+	}
+	a ^= uint64((q+1)&2) << 62
+	b ^= uint64(q&2) << 62
+	return float32(r * math.Float64frombits(a)), float32(r * math.Float64frombits(b))
+}

@@ -1,0 +1,245 @@
+package flow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// MaxElements bounds the latents of one sample, S*C.
+const MaxElements = 1 << 30
+
+// Step is what one denoising step did. Its slices [S*C] are valid until the next
+// call of Advance and must not be changed.
+type Step struct {
+	Index            int
+	Transition       Transition
+	Sigma, SigmaNext float32
+	Timestep         float32 // 1000*Sigma
+	StdDevT          float64 // Kernel.StdDevT
+	NoiseStd         float64 // Kernel.NoiseStd
+	// LogProb is nil on an ode step, which has no density.
+	LogProb *LogProb
+	// X and Next are the latents before and after, as stored.
+	X, Next []float32
+	// Mean is the transition's mean; on an ode step Next before rounding.
+	Mean []float32
+	// Noise is the standard normal draw; nil on an ode step.
+	Noise []float32
+	// Velocity is the model's output at (X, Sigma). After a step of one evaluation it
+	// is the slice handed to Advance.
+	Velocity []float32
+}
+
+// Rollout is one sample on its way through a plan. It asks for velocities instead of
+// calling for them, so that a service can evaluate many rollouts in one batch:
+//
+//	for !r.Done() {
+//		x, sigma := r.Point()
+//		// v = velocity at x, sigma
+//		step, err := r.Advance(v)
+//	}
+//
+// Rollouts share nothing: their bits do not depend on what runs beside them. A
+// Rollout is for one goroutine at a time.
+type Rollout struct {
+	plan  Plan
+	index int
+	err   error // sticky: a failed rollout does not go on
+
+	x, next, mean []float32
+	noise         []float32 // allocated by the first stochastic step
+
+	ode        integrator // nil when no step is ode
+	point      []float32  // where an ode step wants its next velocity
+	pointSigma float32
+	velocity   []float32 // the first of an ode step of several evaluations
+	middle     bool      // inside such a step
+}
+
+// NewRollout starts a rollout of p at the initial noise x [S*C], which it copies and
+// rounds to the storage type. The plan's slices must not be changed before the end.
+func NewRollout(p Plan, x []float32) (*Rollout, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	n := len(x)
+	if n == 0 || n > MaxElements {
+		return nil, fmt.Errorf("initial latents: %d elements, want 1 to %d", n, MaxElements)
+	}
+	r := &Rollout{plan: p, x: slices.Clone(x), next: make([]float32, n), mean: make([]float32, n)}
+	p.Storage.Round(r.x)
+	if i := firstNonFinite(r.x); i >= 0 {
+		return nil, fmt.Errorf("initial latents: element %d is %v as %s", i, x[i], string(p.Storage))
+	}
+	if slices.Contains(p.Transitions, ODE) {
+		ode, err := newIntegrator(p.Solver, n)
+		if err != nil {
+			return nil, err
+		}
+		r.ode = ode
+		if p.Solver.Evaluations() > 1 {
+			r.point, r.velocity = make([]float32, n), make([]float32, n)
+		}
+	}
+	return r, nil
+}
+
+// Point returns where the velocity is needed next: latents [S*C], valid until the
+// next call of Advance and not to be changed, and their sigma in [0, 1]. Solvers of
+// several evaluations ask for sigma 0 on the last step.
+func (r *Rollout) Point() (x []float32, sigma float32) {
+	if r.middle {
+		return r.point, r.pointSigma
+	}
+	return r.x, r.plan.Sigmas[r.index]
+}
+
+// Advance takes the velocity [S*C] at Point. It returns the step that this completed,
+// or nil when the step needs another evaluation. An error, which names the step, ends
+// the rollout: NaN or Inf in the velocity or the latents is never carried on.
+func (r *Rollout) Advance(v []float32) (*Step, error) {
+	if r.err != nil {
+		return nil, r.err
+	}
+	if r.Done() {
+		return nil, errors.New("advance a rollout that is done")
+	}
+	step, err := r.advance(v)
+	if err != nil {
+		r.err = fmt.Errorf("step %d: %w", r.index, err)
+		return nil, r.err
+	}
+	if step != nil {
+		r.x, r.next = r.next, r.x
+		r.index++
+	}
+	return step, nil
+}
+
+func (r *Rollout) advance(v []float32) (*Step, error) {
+	if len(v) != len(r.x) {
+		return nil, fmt.Errorf("velocity of %d elements for latents of %d", len(v), len(r.x))
+	}
+	if i := firstNonFinite(v); i >= 0 {
+		return nil, fmt.Errorf("velocity: element %d is %v", i, v[i])
+	}
+	k, err := r.plan.kernel(r.index)
+	if err != nil {
+		return nil, err
+	}
+	step := &Step{
+		Index: r.index, Transition: k.Transition, Sigma: k.Sigma, SigmaNext: k.SigmaNext,
+		Timestep: 1000 * k.Sigma, StdDevT: k.StdDevT, NoiseStd: k.NoiseStd,
+		X: r.x, Next: r.next, Mean: r.mean, Velocity: v,
+	}
+	if k.Transition.Stochastic() {
+		err = r.draw(k, step)
+	} else if !r.integrate(step) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if i := firstNonFinite(r.next); i >= 0 {
+		return nil, fmt.Errorf("latents: element %d is %v, from %v before rounding to %s", i, r.next[i], r.mean[i], string(r.plan.Storage))
+	}
+	if k.Transition.Stochastic() {
+		lp, err := k.LogProb(r.plan.LogProb, r.x, v, r.next)
+		if err != nil {
+			return nil, err
+		}
+		step.LogProb = &lp
+	}
+	return step, nil
+}
+
+// draw takes a stochastic step.
+func (r *Rollout) draw(k Kernel, step *Step) error {
+	if r.noise == nil {
+		r.noise = make([]float32, len(r.x))
+	}
+	if r.ode != nil {
+		r.ode.reset()
+	}
+	StepNoise(r.noise, r.plan.Seed, r.index)
+	step.Noise = r.noise
+	return k.Draw(r.next, r.mean, r.x, step.Velocity, r.noise, r.plan.Storage)
+}
+
+// integrate takes one evaluation of an ode step and reports whether that ended it.
+func (r *Rollout) integrate(step *Step) bool {
+	in := interval{x: r.x, sigma: step.Sigma, next: step.SigmaNext, stepsLeft: r.plan.Steps() - r.index}
+	sigma, done := r.ode.advance(in, step.Velocity, r.point, r.mean)
+	if !done {
+		if !r.middle {
+			copy(r.velocity, step.Velocity)
+		}
+		r.middle, r.pointSigma = true, sigma
+		return false
+	}
+	if r.middle {
+		step.Velocity = r.velocity
+	}
+	r.middle = false
+	copy(r.next, r.mean)
+	r.plan.Storage.Round(r.next)
+	return true
+}
+
+// Index returns how many steps are complete, 0 .. T.
+func (r *Rollout) Index() int { return r.index }
+
+// Done reports whether all steps are complete.
+func (r *Rollout) Done() bool { return r.index == r.plan.Steps() }
+
+// Latents returns the latents after the last complete step [S*C]; once Done, the
+// final ones. They are valid until the next call of Advance.
+func (r *Rollout) Latents() []float32 { return r.x }
+
+// Velocity evaluates a model: it sets dst to v(x, sigma), both [S*C], sigma in [0, 1].
+// It must not keep or change x.
+type Velocity func(ctx context.Context, dst, x []float32, sigma float32) error
+
+// Sample runs a rollout of p from the initial noise x [S*C] to its end and returns
+// the final latents. onStep, unless nil, is called after every step; its error ends
+// the run, as does ctx between evaluations.
+func Sample(ctx context.Context, p Plan, x []float32, v Velocity, onStep func(*Step) error) ([]float32, error) {
+	r, err := NewRollout(p, x)
+	if err != nil {
+		return nil, err
+	}
+	velocity := make([]float32, len(x))
+	for !r.Done() {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("step %d: %w", r.Index(), err)
+		}
+		point, sigma := r.Point()
+		if err := v(ctx, velocity, point, sigma); err != nil {
+			return nil, fmt.Errorf("step %d: velocity at sigma %v: %w", r.Index(), sigma, err)
+		}
+		step, err := r.Advance(velocity)
+		if err != nil {
+			return nil, err
+		}
+		if step != nil && onStep != nil {
+			if err := onStep(step); err != nil {
+				return nil, fmt.Errorf("step %d: %w", step.Index, err)
+			}
+		}
+	}
+	return r.Latents(), nil
+}
+
+// firstNonFinite returns the index of the first NaN or Inf, or -1.
+func firstNonFinite(x []float32) int {
+	const exponent = 0x7f800000
+	for i, xi := range x {
+		if math.Float32bits(xi)&exponent == exponent {
+			return i
+		}
+	}
+	return -1
+}

@@ -1,0 +1,350 @@
+package flow_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/meander-rl/meander/pkg/flow"
+)
+
+// near reports whether got is within abs of want.
+func near(got, want, abs float64) bool { return math.Abs(got-want) <= abs }
+
+// allNear fails t unless got and want agree element by element within abs.
+func allNear[F float32 | float64](t *testing.T, what string, got []F, want []float64, abs float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d elements, want %d", what, len(got), len(want))
+	}
+	for i := range got {
+		if !near(float64(got[i]), want[i], abs) {
+			t.Errorf("%s[%d] = %.9g, want %.9g", what, i, got[i], want[i])
+		}
+	}
+}
+
+// wantError fails t unless err is there and names everything in want.
+func wantError(t *testing.T, err error, want ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want one with %q", want)
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not contain %q", err, w)
+		}
+	}
+}
+
+func staticShift(shift float64) flow.Schedule {
+	s := flow.QwenImage()
+	s.UseDynamicShifting, s.ShiftTerminal, s.Shift = false, nil, shift
+	return s
+}
+
+// withoutTerminal is Qwen-Image's schedule before the terminal stretch.
+func withoutTerminal() flow.Schedule {
+	s := flow.QwenImage()
+	s.ShiftTerminal = nil
+	return s
+}
+
+// Computed in float64 by a plain Python script from the formulas of diffusers'
+// FlowMatchEulerDiscreteScheduler; float32 results agree to 1e-6.
+func TestSchedule_Sigmas(t *testing.T) {
+	generic := flow.QwenImage()
+	generic.MaxShift, generic.MaxImageSeqLen = 1.15, 4096
+	cases := []struct {
+		name  string
+		s     flow.Schedule
+		steps int
+		seq   int
+		want  []float64
+	}{
+		{"static shift 3, 4 steps", staticShift(3), 4, 0, []float64{1, 0.857692307692308, 0.602150537634408, 0.00892857142857171, 0}},
+		{"static shift 3, 10 steps", staticShift(3), 10, 0, []float64{
+			1, 0.960129310344828, 0.913348946135831, 0.857692307692308, 0.790368271954674,
+			0.707278481012658, 0.602150537634409, 0.464876033057851, 0.278048780487805, 0.00892857142857171, 0,
+		}},
+		{"static shift 1, 5 steps", staticShift(1), 5, 0, []float64{1, 0.75025, 0.5005, 0.25075, 0.001, 0}},
+		{"static, one step", staticShift(3), 1, 0, []float64{1, 0}},
+		{"qwen 512, no terminal", withoutTerminal(), 4, 1024, []float64{1, 0.837170207427813, 0.631512204799272, 0.36356999389572, 0}},
+		{"qwen 512, 4 steps", flow.QwenImage(), 4, 1024, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
+		{"qwen 512, 10 steps", flow.QwenImage(), 10, 1024, []float64{
+			1, 0.92896963544178, 0.851484793987824, 0.766623830699596, 0.673280860477811,
+			0.570117298402922, 0.455497255504355, 0.327400145962364, 0.183300541749145, 0.02, 0,
+		}},
+		{"qwen 1024, 4 steps", flow.QwenImage(), 4, 4096, []float64{1, 0.766709455898836, 0.455613800905385, 0.02, 0}},
+		{"qwen 1024, 10 steps", flow.QwenImage(), 10, 4096, []float64{
+			1, 0.936978423482539, 0.866951328497248, 0.788681863626971, 0.700623809543044,
+			0.60081840120718, 0.486746905673498, 0.35511511687776, 0.201530025764667, 0.02, 0,
+		}},
+		{"qwen, one step has nothing to stretch", flow.QwenImage(), 1, 1024, []float64{1, 0}},
+		{"generic constants are not qwen's", generic, 4, 1024, []float64{1, 0.759777896950464, 0.44629311529926, 0.02, 0}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := c.s.Sigmas(c.steps, c.seq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			allNear(t, "sigmas", got, c.want, 1e-6)
+		})
+	}
+}
+
+func TestSchedule_TerminalIsExact(t *testing.T) {
+	got, err := flow.QwenImage().Sigmas(50, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[0] != 1 || got[49] != 0.02 || got[50] != 0 {
+		t.Errorf("sigmas[0, 49, 50] = %v, %v, %v, want exactly 1, 0.02, 0", got[0], got[49], got[50])
+	}
+}
+
+func TestSchedule_Mu(t *testing.T) {
+	generic := flow.QwenImage()
+	generic.MaxShift, generic.MaxImageSeqLen = 1.15, 4096
+	cases := []struct {
+		s    flow.Schedule
+		seq  int
+		want float64
+	}{
+		{flow.QwenImage(), 1024, 0.538709677419355},
+		{flow.QwenImage(), 4096, 0.693548387096774},
+		{flow.QwenImage(), 256, 0.5},
+		{flow.QwenImage(), 8192, 0.9},
+		{generic, 1024, 0.63},
+		{generic, 4096, 1.15},
+	}
+	for _, c := range cases {
+		if got := c.s.Mu(c.seq); !near(got, c.want, 1e-14) {
+			t.Errorf("Mu(%d) = %v, want %v", c.seq, got, c.want)
+		}
+	}
+}
+
+func TestSchedule_Shifted(t *testing.T) {
+	cases := []struct {
+		name string
+		s    flow.Schedule
+		in   []float64
+		want []float64
+	}{
+		{"static shift 3 once", staticShift(3), []float64{1, 0.75, 0.5, 0.25}, []float64{1, 0.9, 0.75, 0.5, 0}},
+		{"no shift", staticShift(1), []float64{0.9, 0.1}, []float64{0.9, 0.1, 0}},
+		{"qwen's own grid", flow.QwenImage(), []float64{1, 0.75, 0.5, 0.25}, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := c.s.Shifted(c.in, 1024)
+			if err != nil {
+				t.Fatal(err)
+			}
+			allNear(t, "sigmas", got, c.want, 1e-6)
+		})
+	}
+	bad := []struct {
+		name string
+		in   []float64
+		want string
+	}{
+		{"empty", nil, "num_inference_steps = 0"},
+		{"too many", make([]float64, 1001), "num_inference_steps = 1001"},
+		{"not decreasing", []float64{0.5, 0.5}, "sigmas[1] = 0.5"},
+		{"above 1", []float64{1.5, 0.5}, "sigmas[0] = 1.5"},
+		{"zero", []float64{1, 0}, "sigmas[1] = 0"},
+		{"NaN", []float64{1, math.NaN()}, "sigmas[1] = NaN"},
+		{"infinite", []float64{math.Inf(1)}, "sigmas[0] = +Inf"},
+		{"equal as float32", []float64{0.5, 0.5 - 1e-12}, "sigmas[1] = 0.5"},
+	}
+	for _, c := range bad {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := staticShift(1).Shifted(c.in, 1024)
+			wantError(t, err, c.want)
+		})
+	}
+}
+
+func TestSchedule_SolverSigmas(t *testing.T) {
+	cases := []struct {
+		name   string
+		shift  float64
+		solver flow.Solver
+		want   []float64
+		times  []int
+	}{
+		{"unipc, shift 1", 1, flow.UniPC, []float64{0.999999, 0.75025, 0.5005, 0.25075, 0}, []int{999, 750, 500, 250}},
+		{"unipc, shift 3", 3, flow.UniPC, []float64{0.999999, 0.900119976004799, 0.750374812593703, 0.500999000999001, 0}, []int{999, 900, 750, 500}},
+		{"dpm, shift 1", 1, flow.DPM, []float64{0.999, 0.74925, 0.4995, 0.24975, 0}, []int{999, 749, 499, 249}},
+		{"euler is Sigmas", 3, flow.Euler, []float64{1, 0.857692307692308, 0.602150537634408, 0.00892857142857171, 0}, []int{1000, 857, 602, 8}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := staticShift(c.shift).SolverSigmas(c.solver, 4, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			allNear(t, "sigmas", got, c.want, 1e-6)
+			for i, want := range c.times {
+				if timestep := int(1000 * float64(got[i])); timestep != want {
+					t.Errorf("integer timestep %d = %d, want %d", i, timestep, want)
+				}
+			}
+		})
+	}
+}
+
+func TestParseSchedule(t *testing.T) {
+	qwen := `{"_class_name": "FlowMatchEulerDiscreteScheduler", "_diffusers_version": "0.34.0.dev0",
+		"base_image_seq_len": 256, "base_shift": 0.5, "invert_sigmas": false, "max_image_seq_len": 8192,
+		"max_shift": 0.9, "num_train_timesteps": 1000, "shift": 1.0, "shift_terminal": 0.02, "stochastic_sampling": false,
+		"time_shift_type": "exponential", "use_beta_sigmas": false, "use_dynamic_shifting": true,
+		"use_exponential_sigmas": false, "use_karras_sigmas": false}`
+	got, err := flow.ParseSchedule([]byte(qwen))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := flow.QwenImage()
+	if got.ShiftTerminal == nil || *got.ShiftTerminal != *want.ShiftTerminal {
+		t.Errorf("shift_terminal = %v, want %v", got.ShiftTerminal, *want.ShiftTerminal)
+	}
+	got.ShiftTerminal, want.ShiftTerminal = nil, nil
+	if got != want {
+		t.Errorf("ParseSchedule = %+v, want %+v", got, want)
+	}
+
+	defaults, err := flow.ParseSchedule([]byte(`{}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if defaults.Shift != 1 || defaults.UseDynamicShifting || defaults.MaxShift != 1.15 || defaults.MaxImageSeqLen != 4096 || defaults.ShiftTerminal != nil {
+		t.Errorf("ParseSchedule({}) = %+v, want diffusers' defaults", defaults)
+	}
+}
+
+func TestParseSchedule_Refuses(t *testing.T) {
+	cases := []struct{ config, want string }{
+		{`{"use_karras_sigmas": true}`, "use_karras_sigmas = true"},
+		{`{"use_exponential_sigmas": true}`, "use_exponential_sigmas = true"},
+		{`{"use_beta_sigmas": true}`, "use_beta_sigmas = true"},
+		{`{"invert_sigmas": true}`, "invert_sigmas = true"},
+		{`{"stochastic_sampling": true}`, "stochastic_sampling = true"},
+		{`{"num_train_timesteps": 500}`, "num_train_timesteps = 500"},
+		{`{"shift": 0}`, "shift = 0"},
+		{`{"shift": -3}`, "shift = -3"},
+		{`{"shift_terminal": 1}`, "shift_terminal = 1"},
+		{`{"use_dynamic_shifting": true, "time_shift_type": "cubic"}`, `time_shift_type = "cubic"`},
+		{`{"use_dynamic_shifting": true, "max_image_seq_len": 256}`, "max_image_seq_len = 256"},
+		{`{"shift": "3"}`, "shift"},
+		{`[1]`, "scheduler config"},
+		{`{"shift": 1`, "scheduler config"},
+		{`{"_class_name": "` + strings.Repeat("x", 1<<20) + `"}`, "1048576"},
+	}
+	for _, c := range cases {
+		_, err := flow.ParseSchedule([]byte(c.config))
+		wantError(t, err, c.want)
+	}
+	_, err := flow.ParseSchedule([]byte(`{"shift": -1, "invert_sigmas": true, "num_train_timesteps": 1}`))
+	wantError(t, err, "shift = -1", "invert_sigmas", "num_train_timesteps") // all faults at once
+}
+
+func TestSchedule_SigmasRefuses(t *testing.T) {
+	linear := flow.QwenImage()
+	linear.TimeShiftType, linear.BaseShift = "linear", -1
+	cases := []struct {
+		name  string
+		s     flow.Schedule
+		steps int
+		seq   int
+		want  string
+	}{
+		{"no steps", flow.QwenImage(), 0, 1024, "num_inference_steps = 0"},
+		{"too many steps", flow.QwenImage(), 1001, 1024, "num_inference_steps = 1001"},
+		{"dynamic without a size", flow.QwenImage(), 4, 0, "image_seq_len = 0"},
+		{"absurd size", flow.QwenImage(), 4, 1 << 40, "image_seq_len = 1099511627776"},
+		{"linear with a negative mu", linear, 4, 256, "mu = -1"},
+		{"zero value", flow.Schedule{}, 4, 256, "num_train_timesteps"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := c.s.Sigmas(c.steps, c.seq)
+			wantError(t, err, c.want)
+		})
+	}
+}
+
+// Whatever the schedule: T+1 sigmas, at most 1, strictly decreasing, the last is 0.
+func TestSchedule_SigmasDecreaseToZero(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := flow.QwenImage()
+		s.UseDynamicShifting = rapid.Bool().Draw(t, "dynamic")
+		s.Shift = rapid.Float64Range(0.2, 12).Draw(t, "shift")
+		s.TimeShiftType = rapid.SampledFrom([]string{"exponential", "linear"}).Draw(t, "type")
+		if rapid.Bool().Draw(t, "terminal") {
+			tau := rapid.Float64Range(0.001, 0.3).Draw(t, "tau")
+			s.ShiftTerminal = &tau
+		} else {
+			s.ShiftTerminal = nil
+		}
+		steps := rapid.IntRange(1, flow.MaxSteps).Draw(t, "steps")
+		solver := rapid.SampledFrom([]flow.Solver{flow.Euler, flow.UniPC, flow.DPM}).Draw(t, "solver")
+		sigmas, err := s.SolverSigmas(solver, steps, rapid.IntRange(16, 16384).Draw(t, "tokens"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(sigmas) != steps+1 || sigmas[0] > 1 || sigmas[steps] != 0 {
+			t.Fatalf("%d sigmas from %v to %v, want %d from at most 1 to 0", len(sigmas), sigmas[0], sigmas[len(sigmas)-1], steps+1)
+		}
+		for i := 1; i < len(sigmas); i++ {
+			if !(sigmas[i] < sigmas[i-1]) {
+				t.Fatalf("sigmas[%d] = %v after %v", i, sigmas[i], sigmas[i-1])
+			}
+		}
+	})
+}
+
+// Two static shifts in a row are one by their product.
+func TestSchedule_ShiftComposes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a := rapid.Float64Range(0.3, 4).Draw(t, "a")
+		b := rapid.Float64Range(0.3, 4).Draw(t, "b")
+		in := []float64{1, 0.8, 0.45, 0.1}
+		first, err := staticShift(a).Shifted(in, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mid := make([]float64, len(in))
+		for i := range mid {
+			mid[i] = float64(first[i])
+		}
+		twice, err := staticShift(b).Shifted(mid, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		once, err := staticShift(a*b).Shifted(in, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range once {
+			if !near(float64(twice[i]), float64(once[i]), 1e-6) {
+				t.Fatalf("sigmas[%d] = %v in two shifts, %v in one", i, twice[i], once[i])
+			}
+		}
+	})
+}
+
+func ExampleSchedule_Sigmas() {
+	sigmas, err := flow.QwenImage().Sigmas(4, 1024) // 512x512 pixels
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%.4f\n", sigmas)
+	// Output: [1.0000 0.7493 0.4326 0.0200 0.0000]
+}

@@ -1,0 +1,99 @@
+package flow
+
+import "fmt"
+
+// Solver names how an ode step is integrated.
+type Solver string
+
+// The solvers. Order is the convergence order of a run of ode steps, evaluations the
+// velocities per step.
+const (
+	Euler Solver = "euler" // order 1, 1 evaluation
+	Heun  Solver = "heun"  // order 2, 2 evaluations
+	RK4   Solver = "rk4"   // order 4, 4 evaluations
+	DPM   Solver = "dpm"   // DPM-Solver++(2M), midpoint: order 2, 1 evaluation
+	UniPC Solver = "unipc" // UniPC-2, bh2, data prediction: order 2, 1 evaluation
+)
+
+// Valid reports whether s is one of the solvers.
+func (s Solver) Valid() bool { return s.Evaluations() > 0 }
+
+// Evaluations returns how many velocities an ode step takes, or 0 for an unknown
+// solver. A stochastic step always takes one.
+func (s Solver) Evaluations() int {
+	switch s {
+	case Euler, DPM, UniPC:
+		return 1
+	case Heun:
+		return 2
+	case RK4:
+		return 4
+	}
+	return 0
+}
+
+// interval is one ode step: from latents x at sigma to next.
+type interval struct {
+	x           []float32
+	sigma, next float32
+	stepsLeft   int // including this one
+}
+
+// integrator advances ode steps. It keeps what it needs between the evaluations of
+// a step and, for multistep solvers, between steps.
+type integrator interface {
+	// advance takes the velocity at the point last asked for, which is (in.x, in.sigma)
+	// at the start of a step. When it needs another it writes the latents to point and
+	// returns their sigma and false; else it writes the state at in.next to dst and
+	// returns true. It keeps no reference to its arguments.
+	advance(in interval, v, point, dst []float32) (sigma float32, done bool)
+	// reset forgets earlier steps: after a stochastic step they are no history of the
+	// path that goes on from it.
+	reset()
+}
+
+func newIntegrator(s Solver, elements int) (integrator, error) {
+	switch s {
+	case Euler:
+		return euler{}, nil
+	case Heun:
+		return &heun{k1: make([]float32, elements)}, nil
+	case RK4:
+		return &rk4{sum: make([]float32, elements)}, nil
+	case DPM:
+		return &dpm{m0: make([]float32, elements), m1: make([]float32, elements)}, nil
+	case UniPC:
+		return newUniPC(elements), nil
+	}
+	return nil, solverFault(s)
+}
+
+func solverFault(s Solver) error {
+	return fmt.Errorf("solver = %q: want euler, heun, rk4, dpm or unipc", string(s))
+}
+
+// linear2 sets dst[i] = a*x[i] + b*y[i]. dst may be x or y.
+func linear2(dst []float32, a float64, x []float32, b float64, y []float32) {
+	a32, b32 := float32(a), float32(b)
+	x, y = x[:len(dst)], y[:len(dst)]
+	for i := range dst {
+		dst[i] = float32(a32*x[i]) + float32(b32*y[i])
+	}
+}
+
+// addScaled adds a*x[i] to dst[i].
+func addScaled(dst []float32, a float64, x []float32) {
+	a32 := float32(a)
+	x = x[:len(dst)]
+	for i := range dst {
+		dst[i] += float32(a32 * x[i])
+	}
+}
+
+// dataEstimate sets dst[i] = x[i] - sigma*v[i], the data that velocity v points at.
+func dataEstimate(dst, x, v []float32, sigma float32) {
+	x, v = x[:len(dst)], v[:len(dst)]
+	for i := range dst {
+		dst[i] = x[i] - float32(sigma*v[i])
+	}
+}

@@ -1,0 +1,153 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Transition names how a step goes from sigma to the next one, sigma'.
+type Transition string
+
+// The transitions. With a the noise level and d = sigma' - sigma < 0:
+//
+//	sde        Flow-GRPO (Liu et al. 2025): g = a*sqrt(sigma/(1-sigma)), n = g*sqrt(-d)
+//	dance_sde  DanceGRPO (Xue et al. 2025): g = a, n = a*sqrt(-d)
+//	cps        coefficients-preserving sampling (Wang and Yu 2025): n = g = sigma'*sin(a*pi/2)
+//	ode        no noise
+const (
+	SDE      Transition = "sde"
+	CPS      Transition = "cps"
+	DanceSDE Transition = "dance_sde"
+	ODE      Transition = "ode"
+)
+
+// Valid reports whether t is one of the transitions.
+func (t Transition) Valid() bool { return t.Stochastic() || t == ODE }
+
+// Stochastic reports whether t draws noise and so has a log-prob.
+func (t Transition) Stochastic() bool { return t == SDE || t == CPS || t == DanceSDE }
+
+// nearOne is how close to 1 a sigma counts as 1 (torch.isclose's relative tolerance,
+// as SGLang tests it): 1/(1-sigma) is no use there.
+const nearOne = 1e-5
+
+// Kernel is one step's Gaussian transition, the same for drawing and for scoring:
+//
+//	next[i] = mean[i] + NoiseStd*eps[i],  mean[i] = A*x[i] + B*v[i]
+//
+// A and B are computed in float64 and rounded to float32 once; elements are float32.
+type Kernel struct {
+	Transition       Transition
+	NoiseLevel       float64
+	Sigma, SigmaNext float32
+	A, B             float32
+	// StdDevT is g: the diffusion coefficient of sde and dance_sde (without the square
+	// root of the step), the full standard deviation of cps, 0 for ode.
+	StdDevT float64
+	// NoiseStd is n, the standard deviation of the transition; 0 for ode.
+	NoiseStd float64
+}
+
+// NewKernel builds the kernel of step index over sigmas [T+1]. sde reads sigmas[1]
+// when its own sigma is 1. Errors name the field, its value and the rule.
+func NewKernel(t Transition, noiseLevel float64, sigmas []float32, index int) (Kernel, error) {
+	if err := checkSigmas(sigmas); err != nil {
+		return Kernel{}, err
+	}
+	if index < 0 || index >= len(sigmas)-1 {
+		return Kernel{}, fmt.Errorf("step_index = %d: want 0 to %d", index, len(sigmas)-2)
+	}
+	if err := checkNoise(t, noiseLevel); err != nil {
+		return Kernel{}, err
+	}
+	return newKernel(t, noiseLevel, sigmas, index)
+}
+
+// checkNoise checks a transition against its noise level.
+func checkNoise(t Transition, a float64) error {
+	switch {
+	case !t.Valid():
+		return fmt.Errorf("transition = %q: want sde, cps, dance_sde or ode", string(t))
+	case !(a >= 0) || math.IsInf(a, 1):
+		return fmt.Errorf("noise_level = %v: want a finite number of at least 0", a)
+	case t == CPS && a > 1:
+		return fmt.Errorf("noise_level = %v: want at most 1 for cps", a)
+	}
+	return nil
+}
+
+// newKernel works on checked arguments.
+func newKernel(t Transition, a float64, sigmas []float32, index int) (Kernel, error) {
+	k := Kernel{Transition: t, NoiseLevel: a, Sigma: sigmas[index], SigmaNext: sigmas[index+1]}
+	s, p := float64(k.Sigma), float64(k.SigmaNext)
+	d := p - s // exact enough: float64 holds the difference of two float32 sigmas
+	k.A, k.B = 1, float32(d)
+	switch t {
+	case SDE, DanceSDE:
+		k.StdDevT = a
+		if t == SDE {
+			patched := s
+			if 1-s <= nearOne {
+				patched = float64(sigmas[1])
+			}
+			if 1-patched <= nearOne {
+				return Kernel{}, fmt.Errorf("sigmas[1] = %v: want less than %v for sde at sigma %v", sigmas[1], 1-nearOne, k.Sigma)
+			}
+			k.StdDevT = a * math.Sqrt(s/(1-patched))
+		}
+		k.NoiseStd = k.StdDevT * math.Sqrt(-d)
+		// The Euler step plus d*(g^2/2)*(noise estimate)/sigma, noise estimate x + (1-sigma)*v.
+		c := k.StdDevT * k.StdDevT / (2 * s)
+		k.A = float32(1 + float64(c*d))
+		k.B = float32(d * (1 + float64(c*(1-s))))
+	case CPS:
+		sin, cos := sincosQuarter(a)
+		k.StdDevT = p * sin
+		k.NoiseStd = k.StdDevT
+		// (1-sigma')*data estimate + k*noise estimate, k = sqrt(sigma'^2 - n^2).
+		keep := float64(p * cos)
+		k.A = float32((1 - p) + keep)
+		k.B = float32(float64(keep*(1-s)) - float64(s*(1-p)))
+	}
+	if !finite(k.NoiseStd) || !finite(float64(k.A)) || !finite(float64(k.B)) {
+		return Kernel{}, fmt.Errorf("noise_level = %v: too large at sigma %v", a, k.Sigma)
+	}
+	return k, nil
+}
+
+// Draw takes the step: mean[i] = A*x[i] + B*v[i], next[i] = mean[i] + NoiseStd*eps[i],
+// then rounds next to the storage type. eps is standard normal, or nil for an ode
+// kernel. All are [S*C]; next and mean may be the same slice, neither may be x or v.
+func (k Kernel) Draw(next, mean, x, v, eps []float32, storage tensor.DType) error {
+	if err := sameLength(x, v, next, mean); err != nil {
+		return err
+	}
+	if !storage.Float() {
+		return fmt.Errorf("latents_dtype = %q: want F32, F16 or BF16", string(storage))
+	}
+	a, b := k.A, k.B
+	n := len(x)
+	next, mean, v = next[:n], mean[:n], v[:n]
+	if !k.Transition.Stochastic() {
+		for i, xi := range x {
+			mean[i] = float32(a*xi) + float32(b*v[i])
+		}
+		copy(next, mean)
+		storage.Round(next)
+		return nil
+	}
+	if len(eps) != n {
+		return errors.New("draw a stochastic step: want as much noise as latents")
+	}
+	std := float32(k.NoiseStd)
+	for i, xi := range x {
+		m := float32(a*xi) + float32(b*v[i])
+		mean[i] = m
+		next[i] = m + float32(std*eps[i])
+	}
+	storage.Round(next)
+	return nil
+}

@@ -1,0 +1,162 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+)
+
+// Strategy says how a Window chooses its steps.
+type Strategy string
+
+// The strategies.
+const (
+	// RandomWindow is a run of Size steps whose start is uniform over Lo .. Hi-Size.
+	RandomWindow Strategy = "random"
+	// ProgressiveWindow is a run of Size steps that starts at Lo and moves on by Size
+	// every ItersPerGroup iterations until it ends at Hi, where it stays.
+	ProgressiveWindow Strategy = "progressive"
+	// NoncontiguousWindow is a uniformly random subset of Size steps.
+	NoncontiguousWindow Strategy = "noncontiguous"
+)
+
+// Valid reports whether s is one of the strategies.
+func (s Strategy) Valid() bool {
+	return s == RandomWindow || s == ProgressiveWindow || s == NoncontiguousWindow
+}
+
+// Window chooses the stochastic steps of a group, the same for all its samples.
+type Window struct {
+	Size     int // steps to choose
+	Lo, Hi   int // from Lo, Lo+1, .. Hi-1
+	Strategy Strategy
+	// Iteration is the training step. Progressive windows move with it, the others
+	// draw anew for each.
+	Iteration int
+	// ItersPerGroup is how many iterations a progressive window stays; others ignore it.
+	ItersPerGroup int
+}
+
+// Validate joins all faults of w for a rollout of numInferenceSteps, each naming the
+// field, the value and the rule.
+func (w Window) Validate(numInferenceSteps int) error {
+	var faults []error
+	if w.Lo < 0 || w.Hi > numInferenceSteps || w.Lo >= w.Hi {
+		faults = append(faults, fmt.Errorf("sde_window.range = [%d, %d): want a part of [0, %d) that is not empty", w.Lo, w.Hi, numInferenceSteps))
+	} else if w.Size < 1 || w.Size > w.Hi-w.Lo {
+		faults = append(faults, fmt.Errorf("sde_window.size = %d: want 1 to %d, the length of its range", w.Size, w.Hi-w.Lo))
+	}
+	if !w.Strategy.Valid() {
+		faults = append(faults, fmt.Errorf("sde_window.strategy = %q: want random, progressive or noncontiguous", string(w.Strategy)))
+	}
+	if w.Iteration < 0 || int64(w.Iteration) > 1<<32-1 {
+		faults = append(faults, fmt.Errorf("sde_window.iteration = %d: want 0 to 2^32-1", w.Iteration))
+	}
+	if w.Strategy == ProgressiveWindow && w.ItersPerGroup < 1 {
+		faults = append(faults, fmt.Errorf("sde_window.iters_per_group = %d: want at least 1", w.ItersPerGroup))
+	}
+	return errors.Join(faults...)
+}
+
+// Indices returns the chosen steps, ascending. seed is the window's own or GroupSeed:
+// every sample of a group must use the same. Draw j is the 64-bit number of the first
+// two words (low, high) of Philox with key seed and counter (j, Iteration,
+// StreamWindow, 0); its choice among n is the upper half of its product with n.
+func (w Window) Indices(numInferenceSteps int, seed uint64) ([]int, error) {
+	if err := w.Validate(numInferenceSteps); err != nil {
+		return nil, err
+	}
+	choose := func(draw, n int) int {
+		r := Philox4x32([4]uint32{uint32(draw), uint32(w.Iteration), StreamWindow, 0},
+			[2]uint32{uint32(seed), uint32(seed >> 32)})
+		hi, _ := bits.Mul64(uint64(r[1])<<32|uint64(r[0]), uint64(n))
+		return int(hi)
+	}
+	start := w.Lo
+	switch w.Strategy {
+	case RandomWindow:
+		start += choose(0, w.Hi-w.Size-w.Lo+1)
+	case ProgressiveWindow:
+		// Compared before multiplying: a huge iteration must not overflow.
+		if moves := w.Iteration / w.ItersPerGroup; moves < (w.Hi-w.Size-w.Lo)/w.Size+1 {
+			start += moves * w.Size
+		} else {
+			start = w.Hi - w.Size
+		}
+	case NoncontiguousWindow:
+		return w.subset(choose), nil
+	}
+	return sequence(start, w.Size), nil
+}
+
+// subset is the first Size places of a Fisher-Yates shuffle of Lo .. Hi-1, sorted.
+func (w Window) subset(choose func(draw, n int) int) []int {
+	steps := sequence(w.Lo, w.Hi-w.Lo)
+	for i := range w.Size {
+		j := i + choose(i, len(steps)-i)
+		steps[i], steps[j] = steps[j], steps[i]
+	}
+	steps = steps[:w.Size:w.Size]
+	slices.Sort(steps)
+	return steps
+}
+
+// StepIndices checks a list of sde_step_indices, 0 .. T-1 without repeats, and
+// returns it ascending. nil stands for all steps, an empty list for none.
+func StepIndices(indices []int, numInferenceSteps int) ([]int, error) {
+	if indices == nil {
+		return sequence(0, numInferenceSteps), nil
+	}
+	return checkIndices("sde_step_indices", indices, numInferenceSteps-1)
+}
+
+// ReturnIndices checks a list of return_step_indices, 0 .. T without repeats, and
+// returns it ascending: index i is the latents before step i, T the final ones. nil
+// stands for what a trainer of the steps sde needs, the latents before and after each.
+func ReturnIndices(indices, sde []int, numInferenceSteps int) ([]int, error) {
+	if indices != nil {
+		return checkIndices("return_step_indices", indices, numInferenceSteps)
+	}
+	both := make([]int, 0, 2*len(sde))
+	for _, i := range sde {
+		both = append(both, i, i+1)
+	}
+	slices.Sort(both)
+	return slices.Compact(both), nil
+}
+
+// Transitions lists what each of T steps runs: t at the indices, ode elsewhere.
+// Indices out of range are ignored; StepIndices refuses them.
+func Transitions(t Transition, indices []int, numInferenceSteps int) []Transition {
+	all := make([]Transition, numInferenceSteps)
+	for i := range all {
+		all[i] = ODE
+		if slices.Contains(indices, i) {
+			all[i] = t
+		}
+	}
+	return all
+}
+
+func checkIndices(field string, indices []int, last int) ([]int, error) {
+	sorted := slices.Clone(indices)
+	slices.Sort(sorted)
+	for i, index := range sorted {
+		if index < 0 || index > last {
+			return nil, fmt.Errorf("%s: %d is not a step, want 0 to %d", field, index, last)
+		}
+		if i > 0 && index == sorted[i-1] {
+			return nil, fmt.Errorf("%s: %d twice, want each step once", field, index)
+		}
+	}
+	return sorted, nil
+}
+
+func sequence(start, n int) []int {
+	steps := make([]int, n)
+	for i := range steps {
+		steps[i] = start + i
+	}
+	return steps
+}
