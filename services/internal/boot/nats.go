@@ -14,7 +14,7 @@ import (
 type NATS struct {
 	URL       string `koanf:"url" help:"NATS server, or several separated by spaces"`
 	Token     string `koanf:"token" secret:"true" help:"authentication token; the environment keeps it out of the process list"`
-	CredsFile string `koanf:"creds_file" help:"user credentials file (JWT and key)"`
+	CredsFile string `koanf:"creds" help:"user credentials file (JWT and key)"`
 	TLSCA     string `koanf:"tls_ca" help:"PEM file of the authority that signed the server's certificate"`
 	TLSCert   string `koanf:"tls_cert" help:"PEM file of the client's certificate"`
 	TLSKey    string `koanf:"tls_key" help:"PEM file of the client's key"`
@@ -45,7 +45,7 @@ func (n NATS) Validate() error {
 		}
 	}
 	if n.Token != "" && n.CredsFile != "" {
-		errs = append(errs, errors.New("nats.token: set beside nats.creds_file; give one of them"))
+		errs = append(errs, errors.New("nats.token: set beside nats.creds; give one of them"))
 	}
 	if (n.TLSCert == "") != (n.TLSKey == "") {
 		errs = append(errs, errors.New("nats.tls_cert: needs nats.tls_key, and the other way round"))

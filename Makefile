@@ -1,0 +1,108 @@
+# meander: build, checks and everyday commands. `make help` lists them.
+# Go and make are enough; a C compiler only for `race`, Docker only for `up`, Python only for `golden`.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration bench bench-compare \
+	generate generate-check golden up down logs demo ci clean tools
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+STAMP   := -X main.version=$(VERSION) -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
+
+# Linters are pinned and built here with the Go that builds the project: one built by
+# an older Go refuses newer code.
+GOFUMPT       := v0.12.0
+STATICCHECK   := v0.8.2
+GOLANGCI_LINT := v2.15.0
+TOOLS         := $(CURDIR)/.tools
+gofumpt       := $(TOOLS)/gofumpt-$(GOFUMPT)
+staticcheck   := $(TOOLS)/staticcheck-$(STATICCHECK)
+golangci_lint := $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
+
+BENCHSTAT     := v0.0.0-20260908200009-22c9c6c9d4da
+
+# What a caller may set: make race PACKAGES=./pkg/bus
+PACKAGES ?= ./...
+FUZZTIME ?= 30s
+BENCH    ?= .
+REF      ?= HEAD~1
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build all binaries into bin/: static, no cgo
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+
+check: fmt-check vet lint test ## what to run before a commit
+
+fmt: $(gofumpt) ## format all Go files
+	$(gofumpt) -w .
+
+fmt-check: $(gofumpt) ## fail and list the files when some are not formatted
+	test -z "$$($(gofumpt) -l . | tee /dev/stderr)"
+
+vet: ## go vet
+	go vet ./...
+
+lint: $(staticcheck) $(golangci_lint) ## staticcheck and golangci-lint
+	$(staticcheck) ./...
+	$(golangci_lint) run ./...
+
+test: ## all tests, without network or special hardware
+	go test $(PACKAGES)
+
+race: ## all tests under the race detector (needs a C compiler)
+	CGO_ENABLED=1 go test -race $(PACKAGES)
+
+cover: ## test coverage over all packages: total, and build/cover.html
+	.ci/cover
+
+fuzz: ## every fuzz target for FUZZTIME each (default 30s)
+	.ci/fuzz $(FUZZTIME)
+
+integration: ## whole-pipeline tests only
+	go test -count=1 ./integration/...
+
+bench: ## benchmarks matching BENCH (default all), in benchstat's format
+	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PACKAGES)
+
+bench-compare: ## benchmarks matching BENCH at REF and here, side by side
+	BENCHSTAT=$(BENCHSTAT) .ci/bench-compare '$(REF)' '$(BENCH)'
+
+generate: ## write the generated files
+	go generate ./...
+
+generate-check: ## fail when the generated files are stale
+	.ci/generate-check
+
+golden: ## rebuild the model goldens (Python, pinned requirements)
+	.ci/golden
+
+up: ## NATS and the four services in containers
+	docker compose up --build --detach --wait
+
+down: ## stop the containers; the stored events stay
+	docker compose down
+
+logs: ## follow the containers' logs
+	docker compose logs --follow
+
+demo: build ## build, then 4 prompts x 4 samples: a table and a contact sheet
+	bin/meander run --group-size 4 --out meander-out/demo --prompts deploy/demo/prompts.txt
+
+ci: ## everything CI runs
+	.ci/all
+
+clean: ## remove what the other targets made, except the tools
+	rm -rf bin build meander-out
+
+tools: $(gofumpt) $(staticcheck) $(golangci_lint) ## build the pinned linters into .tools/
+
+$(gofumpt):
+	.ci/tool mvdan.cc/gofumpt $(GOFUMPT)
+
+$(staticcheck):
+	.ci/tool honnef.co/go/tools/cmd/staticcheck $(STATICCHECK)
+
+$(golangci_lint):
+	.ci/tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint $(GOLANGCI_LINT)
