@@ -1,0 +1,84 @@
+// Package model holds the text-to-image flow-matching networks behind one interface:
+// text to conditioning, conditioning and noisy latents to a velocity, latents to a
+// picture. It knows no schedule, no solver and no message; the sampler service joins
+// a Model with those through a velocity function.
+//
+// Conventions, the same for every family: latents are packed tokens [S, C] in row-major
+// order, S = (height/16)*(width/16), C the channels of a token. The forward process is
+// x = (1-sigma)*x0 + sigma*eps, and the velocity estimates eps - x0.
+package model
+
+import (
+	"context"
+	"fmt"
+	"image"
+)
+
+// Card is what the rest of the pipeline must know about a model.
+type Card struct {
+	// Name tells this model from others, Family the architecture, such as qwen-image
+	// or synthetic.
+	Name, Family string
+	// WeightsDigest is the SHA-256 of the weights in hex: equal digests, equal velocities
+	// on one build.
+	WeightsDigest string
+	// SchedulerConfig is the model's scheduler_config.json, as diffusers writes it.
+	SchedulerConfig []byte
+	// LatentChannels is C, the channels of a packed token, such as 64.
+	LatentChannels int
+	// PixelsPerToken is the edge of the square that a token covers, such as 16.
+	PixelsPerToken int
+	// Height, Width (pixels) and NumInferenceSteps are defaults for prompts that name none.
+	Height, Width, NumInferenceSteps int
+	// TrueCFGScale is the default guidance scale; guidance is active above 1.
+	TrueCFGScale float64
+	// MaxPixels bounds height*width.
+	MaxPixels int
+	// MaxPromptTokens bounds Conditioning.Tokens.
+	MaxPromptTokens int
+}
+
+// Tokens returns S, the packed tokens of a picture of height x width pixels. Sizes must
+// be positive multiples of PixelsPerToken with at most MaxPixels pixels.
+func (c Card) Tokens(height, width int) (int, error) {
+	edge := c.PixelsPerToken
+	switch {
+	case edge <= 0:
+		return 0, fmt.Errorf("model %s: pixels_per_token = %d: want more than 0", c.Name, edge)
+	case height <= 0 || width <= 0:
+		return 0, fmt.Errorf("picture %dx%d: want a positive height and width", height, width)
+	case height%edge != 0 || width%edge != 0:
+		return 0, fmt.Errorf("picture %dx%d: want multiples of %d", height, width, edge)
+	case height > c.MaxPixels/width: // height*width may not fit an int
+		return 0, fmt.Errorf("picture %dx%d: want at most %d pixels", height, width, c.MaxPixels)
+	}
+	return (height / edge) * (width / edge), nil
+}
+
+// Conditioning is an encoded prompt. It is immutable: rows of a batch may share one.
+type Conditioning struct {
+	// Prompt is the text it was made from.
+	Prompt string
+	// Embeds [Tokens, Width] is all that a velocity depends on.
+	Embeds        []float32
+	Tokens, Width int
+}
+
+// Model is a network ready to sample. All methods are safe for concurrent use, except
+// that Close must come last.
+type Model interface {
+	// Card describes the model; it never changes.
+	Card() Card
+	// Encode turns prompts into conditionings, in order. It fails on a prompt of more than
+	// MaxPromptTokens.
+	Encode(ctx context.Context, prompts []string) ([]*Conditioning, error)
+	// Velocity evaluates rows independently: it sets dst[i] [S, C] to the velocity at
+	// latents x[i] [S, C], sigma[i] in [0, 1], under cond[i]. The bits of a row do not
+	// depend on the rows beside it. dst[i] must not overlap any x. All rows are pictures
+	// of height x width pixels. On an error dst holds no result.
+	Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) error
+	// Decode turns latents [S, C] into a picture of height x width pixels.
+	Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error)
+	// Close frees what the model holds.
+	Close() error
+}
