@@ -12,7 +12,7 @@ const (
 	Heun  Solver = "heun"  // order 2, 2 evaluations
 	RK4   Solver = "rk4"   // order 4, 4 evaluations
 	DPM   Solver = "dpm"   // DPM-Solver++(2M), midpoint: order 2, 1 evaluation
-	UniPC Solver = "unipc" // UniPC-2, bh2, data prediction: order 2, 1 evaluation
+	UniPC Solver = "unipc" // UniPC-2, bh2, data prediction: order 3 with its corrector, 1 evaluation
 )
 
 // Valid reports whether s is one of the solvers.

@@ -1,0 +1,324 @@
+package flow_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+const vectors = "../../schemas/testdata/"
+
+// word is a 32-bit number as "0x..", float a hexadecimal float, long a 64-bit number
+// in decimal.
+type (
+	word  uint32
+	float float64
+	long  uint64
+)
+
+func (w *word) UnmarshalText(b []byte) error {
+	n, err := strconv.ParseUint(string(b), 0, 32)
+	*w = word(n)
+	return err
+}
+
+func (f *float) UnmarshalText(b []byte) error {
+	n, err := strconv.ParseFloat(string(b), 64)
+	*f = float(n)
+	return err
+}
+
+func (l *long) UnmarshalText(b []byte) error {
+	n, err := strconv.ParseUint(string(b), 10, 64)
+	*l = long(n)
+	return err
+}
+
+// noiseVectors is schemas/testdata/noise.json, written by the independent Python
+// implementation noise_check.py --write; every comparison is exact.
+type noiseVectors struct {
+	Philox []struct {
+		Counter, Words [4]word
+		Key            [2]word
+	}
+	BoxMuller []struct {
+		Words   [2]word
+		Normals [2]float
+	} `json:"box_muller"`
+	Normal []struct {
+		Seed         long
+		Step, Stream uint32
+		Normals      []float
+	}
+	Long []struct {
+		Seed         long
+		Step, Stream uint32
+		Count        int
+		SHA256       string
+	}
+	SampleSeed []struct {
+		Base, UID   string
+		SampleIndex long `json:"sample_index"`
+		Seed        long
+	} `json:"sample_seed"`
+	Window []struct {
+		Size, Lo, Hi  int
+		Strategy      flow.Strategy
+		Iteration     int
+		ItersPerGroup int `json:"iters_per_group"`
+		Seed          long
+		Indices       []int
+	}
+}
+
+func loadVectors(t *testing.T) noiseVectors {
+	t.Helper()
+	b, err := os.ReadFile(vectors + "noise.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v noiseVectors
+	if err := json.Unmarshal(b, &v); err != nil {
+		t.Fatal(err)
+	}
+	if len(v.Philox) == 0 || len(v.BoxMuller) == 0 || len(v.Normal) == 0 || len(v.Long) == 0 || len(v.SampleSeed) == 0 || len(v.Window) == 0 {
+		t.Fatalf("noise.json lacks a section")
+	}
+	return v
+}
+
+func TestPhilox4x32_Vectors(t *testing.T) {
+	for _, c := range loadVectors(t).Philox {
+		got := flow.Philox4x32(
+			[4]uint32{uint32(c.Counter[0]), uint32(c.Counter[1]), uint32(c.Counter[2]), uint32(c.Counter[3])},
+			[2]uint32{uint32(c.Key[0]), uint32(c.Key[1])})
+		for i, w := range got {
+			if w != uint32(c.Words[i]) {
+				t.Errorf("counter %x, key %x: word %d = %#08x, want %#08x", c.Counter, c.Key, i, w, c.Words[i])
+			}
+		}
+	}
+}
+
+func TestNormal_Vectors(t *testing.T) {
+	v := loadVectors(t)
+	for _, c := range v.Normal {
+		got := make([]float32, len(c.Normals))
+		flow.Normal(got, uint64(c.Seed), c.Step, c.Stream)
+		for i, n := range got {
+			if float64(n) != float64(c.Normals[i]) {
+				t.Errorf("seed %d, step %d, stream %d: normal %d = %x, want %x", c.Seed, c.Step, c.Stream, i, n, float64(c.Normals[i]))
+			}
+		}
+	}
+	for _, c := range v.Long {
+		got := make([]float32, c.Count)
+		flow.Normal(got, uint64(c.Seed), c.Step, c.Stream)
+		sum := sha256.Sum256(tensor.F32.AppendFloats(nil, got))
+		if hex.EncodeToString(sum[:]) != c.SHA256 {
+			t.Errorf("seed %d, step %d: digest of %d normals differs", c.Seed, c.Step, c.Count)
+		}
+	}
+}
+
+func TestSampleSeed_Vectors(t *testing.T) {
+	for _, c := range loadVectors(t).SampleSeed {
+		got := flow.GroupSeed(c.Base, c.UID)
+		if c.SampleIndex != math.MaxUint64 {
+			got = flow.SampleSeed(c.Base, c.UID, int(c.SampleIndex))
+		}
+		if got != uint64(c.Seed) {
+			t.Errorf("seed of (%q, %q, %d) = %d, want %d", c.Base, c.UID, c.SampleIndex, got, c.Seed)
+		}
+	}
+}
+
+func TestWindow_Vectors(t *testing.T) {
+	for _, c := range loadVectors(t).Window {
+		w := flow.Window{Size: c.Size, Lo: c.Lo, Hi: c.Hi, Strategy: c.Strategy, Iteration: c.Iteration, ItersPerGroup: c.ItersPerGroup}
+		got, err := w.Indices(c.Hi, uint64(c.Seed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got, c.Indices) {
+			t.Errorf("%+v, seed %d: %v, want %v", w, c.Seed, got, c.Indices)
+		}
+	}
+}
+
+// The second implementation still agrees with the vectors that Go is tested against.
+func TestNoise_Python(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("no python3 on PATH: the vectors were checked in Go alone")
+	}
+	out, err := exec.CommandContext(t.Context(), python, vectors+"noise_check.py").CombinedOutput()
+	if err != nil {
+		t.Fatalf("noise_check.py: %v\n%s", err, out)
+	}
+}
+
+func TestSampleSeed_NoAmbiguity(t *testing.T) {
+	type key struct {
+		base, uid string
+		index     int
+	}
+	seen := map[uint64]key{}
+	for _, base := range []string{"run:a", "run:ab", "run:", flow.SeedBase(7), flow.RunBase("7"), flow.SeedBase(-7)} {
+		for _, uid := range []string{"", "a", "b", "ab", "ba"} {
+			for index := range 50 {
+				k := key{base, uid, index}
+				seed := flow.SampleSeed(base, uid, index)
+				if other, ok := seen[seed]; ok {
+					t.Fatalf("%v and %v share seed %d", k, other, seed)
+				}
+				seen[seed] = k
+			}
+		}
+	}
+}
+
+// Element i does not depend on how many others are asked for.
+func TestNormal_Prefix(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		seed := rapid.Uint64().Draw(t, "seed")
+		step := rapid.Uint32().Draw(t, "step")
+		long := make([]float32, rapid.IntRange(0, 67).Draw(t, "long"))
+		flow.Normal(long, seed, step, flow.StreamLatents)
+		short := make([]float32, rapid.IntRange(0, len(long)).Draw(t, "short"))
+		flow.Normal(short, seed, step, flow.StreamLatents)
+		if !slices.Equal(short, long[:len(short)]) {
+			t.Fatalf("%d normals are not the first of %d", len(short), len(long))
+		}
+	})
+}
+
+// Against the standard library's functions in float64: at most one float32 step away.
+func TestNormal_Accuracy(t *testing.T) {
+	const count = 40000
+	got := make([]float32, count)
+	flow.Normal(got, 7, 3, flow.StreamLatents)
+	for i := 0; i < count; i += 2 {
+		w := flow.Philox4x32([4]uint32{uint32(i / 4), 3, 0, 0}, [2]uint32{7, 0})
+		w0, w1 := float64(w[i%4]), float64(w[i%4+1])
+		r := math.Sqrt(-2 * math.Log((w0+0.5)/(1<<32)))
+		sin, cos := math.Sincos(2 * math.Pi * ((w1 + 0.5) / (1 << 32)))
+		for j, want := range []float64{r * cos, r * sin} {
+			if math.Abs(float64(got[i+j])-want) > 1.2e-7*math.Abs(want)+1e-15 {
+				t.Fatalf("normal %d = %v, want %v", i+j, got[i+j], want)
+			}
+		}
+	}
+}
+
+// Moments and distribution of a million numbers, each within 5 standard errors; the
+// Kolmogorov-Smirnov bound has probability 1e-6. Seeds are fixed: it fails for good or
+// never.
+func TestNormal_Distribution(t *testing.T) {
+	const count = 1 << 20
+	for _, c := range []struct {
+		seed uint64
+		step uint32
+	}{{0, flow.InitialStep}, {1, 0}, {0xDEADBEEFCAFEF00D, 7}} {
+		x := make([]float32, count)
+		flow.Normal(x, c.seed, c.step, flow.StreamLatents)
+		var m1, m2, m3, m4 float64
+		for _, v := range x {
+			v := float64(v)
+			m1 += v / count
+			m2 += v * v / count
+			m3 += v * v * v / count
+			m4 += v * v * v * v / count
+		}
+		n := math.Sqrt(count)
+		for _, m := range []struct {
+			name            string
+			got, want, sdev float64 // sdev of one number's contribution
+		}{
+			{"mean", m1, 0, 1},
+			{"variance", m2, 1, math.Sqrt(2)},
+			{"skewness", m3, 0, math.Sqrt(15)},
+			{"kurtosis", m4, 3, math.Sqrt(96)},
+		} {
+			if !near(m.got, m.want, 5*m.sdev/n) {
+				t.Errorf("seed %d, step %d: %s %v, want %v", c.seed, c.step, m.name, m.got, m.want)
+			}
+		}
+		slices.Sort(x)
+		var worst float64
+		for i, v := range x {
+			cdf := 0.5 * math.Erfc(-float64(v)/math.Sqrt2)
+			worst = max(worst, math.Abs(cdf-float64(i)/count), math.Abs(cdf-float64(i+1)/count))
+		}
+		if limit := math.Sqrt(math.Log(2/1e-6)/2) / n; worst > limit {
+			t.Errorf("seed %d, step %d: Kolmogorov-Smirnov distance %v, want below %v", c.seed, c.step, worst, limit)
+		}
+	}
+}
+
+// Neighbouring seeds, steps, streams and elements are uncorrelated, in value and in
+// square, within 5 standard errors.
+func TestNormal_Independence(t *testing.T) {
+	const count = 1 << 18
+	draw := func(seed uint64, step, stream uint32) []float32 {
+		x := make([]float32, count+1)
+		flow.Normal(x, seed, step, stream)
+		return x
+	}
+	base := draw(1, 0, 0)
+	pairs := map[string][]float32{
+		"next seed":         draw(2, 0, 0),
+		"seed's upper half": draw(1|1<<32, 0, 0),
+		"next step":         draw(1, 1, 0),
+		"initial noise":     draw(1, flow.InitialStep, 0),
+		"other stream":      draw(1, 0, 1),
+		"next element":      base[1:],
+	}
+	for name, other := range pairs {
+		var value, square float64
+		for i, b := range base[:count] {
+			a, b := float64(b), float64(other[i])
+			value += a * b / count
+			square += (a*a - 1) * (b*b - 1) / 2 / count
+		}
+		if limit := 5 / math.Sqrt(count); math.Abs(value) > limit || math.Abs(square) > limit {
+			t.Errorf("%s: correlation %v, of squares %v, want below %v", name, value, square, limit)
+		}
+	}
+}
+
+func ExampleStepNoise() {
+	seed := flow.SampleSeed(flow.SeedBase(42), "cat", 0)
+	noise := make([]float32, 3)
+	flow.InitialNoise(noise, seed)
+	fmt.Printf("%.4f\n", noise)
+	flow.StepNoise(noise, seed, 0)
+	fmt.Printf("%.4f\n", noise)
+	// Output:
+	// [0.0013 -0.0398 1.3213]
+	// [0.9482 1.0295 2.2869]
+}
+
+func BenchmarkNormal(b *testing.B) {
+	for _, n := range []int{4096, 262144} {
+		x := make([]float32, n)
+		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
+			for b.Loop() {
+				flow.Normal(x, 1, 2, 0)
+			}
+			b.ReportMetric(float64(n)*float64(b.N)/b.Elapsed().Seconds()/1e6, "M/s")
+		})
+	}
+}

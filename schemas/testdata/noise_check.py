@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Independent implementation of noise.md in plain Python, and a check of noise.json.
+
+    noise_check.py            check every bit of the noise.json beside this file
+    noise_check.py --write    write it anew
+
+Needs the standard library only. Python floats are IEEE binary64 and are never fused.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+import sys
+
+M32 = 0xFFFFFFFF
+INITIAL = 0xFFFFFFFF
+
+LN2 = float.fromhex("0x1.62e42fefa39efp-1")
+SQRT2 = float.fromhex("0x1.6a09e667f3bcdp+0")
+PI_2N32 = float.fromhex("0x1.921fb54442d18p-31")
+
+# 1/21, 1/19, .. 1/3
+LN = [float.fromhex(h) for h in (
+    "0x1.8618618618618p-5", "0x1.af286bca1af28p-5", "0x1.e1e1e1e1e1e1ep-5", "0x1.1111111111111p-4",
+    "0x1.3b13b13b13b14p-4", "0x1.745d1745d1746p-4", "0x1.c71c71c71c71cp-4", "0x1.2492492492492p-3",
+    "0x1.999999999999ap-3", "0x1.5555555555555p-2")]
+# -1/15!, 1/13!, .. -1/3!
+SIN = [float.fromhex(h) for h in (
+    "-0x1.ae7f3e733b81fp-41", "0x1.6124613a86d09p-33", "-0x1.ae64567f544e4p-26", "0x1.71de3a556c734p-19",
+    "-0x1.a01a01a01a01ap-13", "0x1.1111111111111p-7", "-0x1.5555555555555p-3")]
+# 1/16!, -1/14!, .. -1/2!
+COS = [float.fromhex(h) for h in (
+    "0x1.ae7f3e733b81fp-45", "-0x1.93974a8c07c9dp-37", "0x1.1eed8eff8d898p-29", "-0x1.27e4fb7789f5cp-22",
+    "0x1.a01a01a01a01ap-16", "-0x1.6c16c16c16c17p-10", "0x1.5555555555555p-5", "-0x1.0000000000000p-1")]
+
+# Known answers published with Random123 (kat_vectors, philox4x32 10).
+KNOWN = [
+    ([0, 0, 0, 0], [0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([M32] * 4, [M32] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0],
+     [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]),
+]
+
+
+def philox(counter, key):
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & M32, (p0 >> 32) ^ c3 ^ k1, p0 & M32
+        k0, k1 = (k0 + 0x9E3779B9) & M32, (k1 + 0xBB67AE85) & M32
+    return [c0, c1, c2, c3]
+
+
+def key_of(seed):
+    return [seed & M32, seed >> 32]
+
+
+def horner(coefficients, z):
+    p = coefficients[0]
+    for c in coefficients[1:]:
+        p = p * z + c
+    return p
+
+
+def ln(x):
+    m, e = math.frexp(x)  # m in [1/2, 1)
+    m, e = m * 2.0, e - 1
+    if m >= SQRT2:
+        m, e = m * 0.5, e + 1
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    t = s + s
+    return float(e) * LN2 + (t + t * (z * horner(LN, z)))
+
+
+def float32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def parts(w0, w1):
+    """u, quadrant and remaining angle of a pair of words."""
+    u = (float(w0) + 0.5) * 2.0**-32
+    q = ((w1 + (1 << 29)) & M32) >> 30
+    d = (w1 - (q << 30)) & M32
+    if d >= 1 << 31:
+        d -= 1 << 32
+    return u, q, float(2 * d + 1) * PI_2N32
+
+
+def box_muller(w0, w1):
+    u, q, x = parts(w0, w1)
+    r = math.sqrt(-2.0 * ln(u))
+    z = x * x
+    s = x + x * (z * horner(SIN, z))
+    c = 1.0 + z * horner(COS, z)
+    cos, sin = [(c, s), (-s, c), (-c, -s), (s, -c)][q]
+    return float32(r * cos), float32(r * sin)
+
+
+def normal(seed, step, stream, count):
+    out = []
+    block = 0
+    while len(out) < count:
+        w = philox([block, step, stream, 0], key_of(seed))
+        out += box_muller(w[0], w[1]) + box_muller(w[2], w[3])
+        block += 1
+    return out[:count]
+
+
+def derive_seed(base, uid, index):
+    base, uid = base.encode(), uid.encode()
+    text = struct.pack("<Q", len(base)) + base + struct.pack("<Q", len(uid)) + uid + struct.pack("<Q", index)
+    return struct.unpack("<Q", hashlib.sha256(text).digest()[:8])[0]
+
+
+def window(size, lo, hi, strategy, iteration, iters_per_group, seed):
+    def choose(draw, n):
+        w = philox([draw, iteration, 1, 0], key_of(seed))
+        return ((w[1] << 32 | w[0]) * n) >> 64
+
+    start = lo
+    if strategy == "random":
+        start += choose(0, hi - size - lo + 1)
+    elif strategy == "progressive":
+        start = min(lo + iteration // iters_per_group * size, hi - size)
+    else:
+        steps = list(range(lo, hi))
+        for i in range(size):
+            j = i + choose(i, len(steps) - i)
+            steps[i], steps[j] = steps[j], steps[i]
+        return sorted(steps[:size])
+    return list(range(start, start + size))
+
+
+def hex32(words):
+    return ["0x%08x" % w for w in words]
+
+
+def digest(values):
+    return hashlib.sha256(struct.pack("<%df" % len(values), *values)).hexdigest()
+
+
+def build():
+    philox_cases = list(KNOWN)
+    for counter, key in (([1, 2, 3, 4], [5, 6]), ([0, INITIAL, 0, 0], [0x89ABCDEF, 0x01234567]), ([7, 0, 1, 0], [42, 0])):
+        philox_cases.append((counter, key, philox(counter, key)))
+
+    edges = (0, 1, 0x1FFFFFFF, 0x20000000, 0x3FFFFFFF, 0x40000000, 0x5FFFFFFF, 0x60000000, 0x7FFFFFFF, 0x80000000,
+             0x9FFFFFFF, 0xA0000000, 0xB504F333, 0xB504F334, 0xDFFFFFFF, 0xE0000000, 0xFFFFFFFE, 0xFFFFFFFF)
+    pairs = [(a, b) for a in edges for b in (0, 0x12345678, 0xFFFFFFFF)]
+    pairs += [(0x89ABCDEF, b) for b in edges]
+    box = []
+    for w0, w1 in pairs:
+        u, q, x = parts(w0, w1)
+        box.append({"words": hex32([w0, w1]), "u": u.hex(), "quadrant": q, "angle": x.hex(),
+                    "normals": [n.hex() for n in box_muller(w0, w1)]})
+
+    seeds = (0, 1, 42, 0x0123456789ABCDEF, (1 << 64) - 1)
+    normals = []
+    for i, seed in enumerate(seeds):
+        for step in (0, 1, 9, 999, INITIAL):
+            for stream in (0, 1):
+                count = (1, 2, 3, 4, 5, 7, 8, 11)[(i + step + 3 * stream) % 8]
+                normals.append({"seed": str(seed), "step": step, "stream": stream,
+                                "normals": [n.hex() for n in normal(seed, step, stream, count)]})
+    long = []
+    for seed, step, count in ((42, INITIAL, 20011), (0xFEDCBA9876543210, 3, 4098)):
+        long.append({"seed": str(seed), "step": step, "stream": 0, "count": count,
+                     "sha256": digest(normal(seed, step, 0, count))})
+
+    sample_seeds = []
+    for base, uid, index in (("seed:42", "a", 0), ("seed:42", "a", 1), ("seed:42", "a", 31), ("run:42", "a", 0),
+                             ("run:demo", "cat-1", 0), ("run:demo-cat", "1", 0), ("run:demo", "cat-1", 1000000),
+                             ("", "", 0), ("seed:-1", "\u00fc\u732b", 7), ("run:demo", "cat-1", (1 << 64) - 1)):
+        sample_seeds.append({"base": base, "uid": uid, "sample_index": str(index),
+                             "seed": str(derive_seed(base, uid, index))})
+
+    windows = []
+    for size, lo, hi, strategy, iteration, iters, seed in (
+            (2, 0, 5, "random", 0, 1, 42), (2, 0, 5, "random", 1, 1, 42), (2, 0, 5, "random", 2, 1, 42),
+            (2, 0, 5, "random", 0, 1, (1 << 64) - 1), (5, 0, 5, "random", 7, 1, 42), (1, 3, 4, "random", 0, 1, 0),
+            (3, 10, 1000, "random", 4294967295, 1, 9), (2, 0, 5, "progressive", 0, 2, 0), (2, 0, 5, "progressive", 1, 2, 0),
+            (2, 0, 5, "progressive", 2, 2, 0), (2, 0, 5, "progressive", 4, 2, 0), (2, 0, 5, "progressive", 4294967295, 2, 0),
+            (3, 0, 9, "noncontiguous", 0, 1, 42), (3, 0, 9, "noncontiguous", 1, 1, 42), (4, 5, 9, "noncontiguous", 0, 1, 42),
+            (6, 2, 50, "noncontiguous", 3, 1, 0x0123456789ABCDEF)):
+        windows.append({"size": size, "lo": lo, "hi": hi, "strategy": strategy, "iteration": iteration,
+                        "iters_per_group": iters, "seed": str(seed),
+                        "indices": window(size, lo, hi, strategy, iteration, iters, seed)})
+
+    return {
+        "about": "Vectors of noise.md, written by noise_check.py --write. Numbers of 64 bits are decimal strings, "
+                 "floats are hexadecimal; the first three philox cases are Random123's published known answers.",
+        "philox": [{"counter": hex32(c), "key": hex32(k), "words": hex32(w)} for c, k, w in philox_cases],
+        "box_muller": box,
+        "normal": normals,
+        "long": long,
+        "sample_seed": sample_seeds,
+        "window": windows,
+    }
+
+
+def main():
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "noise.json")
+    for counter, key, words in KNOWN:
+        assert philox(counter, key) == words, "philox disagrees with Random123"
+    vectors = build()
+    if sys.argv[1:] == ["--write"]:
+        with open(path, "w") as f:
+            json.dump(vectors, f, indent=1)
+            f.write("\n")
+        return 0
+    with open(path) as f:
+        stored = json.load(f)
+    bad = [k for k in sorted(vectors.keys() | stored.keys()) if vectors.get(k) != stored.get(k)]
+    for k in bad:
+        for i, (got, want) in enumerate(zip(vectors.get(k, []), stored.get(k, []))):
+            if got != want:
+                print("%s[%d]: computed %s, stored %s" % (k, i, got, want))
+                break
+        else:
+            print("%s: lengths differ" % k)
+    if bad:
+        return 1
+    print("noise.json: %d vectors agree" % sum(len(v) for v in stored.values() if isinstance(v, list)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
