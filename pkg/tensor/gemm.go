@@ -1,0 +1,328 @@
+package tensor
+
+import "fmt"
+
+// Activation is a function applied to each element.
+type Activation int
+
+// Activations.
+const (
+	Identity Activation = iota
+	SiLU                // x / (1 + e^-x)
+	GELU                // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+)
+
+// Epilogue is what Linear and Conv2D do with a product y before storing it:
+//
+//	dst[i,j] = Residual[i,j] + Gate[g,j] * Act(y[i,j] + Bias[j]), g = Group[i].
+//
+// Every part is optional. The bias is where the chain of multiply-adds starts; gate
+// and residual are one more fma. Without a gate the residual is a plain addition,
+// without a residual the gate is a plain product.
+type Epilogue struct {
+	Bias     []float32 // [N]
+	Act      Activation
+	Gate     Matrix  // [groups, N]
+	Residual Matrix  // [M, N]; it may be dst
+	Group    []int32 // [M], the Gate row of each row; nil: row 0 for all
+}
+
+func (e *Epilogue) check(rows, n int) {
+	if e.Bias != nil && len(e.Bias) != n {
+		panic(fmt.Sprintf("tensor: bias of %d elements, want %d", len(e.Bias), n))
+	}
+	if !e.Residual.IsZero() {
+		e.Residual.check("residual", rows, n)
+	}
+	if !e.Gate.IsZero() {
+		e.Gate.check("gate", e.Gate.Rows, n)
+		checkGroup(e.Group, rows, e.Gate.Rows)
+	}
+	if e.Act < Identity || e.Act > GELU {
+		panic(fmt.Sprintf("tensor: unknown activation %d", e.Act))
+	}
+}
+
+func checkGroup(group []int32, rows, groups int) {
+	if group == nil {
+		if rows > 0 && groups < 1 {
+			panic("tensor: no row group")
+		}
+		return
+	}
+	if len(group) != rows {
+		panic(fmt.Sprintf("tensor: %d row groups for %d rows", len(group), rows))
+	}
+	for _, g := range group {
+		if g < 0 || int(g) >= groups {
+			panic(fmt.Sprintf("tensor: row group %d of %d", g, groups))
+		}
+	}
+}
+
+// plain reports whether nothing is left to do after the product.
+func (e *Epilogue) plain() bool {
+	return e.Act == Identity && e.Gate.IsZero() && e.Residual.IsZero()
+}
+
+// Linear computes dst = x w^T with an epilogue: dst [M, N], x [M, K], w [N, K],
+//
+//	y[i,j] = sum_k x[i,k] w[j,k].
+//
+// dst must not overlap x; the residual may be dst itself.
+func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
+	dst.check("linear: dst", x.Rows, w.n)
+	x.check("linear: x", x.Rows, w.k)
+	e.check(x.Rows, w.n)
+	if x.Rows == 0 {
+		return
+	}
+	c.product(dst, x, w, e)
+}
+
+// MatMul computes dst [M, N] = a [M, K] b [K, N].
+func (c *CPU) MatMul(dst, a, b Matrix) {
+	dst.check("matmul: dst", a.Rows, b.Cols)
+	a.check("matmul: a", a.Rows, b.Rows)
+	b.valid("matmul: b")
+	if a.Rows == 0 || b.Cols == 0 {
+		return
+	}
+	if a.Cols == 0 {
+		clearRows(dst)
+		return
+	}
+	p := Packed{n: b.Cols, k: b.Rows, data: c.packing.floats(panels(b.Cols) * panelCols * b.Rows)}
+	packCols(p.data, b)
+	c.product(dst, a, &p, Epilogue{})
+}
+
+// MatMulT computes dst [M, N] = a [M, K] b^T, b [N, K].
+func (c *CPU) MatMulT(dst, a, b Matrix) {
+	dst.check("matmulT: dst", a.Rows, b.Rows)
+	a.check("matmulT: a", a.Rows, b.Cols)
+	b.valid("matmulT: b")
+	if a.Rows == 0 || b.Rows == 0 {
+		return
+	}
+	if a.Cols == 0 {
+		clearRows(dst)
+		return
+	}
+	p := Packed{n: b.Rows, k: b.Cols, data: c.packing.floats(panels(b.Rows) * panelCols * b.Cols)}
+	packRows(p.data, b)
+	c.product(dst, a, &p, Epilogue{})
+}
+
+func clearRows(m Matrix) {
+	for i := range m.Rows {
+		clear(m.Row(i))
+	}
+}
+
+// packCols packs b [k, n] as the right operand of a b.
+func packCols(data []float32, b Matrix) {
+	for q := range panels(b.Cols) {
+		j0 := q * panelCols
+		n := min(panelCols, b.Cols-j0)
+		panel := data[q*panelCols*b.Rows:]
+		for p := range b.Rows {
+			to := panel[p*panelCols : (p+1)*panelCols]
+			copy(to, b.Data[p*b.Stride+j0:][:n])
+			clear(to[n:])
+		}
+	}
+}
+
+// packRows packs b [n, k] as the right operand of a b^T.
+func packRows(data []float32, b Matrix) {
+	for q := range panels(b.Rows) {
+		panel := data[q*panelCols*b.Cols : (q+1)*panelCols*b.Cols]
+		n := min(panelCols, b.Rows-q*panelCols)
+		if n < panelCols {
+			clear(panel)
+		}
+		for r := range n {
+			for p, v := range b.Row(q*panelCols + r) {
+				panel[p*panelCols+r] = v
+			}
+		}
+	}
+}
+
+// Block sizes of a product: a block of x (blockRows x blockK) stays in the second
+// level cache, a panel pair of w (blockK x 32) in the first. Longer chains go on
+// through dst, so that block sizes never show in the bits.
+const (
+	blockRows = 192
+	blockK    = 384
+	blockCols = 32 * panelCols
+)
+
+// linearTask is one product; a part is a block of rows times a block of columns.
+type linearTask struct {
+	c         *CPU
+	dst, x    Matrix
+	w         *Packed
+	e         Epilogue
+	rowBlocks int
+	rowStep   int
+	colStep   int
+}
+
+func (c *CPU) product(dst, x Matrix, w *Packed, e Epilogue) {
+	t := &c.linear
+	*t = linearTask{c: c, dst: dst, x: x, w: w, e: e}
+	threads := c.threadsFor(x.Rows * w.n * w.k)
+	t.rowStep, t.colStep = blockRows, blockCols
+	if threads > 1 {
+		// Two parts a thread let a late helper still be of use.
+		for t.parts() < 2*threads && t.colStep > 4*panelCols {
+			t.colStep /= 2
+		}
+		for t.parts() < 2*threads && t.rowStep > 2*maxTileRows {
+			t.rowStep /= 2
+		}
+	}
+	c.run(t, t.parts(), threads)
+	*t = linearTask{}
+}
+
+func (t *linearTask) parts() int {
+	t.rowBlocks = (t.x.Rows + t.rowStep - 1) / t.rowStep
+	return t.rowBlocks * ((t.w.n + t.colStep - 1) / t.colStep)
+}
+
+func (t *linearTask) part(i, slot int) {
+	i0 := i % t.rowBlocks * t.rowStep
+	i1 := min(i0+t.rowStep, t.x.Rows)
+	j0 := i / t.rowBlocks * t.colStep
+	j1 := min(j0+t.colStep, t.w.n)
+	s := &t.c.slots[slot]
+	k := t.w.k
+	inPlace := !t.e.Residual.IsZero() && &t.e.Residual.Data[0] == &t.dst.Data[0]
+	if inPlace {
+		// The product may not overwrite the residual before it is added.
+		strip := Matrix{Data: s.strip.floats((i1 - i0) * (j1 - j0)), Rows: i1 - i0, Cols: j1 - j0, Stride: j1 - j0}
+		t.multiply(s, strip, 0, 0, i0, i1, j0, j1, k)
+		t.finish(strip, i0, i1, j0, j1)
+		return
+	}
+	t.multiply(s, t.dst, i0, j0, i0, i1, j0, j1, k)
+	if !t.e.plain() {
+		t.finish(t.dst.SliceRows(i0, i1).SliceCols(j0, j1), i0, i1, j0, j1)
+	}
+}
+
+// multiply writes rows i0:i1, columns j0:j1 of x w^T + bias to out at (oi, oj).
+func (t *linearTask) multiply(s *slot, out Matrix, oi, oj, i0, i1, j0, j1, k int) {
+	kern := t.c.k
+	for k0 := 0; k0 < k; k0 += blockK {
+		k1 := min(k0+blockK, k)
+		for j := j0; j < j1; {
+			np := min(kern.tileCols, panels(j1-j))
+			cols := min(np*panelCols, j1-j)
+			a := &s.tile
+			a.lda, a.k, a.panels = t.x.Stride, k1-k0, np
+			a.b, a.bstride = &t.w.data[j/panelCols*panelCols*k+k0*panelCols], panelCols*k
+			a.init = tileZero
+			if k0 > 0 {
+				a.init = tileLoad
+			} else if t.e.Bias != nil {
+				s.setBias(t.e.Bias[j : j+cols])
+			}
+			for i := i0; i < i1; {
+				a.rows = tileHeight(i1-i, kern.tileRows)
+				a.a = &t.x.Data[i*t.x.Stride+k0]
+				at := (oi+i-i0)*out.Stride + oj + j - j0
+				s.store(kern, out.Data[at:], out.Stride, cols)
+				i += a.rows
+			}
+			j += cols
+		}
+	}
+}
+
+// setBias starts the tile's chains from bias, padded when its last panel is not full.
+func (s *slot) setBias(bias []float32) {
+	s.tile.init = tileBias
+	if len(bias)%panelCols == 0 {
+		s.tile.bias = &bias[0]
+		return
+	}
+	clear(s.bias[copy(s.bias, bias):])
+	s.tile.bias = &s.bias[0]
+}
+
+// store runs the tile in s and puts its first cols columns to dst. A tile that sticks
+// out of dst goes through a copy.
+func (s *slot) store(kern *kernelSet, dst []float32, stride, cols int) {
+	a := &s.tile
+	if cols == a.panels*panelCols {
+		a.c, a.ldc = &dst[0], stride
+		kern.tile(a)
+		return
+	}
+	w := a.panels * panelCols
+	a.c, a.ldc = &s.edge[0], w
+	if a.init == tileLoad {
+		for r := range a.rows {
+			copy(s.edge[r*w:r*w+cols], dst[r*stride:r*stride+cols])
+		}
+	}
+	kern.tile(a)
+	for r := range a.rows {
+		copy(dst[r*stride:r*stride+cols], s.edge[r*w:r*w+cols])
+	}
+}
+
+// tileHeight splits the remaining rows in tiles of nearly equal height, since a tile
+// of few rows cannot hide the latency of its multiply-adds.
+func tileHeight(rows, most int) int {
+	if rows <= most {
+		return rows
+	}
+	n := (rows + most - 1) / most
+	return (rows + n - 1) / n
+}
+
+// finish applies the epilogue to y, the product of rows i0:i1 and columns j0:j1.
+func (t *linearTask) finish(y Matrix, i0, i1, j0, j1 int) {
+	for i := i0; i < i1; i++ {
+		row := y.Row(i - i0)
+		dst := t.dst.Data[i*t.dst.Stride+j0:][: j1-j0 : j1-j0]
+		t.e.row(t.c.k, dst, row, i, j0, j1)
+	}
+}
+
+// row applies the epilogue to columns j0:j1 of row i, from y to dst.
+func (e *Epilogue) row(kern *kernelSet, dst, y []float32, i, j0, j1 int) {
+	switch e.Act {
+	case SiLU:
+		kern.silu(y, y)
+	case GELU:
+		kern.gelu(y, y)
+	}
+	gated, added := !e.Gate.IsZero(), !e.Residual.IsZero()
+	var gate, res []float32
+	if gated {
+		g := 0
+		if e.Group != nil {
+			g = int(e.Group[i])
+		}
+		gate = e.Gate.Row(g)[j0:j1]
+	}
+	if added {
+		res = e.Residual.Row(i)[j0:j1]
+	}
+	switch {
+	case gated && added:
+		kern.gate(dst, gate, y, res)
+	case gated:
+		kern.mul(dst, y, gate)
+	case added:
+		kern.add(dst, y, res)
+	case &dst[0] != &y[0]:
+		copy(dst, y)
+	}
+}

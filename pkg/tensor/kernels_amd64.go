@@ -1,0 +1,3 @@
+package tensor
+
+func kernelSets() []*kernelSet { return []*kernelSet{&goKernels} }

@@ -1,0 +1,90 @@
+package tensor
+
+import "fmt"
+
+// panelCols is the width of a packed panel: one AVX-512 register, two AVX2 or four
+// NEON registers. Every kernel reads the same layout.
+const panelCols = 16
+
+// Packed is a weight matrix in panels of 16 output columns, ready for the kernels:
+// element (n, k) lies at data[(n/16)*16*K + k*16 + n%16]; columns past N are zero.
+// It is read-only in use and may be shared.
+type Packed struct {
+	n, k int
+	data []float32
+}
+
+// Pack packs w [n, k] row-major, the layout of a torch Linear weight (y = x w^T).
+func Pack(w []float32, n, k int) *Packed {
+	p := newPacked(n, k)
+	p.Set(w)
+	return p
+}
+
+// PackStacked packs several weights [n_i, k] as one with n = sum of n_i, for fused
+// projections.
+func PackStacked(k int, ws ...[]float32) *Packed {
+	n := 0
+	for _, w := range ws {
+		if k <= 0 || len(w)%k != 0 {
+			panic(fmt.Sprintf("tensor: stacked weight of %d elements, k %d", len(w), k))
+		}
+		n += len(w) / k
+	}
+	p := newPacked(n, k)
+	n = 0
+	for _, w := range ws {
+		p.setRows(n, w)
+		n += len(w) / k
+	}
+	return p
+}
+
+func newPacked(n, k int) *Packed {
+	if n <= 0 || k <= 0 {
+		panic(fmt.Sprintf("tensor: pack a weight of %d x %d", n, k))
+	}
+	return &Packed{n: n, k: k, data: alignedFloats(panels(n) * panelCols * k)}
+}
+
+// Set replaces the weights by w [N, K]. Nothing may use p meanwhile.
+func (p *Packed) Set(w []float32) {
+	if len(w) != p.n*p.k {
+		panic(fmt.Sprintf("tensor: weight of %d elements, want %d x %d", len(w), p.n, p.k))
+	}
+	p.setRows(0, w)
+}
+
+func (p *Packed) setRows(n0 int, w []float32) {
+	for r := range len(w) / p.k {
+		n := n0 + r
+		col := p.data[n/panelCols*panelCols*p.k+n%panelCols:]
+		for j, v := range w[r*p.k : (r+1)*p.k] {
+			col[j*panelCols] = v
+		}
+	}
+}
+
+// Unpack writes the weights back to dst [N, K].
+func (p *Packed) Unpack(dst []float32) {
+	if len(dst) != p.n*p.k {
+		panic(fmt.Sprintf("tensor: unpack to %d elements, want %d x %d", len(dst), p.n, p.k))
+	}
+	for n := range p.n {
+		col := p.data[n/panelCols*panelCols*p.k+n%panelCols:]
+		for j := range p.k {
+			dst[n*p.k+j] = col[j*panelCols]
+		}
+	}
+}
+
+// N returns the number of output columns.
+func (p *Packed) N() int { return p.n }
+
+// K returns the length of the reduction.
+func (p *Packed) K() int { return p.k }
+
+// Bytes returns the memory held.
+func (p *Packed) Bytes() int { return 4 * len(p.data) }
+
+func panels(n int) int { return (n + panelCols - 1) / panelCols }

@@ -1,0 +1,287 @@
+package tensor
+
+import (
+	"fmt"
+	"math"
+)
+
+// rowTask is an operation on rows that do not depend on each other.
+type rowTask struct {
+	c            *CPU
+	op           rowOp
+	dst, x, y    Matrix
+	scale, shift Matrix
+	w            []float32
+	group        []int32
+	ids          []int32
+	a            float32
+	act          Activation
+	step         int
+}
+
+type rowOp int
+
+const (
+	opAdd rowOp = iota
+	opMul
+	opScale
+	opAxpy
+	opSiLU
+	opGELU
+	opSiLUMul
+	opSoftmax
+	opLayerNorm
+	opRMSNorm
+	opL2Norm
+	opModulate
+	opRopePairs
+	opRopeHalves
+	opGather
+)
+
+// partRows is the least number of elements of a part.
+const partElements = 1 << 13
+
+func (c *CPU) eachRow(t rowTask) {
+	if t.dst.Rows == 0 || t.dst.Cols == 0 {
+		return
+	}
+	t.c = c
+	t.step = max(1, partElements/t.dst.Cols)
+	c.each = t
+	c.run(&c.each, (t.dst.Rows+t.step-1)/t.step, c.threadsFor(16*t.dst.Rows*t.dst.Cols))
+	c.each = rowTask{}
+}
+
+func (t *rowTask) part(i, _ int) {
+	k := t.c.k
+	for r := i * t.step; r < min((i+1)*t.step, t.dst.Rows); r++ {
+		dst := t.dst.Row(r)
+		switch t.op {
+		case opAdd:
+			k.add(dst, t.x.Row(r), t.y.Row(r))
+		case opMul:
+			k.mul(dst, t.x.Row(r), t.y.Row(r))
+		case opScale:
+			k.scale(dst, t.x.Row(r), t.a)
+		case opAxpy:
+			k.axpy(dst, t.x.Row(r), t.y.Row(r), t.a)
+		case opSiLU:
+			k.silu(dst, t.x.Row(r))
+		case opGELU:
+			k.gelu(dst, t.x.Row(r))
+		case opSiLUMul:
+			k.siluMul(dst, t.x.Row(r), t.y.Row(r))
+		case opSoftmax:
+			copy(dst, t.x.Row(r))
+			k.scale(dst, dst, 1/k.expSum(dst, k.maxOf(dst), 1))
+		case opLayerNorm:
+			t.layerNorm(k, dst, r)
+		case opRMSNorm:
+			t.rmsNorm(k, dst, t.x.Row(r))
+		case opL2Norm:
+			t.l2Norm(k, dst, t.x.Row(r))
+		case opModulate:
+			g := t.groupOf(r)
+			k.normMod(dst, t.x.Row(r), t.scale.Row(g), t.shift.Row(g), 0, 1)
+		case opRopePairs, opRopeHalves:
+			t.rope(k, dst, t.x.Row(r), r)
+		case opGather:
+			copy(dst, t.x.Row(int(t.ids[r])))
+		}
+	}
+}
+
+func (t *rowTask) groupOf(r int) int {
+	if t.group == nil {
+		return 0
+	}
+	return int(t.group[r])
+}
+
+func (c *CPU) binary(op rowOp, name string, dst, x, y Matrix, a float32) {
+	dst.valid(name)
+	x.check(name+": x", dst.Rows, dst.Cols)
+	y.check(name+": y", dst.Rows, dst.Cols)
+	c.eachRow(rowTask{op: op, dst: dst, x: x, y: y, a: a})
+}
+
+func (c *CPU) unary(op rowOp, name string, dst, x Matrix, a float32) {
+	dst.valid(name)
+	x.check(name+": x", dst.Rows, dst.Cols)
+	c.eachRow(rowTask{op: op, dst: dst, x: x, a: a})
+}
+
+// Add computes dst = x + y. dst may be x or y, as in all operations on elements.
+func (c *CPU) Add(dst, x, y Matrix) { c.binary(opAdd, "add", dst, x, y, 0) }
+
+// Mul computes dst = x * y, element by element.
+func (c *CPU) Mul(dst, x, y Matrix) { c.binary(opMul, "mul", dst, x, y, 0) }
+
+// Scale computes dst = a * x.
+func (c *CPU) Scale(dst, x Matrix, a float32) { c.unary(opScale, "scale", dst, x, a) }
+
+// AddScaled computes dst = fma(a, x, y).
+func (c *CPU) AddScaled(dst, x, y Matrix, a float32) { c.binary(opAxpy, "add scaled", dst, x, y, a) }
+
+// SiLU computes dst = x / (1 + e^-x).
+func (c *CPU) SiLU(dst, x Matrix) { c.unary(opSiLU, "silu", dst, x, 0) }
+
+// GELU computes the tanh form, dst = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+func (c *CPU) GELU(dst, x Matrix) { c.unary(opGELU, "gelu", dst, x, 0) }
+
+// SiLUMul computes dst = SiLU(x) * y, the gate of a SwiGLU.
+func (c *CPU) SiLUMul(dst, x, y Matrix) { c.binary(opSiLUMul, "silu mul", dst, x, y, 0) }
+
+// Softmax computes dst[i,j] = exp(x[i,j] - max_j x[i,j]) / sum_j of the same.
+func (c *CPU) Softmax(dst, x Matrix) { c.unary(opSoftmax, "softmax", dst, x, 0) }
+
+// Modulate computes dst[i,j] = fma(x[i,j], 1 + scale[g,j], shift[g,j]), g = group[i];
+// a nil group is row 0 for all.
+func (c *CPU) Modulate(dst, x, scale, shift Matrix, group []int32) {
+	dst.valid("modulate: dst")
+	x.check("modulate: x", dst.Rows, dst.Cols)
+	checkModulation(dst, scale, shift, group)
+	c.eachRow(rowTask{op: opModulate, dst: dst, x: x, scale: scale, shift: shift, group: group})
+}
+
+func checkModulation(dst, scale, shift Matrix, group []int32) {
+	scale.check("modulate: scale", scale.Rows, dst.Cols)
+	shift.check("modulate: shift", scale.Rows, dst.Cols)
+	checkGroup(group, dst.Rows, scale.Rows)
+}
+
+// Gather computes dst[i] = table[ids[i]], an embedding lookup.
+func (c *CPU) Gather(dst, table Matrix, ids []int32) {
+	dst.check("gather: dst", len(ids), table.Cols)
+	table.valid("gather: table")
+	for _, id := range ids {
+		if id < 0 || int(id) >= table.Rows {
+			panic(fmt.Sprintf("tensor: gather row %d of %d", id, table.Rows))
+		}
+	}
+	c.eachRow(rowTask{op: opGather, dst: dst, x: table, ids: ids})
+}
+
+// LayerNorm computes dst[i,j] = (x[i,j] - mean_i) / sqrt(var_i + eps), without weights;
+// the variance is the biased one.
+func (c *CPU) LayerNorm(dst, x Matrix, eps float32) {
+	dst.valid("layer norm: dst")
+	x.check("layer norm: x", dst.Rows, dst.Cols)
+	c.eachRow(rowTask{op: opLayerNorm, dst: dst, x: x, a: eps})
+}
+
+// LayerNormModulate is LayerNorm followed by Modulate, in one pass (adaLN).
+func (c *CPU) LayerNormModulate(dst, x, scale, shift Matrix, group []int32, eps float32) {
+	dst.valid("layer norm: dst")
+	x.check("layer norm: x", dst.Rows, dst.Cols)
+	checkModulation(dst, scale, shift, group)
+	c.eachRow(rowTask{op: opLayerNorm, dst: dst, x: x, scale: scale, shift: shift, group: group, a: eps})
+}
+
+func (t *rowTask) layerNorm(k *kernelSet, dst []float32, r int) {
+	x := t.x.Row(r)
+	n := float64(len(x))
+	mean := k.sum64(x) / n
+	rstd := float32(1 / math.Sqrt(k.sumSq64(x, mean)/n+float64(t.a)))
+	if t.scale.IsZero() {
+		k.norm(dst, x, float32(mean), rstd)
+		return
+	}
+	g := t.groupOf(r)
+	k.normMod(dst, x, t.scale.Row(g), t.shift.Row(g), float32(mean), rstd)
+}
+
+// RMSNorm computes dst = x / sqrt(mean(x^2) + eps) * w over groups of len(w) columns:
+// the whole row, or each head of it when w is as long as a head.
+func (c *CPU) RMSNorm(dst, x Matrix, w []float32, eps float32) {
+	checkNorm("rms norm", dst, x, w)
+	c.eachRow(rowTask{op: opRMSNorm, dst: dst, x: x, w: w, a: eps})
+}
+
+func checkNorm(name string, dst, x Matrix, w []float32) {
+	dst.valid(name + ": dst")
+	x.check(name+": x", dst.Rows, dst.Cols)
+	if len(w) == 0 || dst.Cols%len(w) != 0 {
+		panic(fmt.Sprintf("tensor: %s: %d weights for %d columns", name, len(w), dst.Cols))
+	}
+}
+
+func (t *rowTask) rmsNorm(k *kernelSet, dst, x []float32) {
+	n := len(t.w)
+	for j := 0; j < len(x); j += n {
+		s := k.sumSq64(x[j:j+n], 0)
+		k.scaleMul(dst[j:j+n], x[j:j+n], t.w, float32(1/math.Sqrt(s/float64(n)+float64(t.a))))
+	}
+}
+
+// L2Norm computes dst = act(x / max(|x|, eps) * sqrt(n) * w) over groups of n = len(w)
+// columns, |x| being the root of the sum of squares: the norm of the autoencoder.
+func (c *CPU) L2Norm(dst, x Matrix, w []float32, eps float32, act Activation) {
+	checkNorm("l2 norm", dst, x, w)
+	c.eachRow(rowTask{op: opL2Norm, dst: dst, x: x, w: w, a: eps, act: act})
+}
+
+func (t *rowTask) l2Norm(k *kernelSet, dst, x []float32) {
+	n := len(t.w)
+	for j := 0; j < len(x); j += n {
+		norm := max(math.Sqrt(k.sumSq64(x[j:j+n], 0)), float64(t.a))
+		k.scaleMul(dst[j:j+n], x[j:j+n], t.w, float32(math.Sqrt(float64(n))/norm))
+	}
+	switch t.act {
+	case SiLU:
+		k.silu(dst, dst)
+	case GELU:
+		k.gelu(dst, dst)
+	}
+}
+
+// RopePairs rotates each head of each row of x, pairs (2j, 2j+1), the complex form:
+//
+//	dst[i,2j] = x[i,2j] cos[i,j] - x[i,2j+1] sin[i,j]
+//	dst[i,2j+1] = x[i,2j+1] cos[i,j] + x[i,2j] sin[i,j]
+//
+// cos and sin are [L, D/2]; x is [L, heads*D]; dst may be x. rows gives the row of cos
+// and sin of each row of x; nil is row i for row i.
+func (c *CPU) RopePairs(dst, x, cos, sin Matrix, rows []int32) {
+	c.rope(opRopePairs, dst, x, cos, sin, rows)
+}
+
+// RopeHalves is RopePairs with pairs (j, j+D/2), the half-split form.
+func (c *CPU) RopeHalves(dst, x, cos, sin Matrix, rows []int32) {
+	c.rope(opRopeHalves, dst, x, cos, sin, rows)
+}
+
+func (c *CPU) rope(op rowOp, dst, x, cos, sin Matrix, rows []int32) {
+	dst.valid("rope: dst")
+	x.check("rope: x", dst.Rows, dst.Cols)
+	cos.valid("rope: cos")
+	sin.check("rope: sin", cos.Rows, cos.Cols)
+	if cos.Cols == 0 || dst.Cols%(2*cos.Cols) != 0 {
+		panic(fmt.Sprintf("tensor: rope: %d columns, %d angles", dst.Cols, cos.Cols))
+	}
+	if rows == nil {
+		if cos.Rows < dst.Rows {
+			panic(fmt.Sprintf("tensor: rope: %d rows, angles of %d", dst.Rows, cos.Rows))
+		}
+	} else {
+		checkGroup(rows, dst.Rows, cos.Rows)
+	}
+	c.eachRow(rowTask{op: op, dst: dst, x: x, scale: cos, shift: sin, group: rows})
+}
+
+func (t *rowTask) rope(k *kernelSet, dst, x []float32, r int) {
+	at := r
+	if t.group != nil {
+		at = int(t.group[r])
+	}
+	cos, sin := t.scale.Row(at), t.shift.Row(at)
+	d := 2 * len(cos)
+	for j := 0; j < len(x); j += d {
+		if t.op == opRopePairs {
+			k.ropePairs(dst[j:j+d], x[j:j+d], cos, sin)
+		} else {
+			k.ropeHalves(dst[j:j+d], x[j:j+d], cos, sin)
+		}
+	}
+}
