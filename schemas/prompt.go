@@ -45,8 +45,8 @@ type Prompt struct {
 	Priority *int64 `msgpack:"priority,omitempty"`
 	// MinPolicyVersion refuses samples of older weights.
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty"`
-	// Validate makes this an evaluation: every step is ODE, no log-probs.
-	Validate bool `msgpack:"validate,omitempty"`
+	// Evaluation (validate on the wire) makes every step ODE, without log-probs.
+	Evaluation bool `msgpack:"validate,omitempty"`
 }
 
 // Rollout is the sampling part of a Prompt.

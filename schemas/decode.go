@@ -1,0 +1,473 @@
+package schemas
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// FieldError is a value that its field cannot hold.
+type FieldError struct {
+	// Path is the field in wire names, e.g. "latents[0].tensor.shape".
+	Path string
+	// Fault is what came and what the field holds.
+	Fault string
+}
+
+func (e *FieldError) Error() string { return e.Path + ": " + e.Fault }
+
+// at puts a level in front of the path of a FieldError.
+func at(level string, err error) error {
+	var fe *FieldError
+	if !errors.As(err, &fe) {
+		return err
+	}
+	if fe.Path != "" && !strings.HasPrefix(fe.Path, "[") {
+		level += "."
+	}
+	fe.Path = level + fe.Path
+	return fe
+}
+
+func decode(data []byte, e Event) error {
+	v := reflect.ValueOf(e)
+	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
+		return errors.New("must be a pointer to an event")
+	}
+	v = v.Elem()
+	v.SetZero()
+	if err := Precheck(data); err != nil {
+		return err
+	}
+	r := reader{data: data}
+	if err := planOf(v.Type()).decode(&r, v); err != nil {
+		v.SetZero()
+		return err
+	}
+	return nil
+}
+
+// plan decodes values of one type. The general msgpack decoder turns strings into
+// bytes, wraps integers around and takes null for anything; the plan does not.
+type plan interface {
+	decode(r *reader, v reflect.Value) error
+}
+
+var plans sync.Map // reflect.Type -> plan
+
+func planOf(t reflect.Type) plan {
+	if p, ok := plans.Load(t); ok {
+		return p.(plan)
+	}
+	p := newPlan(t)
+	plans.Store(t, p)
+	return p
+}
+
+var metadataType = reflect.TypeFor[Metadata]()
+
+func newPlan(t reflect.Type) plan {
+	if t == metadataType {
+		return metadataPlan{}
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return boolPlan{}
+	case reflect.Int64:
+		return intPlan{}
+	case reflect.Uint64:
+		return uintPlan{}
+	case reflect.Float32, reflect.Float64:
+		return floatPlan{}
+	case reflect.String:
+		return stringPlan{}
+	case reflect.Pointer:
+		return pointerPlan{elem: planOf(t.Elem()), zero: t.Elem()}
+	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return bytesPlan{}
+		}
+		return slicePlan{elem: planOf(t.Elem())}
+	case reflect.Map:
+		return stringMapPlan{}
+	case reflect.Struct:
+		return newStructPlan(t)
+	}
+	panic("schemas: no wire form for " + t.String()) // a struct of this package is wrong
+}
+
+type structPlan struct {
+	fields []fieldPlan
+	byName map[string]int
+}
+
+type fieldPlan struct {
+	name  string
+	index int
+	// optional fields are left out when empty, so null is taken for absent.
+	optional bool
+	plan     plan
+}
+
+func newStructPlan(t reflect.Type) *structPlan {
+	s := &structPlan{byName: map[string]int{}}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, option, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
+		s.byName[name] = len(s.fields)
+		s.fields = append(s.fields, fieldPlan{name: name, index: i, optional: option == "omitempty", plan: planOf(f.Type)})
+	}
+	return s
+}
+
+func (s *structPlan) decode(r *reader, v reflect.Value) error {
+	n, ok := r.mapLen()
+	if !ok {
+		return r.mismatch("a map")
+	}
+	expect := 0 // writers keep the order of the struct, so the next field is usually it
+	for range n {
+		key := r.text()
+		i := expect
+		if i >= len(s.fields) || s.fields[i].name != string(key) {
+			var known bool
+			if i, known = s.byName[string(key)]; !known {
+				r.skip()
+				continue
+			}
+		}
+		expect = i + 1
+		f := &s.fields[i]
+		if f.optional && r.null() {
+			continue
+		}
+		if err := f.plan.decode(r, v.Field(f.index)); err != nil {
+			return at(f.name, err)
+		}
+	}
+	return nil
+}
+
+type (
+	boolPlan    struct{}
+	intPlan     struct{}
+	uintPlan    struct{}
+	floatPlan   struct{}
+	stringPlan  struct{}
+	bytesPlan   struct{}
+	pointerPlan struct {
+		elem plan
+		zero reflect.Type
+	}
+	slicePlan     struct{ elem plan }
+	stringMapPlan struct{}
+	metadataPlan  struct{}
+)
+
+func (boolPlan) decode(r *reader, v reflect.Value) error {
+	switch r.peek() {
+	case codeTrue, codeFalse:
+		v.SetBool(r.peek() == codeTrue)
+		r.pos++
+		return nil
+	}
+	return r.mismatch("true or false")
+}
+
+func (intPlan) decode(r *reader, v reflect.Value) error {
+	n, negative, ok := r.integer()
+	switch {
+	case !ok:
+		return r.mismatch("an integer")
+	case !negative && n > math.MaxInt64:
+		return &FieldError{Fault: strconv.FormatUint(n, 10) + "; must be at most 9223372036854775807"}
+	}
+	v.SetInt(int64(n))
+	return nil
+}
+
+func (uintPlan) decode(r *reader, v reflect.Value) error {
+	n, negative, ok := r.integer()
+	switch {
+	case !ok:
+		return r.mismatch("an integer")
+	case negative:
+		return &FieldError{Fault: strconv.FormatInt(int64(n), 10) + "; must not be negative"}
+	}
+	v.SetUint(n)
+	return nil
+}
+
+func (floatPlan) decode(r *reader, v reflect.Value) error {
+	f, ok := r.float()
+	if !ok {
+		return r.mismatch("a number")
+	}
+	if v.Kind() == reflect.Float32 && !math.IsInf(f, 0) && math.IsInf(float64(float32(f)), 0) {
+		return &FieldError{Fault: fmt.Sprintf("%v; must fit 32 bits", f)}
+	}
+	v.SetFloat(f)
+	return nil
+}
+
+func (stringPlan) decode(r *reader, v reflect.Value) error {
+	if !r.isText() {
+		return r.mismatch("a string")
+	}
+	v.SetString(string(r.text()))
+	return nil
+}
+
+func (bytesPlan) decode(r *reader, v reflect.Value) error {
+	if r.null() {
+		return nil
+	}
+	b, ok := r.bin()
+	if !ok {
+		return r.mismatch("bytes")
+	}
+	v.SetBytes(b)
+	return nil
+}
+
+func (p pointerPlan) decode(r *reader, v reflect.Value) error {
+	if r.null() {
+		return nil
+	}
+	elem := reflect.New(p.zero)
+	if err := p.elem.decode(r, elem.Elem()); err != nil {
+		return err
+	}
+	v.Set(elem)
+	return nil
+}
+
+func (p slicePlan) decode(r *reader, v reflect.Value) error {
+	if r.null() {
+		return nil
+	}
+	n, ok := r.listLen()
+	if !ok {
+		return r.mismatch("a list")
+	}
+	v.Set(reflect.MakeSlice(v.Type(), n, n))
+	for i := range n {
+		if err := p.elem.decode(r, v.Index(i)); err != nil {
+			return at("["+strconv.Itoa(i)+"]", err)
+		}
+	}
+	return nil
+}
+
+func (stringMapPlan) decode(r *reader, v reflect.Value) error {
+	if r.null() {
+		return nil
+	}
+	n, ok := r.mapLen()
+	if !ok {
+		return r.mismatch("a map")
+	}
+	m := make(map[string]string, n)
+	for range n {
+		key := string(r.text())
+		if !r.isText() {
+			return at(key, r.mismatch("a string"))
+		}
+		m[key] = string(r.text())
+	}
+	v.Set(reflect.ValueOf(m))
+	return nil
+}
+
+// decode copies: metadata outlives the message it came with.
+func (metadataPlan) decode(r *reader, v reflect.Value) error {
+	if r.null() {
+		return nil
+	}
+	start := r.pos
+	if _, ok := r.mapLen(); !ok {
+		return r.mismatch("a map")
+	}
+	r.pos = start
+	r.skip()
+	m := Metadata(append([]byte(nil), r.data[start:r.pos]...))
+	if err := m.Validate(); err != nil {
+		return &FieldError{Fault: err.Error()}
+	}
+	v.SetBytes(m)
+	return nil
+}
+
+// reader takes values off bytes that Precheck accepted, so lengths and ends hold.
+type reader struct {
+	data []byte
+	pos  int
+}
+
+func (r *reader) peek() byte { return r.data[r.pos] }
+
+// null steps over a null, if that is what comes.
+func (r *reader) null() bool {
+	if r.peek() != codeNil {
+		return false
+	}
+	r.pos++
+	return true
+}
+
+func (r *reader) skip() {
+	w := walker{data: r.data, pos: r.pos, budget: MaxElements}
+	w.value(MaxDepth)
+	r.pos = w.pos
+}
+
+// be reads the big-endian number of size bytes behind the code, and steps over both.
+func (r *reader) be(size int) uint64 {
+	b := r.data[r.pos+1 : r.pos+1+size]
+	r.pos += 1 + size
+	switch size {
+	case 1:
+		return uint64(b[0])
+	case 2:
+		return uint64(binary.BigEndian.Uint16(b))
+	case 4:
+		return uint64(binary.BigEndian.Uint32(b))
+	}
+	return binary.BigEndian.Uint64(b)
+}
+
+// integer is the two's complement bits of an integer and whether it is negative.
+func (r *reader) integer() (n uint64, negative, ok bool) {
+	c := r.peek()
+	switch {
+	case c < codeFixMap:
+		r.pos++
+		return uint64(c), false, true
+	case c >= codeNegFix:
+		r.pos++
+		return uint64(int64(int8(c))), true, true
+	case c >= codeUint8 && c <= codeUint64:
+		return r.be(1 << (c - codeUint8)), false, true
+	}
+	var i int64
+	switch c {
+	case codeInt8:
+		i = int64(int8(r.be(1)))
+	case codeInt16:
+		i = int64(int16(r.be(2)))
+	case codeInt32:
+		i = int64(int32(r.be(4)))
+	case codeInt64:
+		i = int64(r.be(8))
+	default:
+		return 0, false, false
+	}
+	return uint64(i), i < 0, true
+}
+
+func (r *reader) float() (float64, bool) {
+	switch r.peek() {
+	case codeFloat32:
+		return float64(math.Float32frombits(uint32(r.be(4)))), true
+	case codeFloat64:
+		return math.Float64frombits(r.be(8)), true
+	}
+	n, negative, ok := r.integer()
+	if negative {
+		return float64(int64(n)), ok
+	}
+	return float64(n), ok
+}
+
+func (r *reader) isText() bool {
+	c := r.peek()
+	return c&0xe0 == codeFixStr || c >= codeStr8 && c <= codeStr32
+}
+
+// text takes a string, which must be what comes.
+func (r *reader) text() []byte {
+	c := r.peek()
+	if c&0xe0 == codeFixStr {
+		r.pos++
+		return r.take(int(c & 0x1f))
+	}
+	return r.take(int(r.be(1 << (c - codeStr8))))
+}
+
+func (r *reader) bin() ([]byte, bool) {
+	c := r.peek()
+	if c < codeBin8 || c > codeBin32 {
+		return nil, false
+	}
+	return r.take(int(r.be(1 << (c - codeBin8)))), true
+}
+
+// take has no room behind it: appending to a latent must not write into the message.
+func (r *reader) take(n int) []byte {
+	b := r.data[r.pos : r.pos+n : r.pos+n]
+	r.pos += n
+	return b
+}
+
+func (r *reader) listLen() (int, bool) {
+	switch c := r.peek(); {
+	case c&0xf0 == codeFixArray:
+		r.pos++
+		return int(c & 0x0f), true
+	case c == codeArray16 || c == codeArray32:
+		return int(r.be(2 << (c - codeArray16))), true
+	}
+	return 0, false
+}
+
+func (r *reader) mapLen() (int, bool) {
+	switch c := r.peek(); {
+	case c&0xf0 == codeFixMap:
+		r.pos++
+		return int(c & 0x0f), true
+	case c == codeMap16 || c == codeMap32:
+		return int(r.be(2 << (c - codeMap16))), true
+	}
+	return 0, false
+}
+
+// mismatch says what came where something else must be.
+func (r *reader) mismatch(want string) error {
+	came := "null"
+	switch c := r.peek(); {
+	case c == codeTrue || c == codeFalse:
+		came = strconv.FormatBool(c == codeTrue)
+	case c == codeFloat32 || c == codeFloat64:
+		f, _ := r.float()
+		came = strconv.FormatFloat(f, 'g', -1, 64)
+	case c >= codeBin8 && c <= codeBin32:
+		came = "bytes"
+	case r.isText():
+		came = quote(string(r.text()))
+	case c&0xf0 == codeFixArray || c == codeArray16 || c == codeArray32:
+		came = "a list"
+	case c&0xf0 == codeFixMap || c == codeMap16 || c == codeMap32:
+		came = "a map"
+	case c != codeNil:
+		n, negative, _ := r.integer()
+		came = strconv.FormatUint(n, 10)
+		if negative {
+			came = strconv.FormatInt(int64(n), 10)
+		}
+	}
+	return &FieldError{Fault: came + "; must be " + want}
+}
+
+// quote is s in Go syntax, cut after 64 bytes: errors travel in dead letters.
+func quote(s string) string {
+	const limit = 64
+	if len(s) <= limit {
+		return strconv.Quote(s)
+	}
+	return strconv.Quote(legalText(s, limit)) + "..."
+}

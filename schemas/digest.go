@@ -1,0 +1,342 @@
+package schemas
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"math"
+)
+
+// Digests here are SHA-256 over a sequence of fields, so that any language can
+// compute them. The bytes of a field are:
+//
+//	integer     8 bytes, two's complement, little-endian
+//	float64     8 bytes, its IEEE 754 bits, little-endian
+//	float32     4 bytes, its IEEE 754 bits, little-endian
+//	text        its length in bytes as an integer, then its UTF-8
+//	bytes       its length as an integer, then the bytes
+//	optional    1 byte, 0 for null, or 1 and then the value
+//	list        its length as an integer, then its items
+//	digest      its 32 bytes
+//
+// Each begins with a text that names what is digested and the layout's version.
+type digester struct {
+	h   hash.Hash
+	buf [8]byte
+}
+
+func newDigester(domain string) *digester {
+	d := &digester{h: sha256.New()}
+	d.text(domain)
+	return d
+}
+
+func (d *digester) integer(n int64) {
+	binary.LittleEndian.PutUint64(d.buf[:], uint64(n))
+	d.h.Write(d.buf[:])
+}
+
+func (d *digester) float(x float64) { d.integer(int64(math.Float64bits(x))) }
+
+func (d *digester) float32(x float32) {
+	binary.LittleEndian.PutUint32(d.buf[:4], math.Float32bits(x))
+	d.h.Write(d.buf[:4])
+}
+
+func (d *digester) text(s string) {
+	d.integer(int64(len(s)))
+	d.h.Write([]byte(s))
+}
+
+func (d *digester) optional(x *float64) {
+	if x == nil {
+		d.h.Write([]byte{0})
+		return
+	}
+	d.h.Write([]byte{1})
+	d.float(*x)
+}
+
+func (d *digester) integers(list []int64) {
+	d.integer(int64(len(list)))
+	for _, n := range list {
+		d.integer(n)
+	}
+}
+
+func (d *digester) floats32(list []float32) {
+	d.integer(int64(len(list)))
+	for _, x := range list {
+		d.float32(x)
+	}
+}
+
+func (d *digester) texts(list []string) {
+	d.integer(int64(len(list)))
+	for _, s := range list {
+		d.text(s)
+	}
+}
+
+func (d *digester) sum() [32]byte { return [32]byte(d.h.Sum(nil)) }
+
+// ComputeScheduleDigest is the SHA-256, in lower-case hex, over what must be equal in
+// a group for its advantages to mean anything: the text "meander schedule 1", sigmas
+// (list of float32), transitions (list of text), noise_level (float64), solver,
+// log_prob_kind, latents_dtype (text), true_cfg_scale (float64), height, width
+// (integer), and the number of steps (integer). See digester for the bytes.
+func (e *Request) ComputeScheduleDigest() string {
+	d := newDigester("meander schedule 1")
+	d.floats32(e.Sigmas)
+	d.texts(e.Transitions)
+	d.float(e.NoiseLevel)
+	d.text(e.Solver)
+	d.text(e.LogProbKind)
+	d.text(e.LatentsDType)
+	d.float(e.TrueCFGScale)
+	d.integer(e.Height)
+	d.integer(e.Width)
+	d.integer(int64(len(e.Transitions)))
+	sum := d.sum()
+	return hex.EncodeToString(sum[:])
+}
+
+// ErrNoContent is returned by ContentDigest for an event that has no content of its own.
+var ErrNoContent = errors.New("event has no content digest")
+
+// ContentDigest is the SHA-256 over what a rollout computed, and nothing of where and
+// when: two runs with the same seed, prompts and weights give equal digests, whatever
+// their run id, retries, batch packing or number of replicas. Left out are the run,
+// stream sequences, times and durations, attempts, instance and backend names, how
+// tensors travelled (inline, parts or blob), and caller's metadata.
+//
+// It is defined for a Step, Trajectory, Reward, Advantage and Batch; other events
+// give ErrNoContent. A digest field or tensor that is not legal is an error.
+func ContentDigest(e Event) ([32]byte, error) {
+	switch e := e.(type) {
+	case *Step:
+		return e.ContentDigest()
+	case *Trajectory:
+		return e.contentDigest()
+	case *Reward:
+		return e.contentDigest(), nil
+	case *Advantage:
+		return e.contentDigest(), nil
+	case *Batch:
+		return e.contentDigest(), nil
+	}
+	return [32]byte{}, fmt.Errorf("%w: %s", ErrNoContent, e.Type())
+}
+
+// ContentDigest covers, after the text "meander step 1": uid, sample_index,
+// step_index, num_inference_steps, transition, noise_level, sigma, sigma_next,
+// timestep, std_dev_t, noise_std, log_prob, log_prob_kind, log_prob_sum,
+// element_count, latents (list of index and tensor), debug (list of name and tensor),
+// policy_version, weights_digest and schedule_digest. A tensor is dtype, shape and
+// the digest of its bytes, the same however they travel.
+func (e *Step) ContentDigest() ([32]byte, error) {
+	d := newDigester("meander step 1")
+	d.text(e.UID)
+	d.integer(e.SampleIndex)
+	d.integer(e.StepIndex)
+	d.integer(e.NumInferenceSteps)
+	d.text(e.Transition)
+	d.float(e.NoiseLevel)
+	d.float32(e.Sigma)
+	d.float32(e.SigmaNext)
+	d.float32(e.Timestep)
+	d.float(e.StdDevT)
+	d.float(e.NoiseStd)
+	d.optional(e.LogProb)
+	d.text(e.LogProbKind)
+	d.optional(e.LogProbSum)
+	d.integer(e.ElementCount)
+	d.integer(int64(len(e.Latents)))
+	for i := range e.Latents {
+		d.integer(e.Latents[i].Index)
+		if err := d.tensor(&e.Latents[i].Tensor); err != nil {
+			return [32]byte{}, fmt.Errorf("latents[%d]: %w", i, err)
+		}
+	}
+	d.integer(int64(len(e.Debug)))
+	for i := range e.Debug {
+		d.text(e.Debug[i].Name)
+		if err := d.tensor(&e.Debug[i].Tensor); err != nil {
+			return [32]byte{}, fmt.Errorf("debug[%d]: %w", i, err)
+		}
+	}
+	d.integer(e.PolicyVersion)
+	d.text(e.WeightsDigest)
+	d.text(e.ScheduleDigest)
+	return d.sum(), nil
+}
+
+func (d *digester) tensor(t *Tensor) error {
+	d.text(t.DType)
+	d.integers(t.Shape)
+	switch {
+	case t.Ref != nil:
+		return d.hex("tensor.ref.digest", t.Ref.Digest)
+	case t.Parts != nil:
+		return d.hex("tensor.parts.digest", t.Parts.Digest)
+	}
+	sum := sha256.Sum256(t.Data)
+	d.h.Write(sum[:])
+	return nil
+}
+
+// hex puts in a digest that an event carries as text.
+func (d *digester) hex(field, s string) error {
+	if !isDigest(s) {
+		return fmt.Errorf("%s: %s; must be a sha-256 of 64 lower-case hex digits", field, quote(s))
+	}
+	sum, err := hex.DecodeString(s)
+	d.h.Write(sum)
+	return err
+}
+
+// StepsDigest is Trajectory.ContentDigest: the SHA-256, in lower-case hex, over the
+// text "meander steps 1" and the list of the steps' content digests in step order.
+func StepsDigest(steps [][32]byte) string {
+	d := newDigester("meander steps 1")
+	d.integer(int64(len(steps)))
+	for i := range steps {
+		d.h.Write(steps[i][:])
+	}
+	sum := d.sum()
+	return hex.EncodeToString(sum[:])
+}
+
+// contentDigest covers, after the text "meander trajectory 1": uid, sample_index,
+// group_size, stop_reason, prompt, negative_prompt, height, width, true_cfg_scale,
+// cfg_rule, sample_seed, noise_seed, sigmas, timesteps, transitions, log_probs,
+// log_prob_kind, noise_level, solver, latent_step_indices, latents_shape,
+// latents_dtype, the steps' content_digest (text), the image's format, width, height
+// and pixel digest where it has one, conditioning, schedule_digest, weights_digest,
+// policy_version_min and policy_version_max.
+func (e *Trajectory) contentDigest() ([32]byte, error) {
+	d := newDigester("meander trajectory 1")
+	d.text(e.UID)
+	d.integer(e.SampleIndex)
+	d.integer(e.GroupSize)
+	d.text(e.StopReason)
+	d.text(e.Prompt)
+	d.text(e.NegativePrompt)
+	d.integer(e.Height)
+	d.integer(e.Width)
+	d.float(e.TrueCFGScale)
+	d.text(e.CFGRule)
+	d.integer(int64(e.SampleSeed))
+	d.integer(int64(e.NoiseSeed))
+	d.floats32(e.Sigmas)
+	d.floats32(e.Timesteps)
+	d.texts(e.Transitions)
+	d.integer(int64(len(e.LogProbs)))
+	for _, p := range e.LogProbs {
+		d.optional(p)
+	}
+	d.text(e.LogProbKind)
+	d.float(e.NoiseLevel)
+	d.text(e.Solver)
+	d.integers(e.LatentStepIndices)
+	d.integers(e.LatentsShape)
+	d.text(e.LatentsDType)
+	d.text(e.ContentDigest)
+	if im := e.Image; im == nil {
+		d.h.Write([]byte{0})
+	} else {
+		d.h.Write([]byte{1})
+		d.text(im.Format)
+		d.integer(im.Width)
+		d.integer(im.Height)
+		if err := d.hex("image.digest", im.Digest); err != nil {
+			return [32]byte{}, err
+		}
+	}
+	d.integer(int64(len(e.Conditioning)))
+	for i := range e.Conditioning {
+		d.text(e.Conditioning[i].Name)
+		if err := d.tensor(&e.Conditioning[i].Tensor); err != nil {
+			return [32]byte{}, fmt.Errorf("conditioning[%d]: %w", i, err)
+		}
+	}
+	d.text(e.ScheduleDigest)
+	d.text(e.WeightsDigest)
+	d.integer(e.PolicyVersionMin)
+	d.integer(e.PolicyVersionMax)
+	return d.sum(), nil
+}
+
+// contentDigest covers, after the text "meander reward 1": uid, sample_index,
+// group_size, status, reward, scores (list of name, version, weight, status, value),
+// trained_steps, schedule_digest, policy_version_min and policy_version_max.
+func (e *Reward) contentDigest() [32]byte {
+	d := newDigester("meander reward 1")
+	d.text(e.UID)
+	d.integer(e.SampleIndex)
+	d.integer(e.GroupSize)
+	d.text(e.Status)
+	d.optional(e.Reward)
+	d.integer(int64(len(e.Scores)))
+	for i := range e.Scores {
+		s := &e.Scores[i]
+		d.text(s.Name)
+		d.text(s.Version)
+		d.float(s.Weight)
+		d.text(s.Status)
+		d.optional(s.Value)
+	}
+	d.integer(e.TrainedSteps)
+	d.text(e.ScheduleDigest)
+	d.integer(e.PolicyVersionMin)
+	d.integer(e.PolicyVersionMax)
+	return d.sum()
+}
+
+// contentDigest covers, after the text "meander advantage 1": uid, batch, status,
+// group_size, members (list of sample_index, reward, advantage, status), mean, std,
+// scale, std_basis, estimator, epsilon, trained_steps, schedule_digest,
+// policy_version_min and policy_version_max.
+func (e *Advantage) contentDigest() [32]byte {
+	d := newDigester("meander advantage 1")
+	d.text(e.UID)
+	d.text(e.Batch)
+	d.text(e.Status)
+	d.integer(e.GroupSize)
+	d.integer(int64(len(e.Members)))
+	for i := range e.Members {
+		m := &e.Members[i]
+		d.integer(m.SampleIndex)
+		d.optional(m.Reward)
+		d.optional(m.Advantage)
+		d.text(m.Status)
+	}
+	d.optional(e.Mean)
+	d.optional(e.Std)
+	d.text(e.Scale)
+	d.text(e.StdBasis)
+	d.text(e.Estimator)
+	d.float(e.Epsilon)
+	d.integer(e.TrainedSteps)
+	d.text(e.ScheduleDigest)
+	d.integer(e.PolicyVersionMin)
+	d.integer(e.PolicyVersionMax)
+	return d.sum()
+}
+
+// contentDigest covers, after the text "meander batch 1": batch, groups, uids,
+// samples, mean, std and std_basis. Metrics hold times, so they are left out.
+func (e *Batch) contentDigest() [32]byte {
+	d := newDigester("meander batch 1")
+	d.text(e.Batch)
+	d.integer(e.Groups)
+	d.texts(e.UIDs)
+	d.integer(e.Samples)
+	d.optional(e.Mean)
+	d.optional(e.Std)
+	d.text(e.StdBasis)
+	return d.sum()
+}

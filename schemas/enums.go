@@ -1,0 +1,127 @@
+package schemas
+
+// Transitions, as in Rollout.SDEType, Request.Transitions and Step.Transition.
+const (
+	TransitionSDE      = "sde"       // Flow-GRPO's stochastic Euler step
+	TransitionCPS      = "cps"       // coefficients-preserving sampling
+	TransitionDanceSDE = "dance_sde" // DanceGRPO's constant-noise step
+	TransitionODE      = "ode"       // deterministic; no log-prob
+)
+
+// Kinds of log-prob. They are not comparable with each other.
+const (
+	LogProbDensity = "density" // the full Gaussian log-density
+	LogProbScaled  = "scaled"  // -(x-m)^2 / 2n^2, without the logarithms
+	LogProbSquared = "squared" // -(x-m)^2, a score and no density
+)
+
+// Places of x_T's randomness.
+const (
+	NoisePerSample = "per_sample" // x_T of its own for each sample
+	NoiseShared    = "shared"     // one x_T for the whole group
+)
+
+// Strategies of an SDEWindow.
+const (
+	WindowRandom        = "random"
+	WindowProgressive   = "progressive"
+	WindowNoncontiguous = "noncontiguous"
+)
+
+// Scales of an advantage, and the bases of the standard deviation.
+const (
+	StdGroup  = "group"
+	StdGlobal = "global"
+	StdNone   = "none"
+
+	BasisSample     = "sample"     // unbiased, n-1
+	BasisExpanded   = "expanded"   // unbiased over rewards repeated for each trained step
+	BasisPopulation = "population" // n
+)
+
+// Why a trajectory ended.
+const (
+	StopCompleted = "completed"
+	StopFailed    = "failed"
+	StopCancelled = "cancelled"
+)
+
+// Statuses of rewards, scores, members and groups.
+const (
+	StatusScored   = "scored"
+	StatusFailed   = "failed"
+	StatusMissing  = "missing"
+	StatusComplete = "complete"
+	StatusPartial  = "partial"
+	StatusStale    = "stale"
+	StatusFiltered = "filtered"
+)
+
+// How the two velocities of classifier-free guidance are combined.
+const (
+	CFGRescaled = "rescaled" // rescaled to the norm of the positive one, per token
+	CFGPlain    = "plain"
+)
+
+// ImagePNG is the format of pictures.
+const ImagePNG = "png"
+
+// Classes of reasons in a dead letter or a refused receipt.
+const (
+	CodeDecode        = "decode"         // the bytes are not an event
+	CodeInvalid       = "invalid"        // an event that breaks a rule
+	CodeUnknownModel  = "unknown_model"  // no lane serves the model
+	CodeUnknownReward = "unknown_reward" // no such reward function or estimator
+	CodeUIDConflict   = "uid_conflict"   // the run already used the uid for another prompt
+	CodeExhausted     = "exhausted"      // retried until the deliveries ran out
+	CodeLate          = "late"           // its group had closed
+	CodeFailed        = "failed"         // the work itself failed, for good
+	CodeCancelled     = "cancelled"      // someone cancelled the uid or the run
+	CodeStale         = "stale"          // the weights are older than the prompt accepts
+	CodeTooLarge      = "too_large"      // larger than the bus carries
+)
+
+// The legal values of the contract's enumerations, in the order messages list
+// them. Not to be modified. Names of reward functions and estimators are not among
+// them: the services know those.
+var (
+	SDETypes         = []string{TransitionSDE, TransitionCPS, TransitionDanceSDE, TransitionODE}
+	LogProbKinds     = []string{LogProbDensity, LogProbScaled, LogProbSquared}
+	Solvers          = []string{"euler", "heun", "unipc", "dpm", "rk4"}
+	DebugTensors     = []string{"noise", "mean", "std", "model_output"}
+	LatentsDTypes    = []string{"F32", "F16", "BF16"}
+	InitialNoises    = []string{NoisePerSample, NoiseShared}
+	WindowStrategies = []string{WindowRandom, WindowProgressive, WindowNoncontiguous}
+	StdScales        = []string{StdGroup, StdGlobal, StdNone}
+	StdBases         = []string{BasisSample, BasisExpanded, BasisPopulation}
+	StopReasons      = []string{StopCompleted, StopFailed, StopCancelled}
+	CFGRules         = []string{CFGRescaled, CFGPlain}
+	ImageFormats     = []string{ImagePNG}
+	RewardStatuses   = []string{StatusScored, StatusFailed}
+	MemberStatuses   = []string{StatusScored, StatusFailed, StatusMissing}
+	GroupStatuses    = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered}
+	Stages           = []string{"intake", "sampler", "reward", "advantage"}
+	DeadCodes        = []string{
+		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
+		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge,
+	}
+)
+
+// DTypeSize returns the bytes of one element of a tensor's dtype, named as in
+// safetensors; false for a name that no event may carry.
+func DTypeSize(dtype string) (int64, bool) {
+	switch dtype {
+	case "F64", "I64", "U64":
+		return 8, true
+	case "F32", "I32", "U32":
+		return 4, true
+	case "F16", "BF16", "I16", "U16":
+		return 2, true
+	case "I8", "U8", "BOOL":
+		return 1, true
+	}
+	return 0, false
+}
+
+// DTypes are the element types a tensor may have.
+var DTypes = []string{"F32", "F16", "BF16", "U8", "F64", "I8", "I16", "I32", "I64", "U16", "U32", "U64", "BOOL"}

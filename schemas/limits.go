@@ -1,0 +1,84 @@
+package schemas
+
+// Limits on the encoded bytes of an event, checked before anything is allocated.
+const (
+	// MaxEventBytes is the longest event, whatever payload limit the server has. The
+	// server's own limit (1 MiB unless its operator raised it) is usually reached first.
+	MaxEventBytes = 8 << 20
+	// MaxDepth is how deep maps and lists nest; the event itself is level 1.
+	MaxDepth = 8
+	// MaxElements is the number of msgpack values in one event, keys included.
+	MaxElements = 1 << 16
+	// MaxListItems is the length of any list.
+	MaxListItems = 8192
+	// MaxMapKeys is the number of keys of any map, MaxKeyBytes the length of a key.
+	MaxMapKeys  = 128
+	MaxKeyBytes = 256
+	// MaxMetadataBytes and MaxMetadataDepth bound the encoded metadata map.
+	MaxMetadataBytes = 16 << 10
+	MaxMetadataDepth = 4
+)
+
+// Limits on fields.
+const (
+	// MaxGroupSize is the number of samples of one prompt.
+	MaxGroupSize = 1024
+	// MaxSteps is T, the number of denoising steps.
+	MaxSteps = 1000
+	// MaxPromptBytes bounds a prompt, a negative prompt and a ground truth, in bytes of UTF-8.
+	MaxPromptBytes = 16 << 10
+	// MinSide, MaxSide and SideMultiple bound height and width in pixels: latents are
+	// packed in patches of 2x2 behind a VAE that halves three times.
+	MinSide      = 16
+	MaxSide      = 8192
+	SideMultiple = 16
+	// MaxCFGScale bounds true_cfg_scale, MaxNoiseLevel noise_level, MaxEpsilon epsilon.
+	MaxCFGScale   = 100
+	MaxNoiseLevel = 10
+	MaxEpsilon    = 1
+	// MaxPriority bounds the magnitude of a priority.
+	MaxPriority = 1_000_000
+	// MaxRewards is the number of reward functions of a prompt, MaxWeight the magnitude of a weight.
+	MaxRewards = 16
+	MaxWeight  = 1e6
+	// MaxParams, MaxParamName and MaxParamBytes bound a reward function's params.
+	MaxParams     = 32
+	MaxParamName  = 64
+	MaxParamBytes = 4096
+	// MaxBatchGroups is the number of groups of a batch, MaxMetrics the number of its metrics.
+	MaxBatchGroups = 4096
+	MaxMetrics     = 256
+	// MaxDebug is the number of debug tensors of a step: one of each name.
+	MaxDebug = 4
+	// MaxStepLatents is the number of latents one step carries: before it, and after the last.
+	MaxStepLatents = 2
+	// MaxConditioning is the number of conditioning tensors of a trajectory.
+	MaxConditioning = 16
+	// MaxTensorDims is the number of dimensions of a tensor, MaxTensorBytes the size of
+	// its elements wherever they are.
+	MaxTensorDims  = 8
+	MaxTensorBytes = 1 << 30
+	// MaxPartBytes is the size of one part of a tensor that was too large for one
+	// message, MaxPartIndex the largest number of parts of one event. Part n travels on
+	// the event's subject followed by ".<n>".
+	MaxPartBytes = 512 << 10
+	MaxParts     = 4096
+	// MaxInlineImage is the size of a picture carried inside the trajectory; larger ones are blobs.
+	MaxInlineImage = 512 << 10
+	// MaxBlobBytes is the size of an object in the blob bucket that an event may point to.
+	MaxBlobBytes = 1 << 36
+	// MaxText bounds an error or a reason, MaxName a name of a model, instance, version or backend.
+	MaxText = 4096
+	MaxName = 256
+	// MaxSubject bounds the subject of a dead letter.
+	MaxSubject = 1024
+	// MaxHeaders, MaxHeaderName and MaxHeaderValue bound a dead letter's headers.
+	MaxHeaders     = 128
+	MaxHeaderName  = 256
+	MaxHeaderValue = 16 << 10
+	// MaxSchedulerConfig bounds a policy's scheduler_config.json.
+	MaxSchedulerConfig = 64 << 10
+	// MaxLatentChannels and MaxPixelsPerToken bound what a policy announces.
+	MaxLatentChannels = 65536
+	MaxPixelsPerToken = 1024
+)

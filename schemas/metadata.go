@@ -1,0 +1,156 @@
+package schemas
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// Metadata is a msgpack map that is carried through unread: the bytes of the map
+// itself, embedded in the event as a map, not as a byte string. Nil is no map.
+// It has at most MaxMetadataBytes and MaxMetadataDepth levels.
+type Metadata []byte
+
+// MetadataFrom encodes m with sorted keys; an empty or nil map gives nil.
+func MetadataFrom(m map[string]any) (Metadata, error) {
+	if len(m) == 0 {
+		return nil, nil
+	}
+	var buf bytes.Buffer
+	enc := msgpack.NewEncoder(&buf)
+	enc.UseCompactInts(true)
+	enc.SetSortMapKeys(true)
+	if err := enc.EncodeMapSorted(m); err != nil {
+		return nil, fmt.Errorf("encode metadata: %w", err)
+	}
+	md := Metadata(buf.Bytes())
+	if err := md.Validate(); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	return md, nil
+}
+
+// MetadataFromJSON takes a JSON object. Numbers without a fraction or exponent
+// become integers.
+func MetadataFromJSON(data []byte) (Metadata, error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var m map[string]any
+	if err := dec.Decode(&m); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	if dec.More() {
+		return nil, errors.New("metadata: more than one JSON value")
+	}
+	if err := numbers(m); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	return MetadataFrom(m)
+}
+
+// numbers replaces every json.Number below v by an int64 or a float64.
+func numbers(v any) error {
+	replace := func(v any) (any, error) {
+		n, ok := v.(json.Number)
+		if !ok {
+			return v, numbers(v)
+		}
+		if i, err := n.Int64(); err == nil {
+			return i, nil
+		}
+		return n.Float64()
+	}
+	var err error
+	switch v := v.(type) {
+	case map[string]any:
+		for k, e := range v {
+			if v[k], err = replace(e); err != nil {
+				return err
+			}
+		}
+	case []any:
+		for i, e := range v {
+			if v[i], err = replace(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Validate says whether m is one msgpack map within the limits.
+func (m Metadata) Validate() error {
+	if m == nil {
+		return nil
+	}
+	if len(m) > MaxMetadataBytes {
+		return fmt.Errorf("%d bytes; must be at most %d", len(m), MaxMetadataBytes)
+	}
+	return precheck(m, MaxMetadataDepth)
+}
+
+// Map decodes m. Integers become int64 or uint64, other numbers float64, byte
+// strings []byte. Nil for no metadata.
+func (m Metadata) Map() (map[string]any, error) {
+	if m == nil {
+		return nil, nil
+	}
+	if err := m.Validate(); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	dec := msgpack.NewDecoder(bytes.NewReader(m))
+	dec.UseLooseInterfaceDecoding(true)
+	out, err := dec.DecodeMap()
+	if err != nil {
+		return nil, fmt.Errorf("decode metadata: %w", err)
+	}
+	return out, nil
+}
+
+// MarshalJSON writes m as a JSON object, byte strings as base64; null for no metadata.
+func (m Metadata) MarshalJSON() ([]byte, error) {
+	v, err := m.Map()
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(v)
+}
+
+// UnmarshalJSON is MetadataFromJSON; null gives nil.
+func (m *Metadata) UnmarshalJSON(data []byte) error {
+	v, err := MetadataFromJSON(data)
+	if err != nil {
+		return err
+	}
+	*m = v
+	return nil
+}
+
+// EncodeMsgpack embeds the map.
+func (m Metadata) EncodeMsgpack(enc *msgpack.Encoder) error {
+	if m == nil {
+		return enc.EncodeNil()
+	}
+	if err := m.Validate(); err != nil {
+		return fmt.Errorf("metadata: %w", err)
+	}
+	return enc.Encode(msgpack.RawMessage(m))
+}
+
+// DecodeMsgpack takes the map as it is, so that foreign decoders of this struct
+// work too; Decode does not need it.
+func (m *Metadata) DecodeMsgpack(dec *msgpack.Decoder) error {
+	raw, err := dec.DecodeRaw()
+	if err != nil {
+		return err
+	}
+	*m = nil
+	if len(raw) == 1 && raw[0] == codeNil {
+		return nil
+	}
+	*m = Metadata(raw)
+	return m.Validate()
+}

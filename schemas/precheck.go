@@ -1,0 +1,291 @@
+package schemas
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// ErrMalformed is wrapped by every error of Precheck and by Decode's when the bytes
+// are not a msgpack map that an event could be.
+var ErrMalformed = errors.New("malformed event")
+
+// msgpack codes, https://github.com/msgpack/msgpack/blob/master/spec.md.
+const (
+	codeFixMap   = 0x80
+	codeFixArray = 0x90
+	codeFixStr   = 0xa0
+	codeNil      = 0xc0
+	codeUnused   = 0xc1
+	codeFalse    = 0xc2
+	codeTrue     = 0xc3
+	codeBin8     = 0xc4
+	codeBin16    = 0xc5
+	codeBin32    = 0xc6
+	codeFloat32  = 0xca
+	codeFloat64  = 0xcb
+	codeUint8    = 0xcc
+	codeUint16   = 0xcd
+	codeUint32   = 0xce
+	codeUint64   = 0xcf
+	codeInt8     = 0xd0
+	codeInt16    = 0xd1
+	codeInt32    = 0xd2
+	codeInt64    = 0xd3
+	codeStr8     = 0xd9
+	codeStr16    = 0xda
+	codeStr32    = 0xdb
+	codeArray16  = 0xdc
+	codeArray32  = 0xdd
+	codeMap16    = 0xde
+	codeMap32    = 0xdf
+	codeNegFix   = 0xe0
+)
+
+// Precheck walks the bytes of an event once, without allocating, and refuses what a
+// decoder should never see: anything but one map, bytes after it, a declared length
+// beyond the bytes left, more than MaxDepth levels, MaxElements values, MaxListItems
+// or MaxMapKeys, extension types, keys that are not strings or come twice in a map,
+// and strings that are not UTF-8. A byte string costs the same whatever its length.
+func Precheck(data []byte) error {
+	if len(data) > MaxEventBytes {
+		return fmt.Errorf("%w: %d bytes; must be at most %d", ErrMalformed, len(data), MaxEventBytes)
+	}
+	return precheck(data, MaxDepth)
+}
+
+func precheck(data []byte, depth int) error {
+	if len(data) == 0 {
+		return fmt.Errorf("%w: empty", ErrMalformed)
+	}
+	if c := data[0]; c&0xf0 != codeFixMap && c != codeMap16 && c != codeMap32 {
+		return fmt.Errorf("%w: starts with 0x%02x; must be a map", ErrMalformed, c)
+	}
+	w := walker{data: data, budget: MaxElements}
+	if !w.value(depth) {
+		return fmt.Errorf("%w: %s at byte %d", ErrMalformed, w.fault, w.pos)
+	}
+	if w.pos != len(data) {
+		return fmt.Errorf("%w: %d bytes after the map", ErrMalformed, len(data)-w.pos)
+	}
+	return nil
+}
+
+// walker holds no error value: building one would make it escape to the heap.
+type walker struct {
+	data   []byte
+	pos    int
+	budget int
+	fault  string
+}
+
+func (w *walker) fail(fault string) bool {
+	w.fault = fault
+	return false
+}
+
+// value steps over one value, in which depth more levels may nest.
+func (w *walker) value(depth int) bool {
+	if w.budget--; w.budget < 0 {
+		return w.fail("too many values")
+	}
+	if w.pos >= len(w.data) {
+		return w.fail("ends within a value")
+	}
+	c := w.data[w.pos]
+	switch {
+	case c < codeFixMap || c >= codeNegFix || c == codeNil || c == codeTrue || c == codeFalse:
+		w.pos++
+		return true
+	case c < codeFixArray:
+		w.pos++
+		return w.mapOf(int(c&0x0f), depth)
+	case c < codeFixStr:
+		w.pos++
+		return w.list(int(c&0x0f), depth)
+	case c < codeNil:
+		w.pos++
+		return w.text(int(c & 0x1f))
+	}
+	switch c {
+	case codeUint8, codeInt8:
+		return w.skip(2)
+	case codeUint16, codeInt16:
+		return w.skip(3)
+	case codeUint32, codeInt32, codeFloat32:
+		return w.skip(5)
+	case codeUint64, codeInt64, codeFloat64:
+		return w.skip(9)
+	case codeBin8, codeBin16, codeBin32:
+		n, ok := w.length(1 << (c - codeBin8))
+		return ok && w.skip(n)
+	case codeStr8, codeStr16, codeStr32:
+		n, ok := w.length(1 << (c - codeStr8))
+		return ok && w.text(n)
+	case codeArray16, codeArray32:
+		n, ok := w.length(2 << (c - codeArray16))
+		return ok && w.list(n, depth)
+	case codeMap16, codeMap32:
+		n, ok := w.length(2 << (c - codeMap16))
+		return ok && w.mapOf(n, depth)
+	case codeUnused:
+		return w.fail("code 0xc1, which is never used")
+	}
+	return w.fail("extension type")
+}
+
+// length reads the big-endian length of size bytes behind the code, and steps over both.
+func (w *walker) length(size int) (int, bool) {
+	rest := w.data[w.pos+1:]
+	if len(rest) < size {
+		return 0, w.fail("ends within a length")
+	}
+	w.pos += 1 + size
+	switch size {
+	case 1:
+		return int(rest[0]), true
+	case 2:
+		return int(binary.BigEndian.Uint16(rest)), true
+	}
+	n := binary.BigEndian.Uint32(rest)
+	if uint64(n) > uint64(len(w.data)) {
+		return 0, w.fail("length beyond the bytes left")
+	}
+	return int(n), true
+}
+
+func (w *walker) skip(n int) bool {
+	if n > len(w.data)-w.pos {
+		return w.fail("length beyond the bytes left")
+	}
+	w.pos += n
+	return true
+}
+
+func (w *walker) text(n int) bool {
+	if n > len(w.data)-w.pos {
+		return w.fail("length beyond the bytes left")
+	}
+	if !utf8.Valid(w.data[w.pos : w.pos+n]) {
+		return w.fail("string that is not UTF-8")
+	}
+	w.pos += n
+	return true
+}
+
+func (w *walker) list(n, depth int) bool {
+	switch {
+	case depth == 0:
+		return w.fail("nested too deep")
+	case n > len(w.data)-w.pos:
+		return w.fail("length beyond the bytes left")
+	case n > MaxListItems:
+		return w.fail("list too long")
+	}
+	for range n {
+		if !w.value(depth - 1) {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *walker) mapOf(n, depth int) bool {
+	switch {
+	case depth == 0:
+		return w.fail("nested too deep")
+	case n > (len(w.data)-w.pos)/2:
+		return w.fail("length beyond the bytes left")
+	case n > MaxMapKeys:
+		return w.fail("map with too many keys")
+	}
+	if n <= smallMap {
+		var slots [2 * smallMap]keySlot
+		return w.entries(n, depth, slots[:])
+	}
+	return w.largeMap(n, depth)
+}
+
+// largeMap has a frame of its own, so that only large maps pay for clearing theirs.
+func (w *walker) largeMap(n, depth int) bool {
+	var slots [2 * MaxMapKeys]keySlot
+	return w.entries(n, depth, slots[:])
+}
+
+func (w *walker) entries(n, depth int, seen keySet) bool {
+	for range n {
+		start := w.pos
+		if !w.key() {
+			return false
+		}
+		if !seen.add(w.data, start, w.pos) {
+			w.pos = start
+			return w.fail("key that came before")
+		}
+		if !w.value(depth - 1) {
+			return false
+		}
+	}
+	return true
+}
+
+// key steps over a map key.
+func (w *walker) key() bool {
+	if w.pos >= len(w.data) {
+		return w.fail("ends within a map")
+	}
+	switch c := w.data[w.pos]; {
+	case c&0xe0 == codeFixStr, c == codeStr8, c == codeStr16, c == codeStr32:
+	default:
+		return w.fail("key that is not a string")
+	}
+	start := w.pos
+	if !w.value(0) {
+		return false
+	}
+	if w.pos-start > MaxKeyBytes+5 {
+		w.pos = start
+		return w.fail("key too long")
+	}
+	return true
+}
+
+// smallMap is the number of keys most maps stay below.
+const smallMap = 16
+
+// keySet is the keys of one map, found again by hash, in twice as many slots as
+// there are keys. It holds where they are in the event; an unused slot has end 0.
+type keySet []keySlot
+
+type keySlot struct{ start, end uint32 }
+
+// add puts in the key at data[start:end] and says whether it was new. The length
+// header is left out, as one text has several encodings.
+func (s keySet) add(data []byte, start, end int) bool {
+	switch c := data[start]; c {
+	case codeStr8:
+		start += 2
+	case codeStr16:
+		start += 3
+	case codeStr32:
+		start += 5
+	default:
+		start++
+	}
+	key := data[start:end]
+	hash := uint32(2166136261) // FNV-1a
+	for _, b := range key {
+		hash = (hash ^ uint32(b)) * 16777619
+	}
+	for i := (hash ^ hash>>16) % uint32(len(s)); ; i = (i + 1) % uint32(len(s)) {
+		slot := &s[i]
+		if slot.end == 0 {
+			slot.start, slot.end = uint32(start), uint32(end)
+			return true
+		}
+		if string(data[slot.start:slot.end]) == string(key) {
+			return false
+		}
+	}
+}

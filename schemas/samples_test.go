@@ -1,0 +1,291 @@
+package schemas_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// sample is one legal event; its name is also that of its golden files.
+type sample struct {
+	name  string
+	event schemas.Event
+}
+
+// samples are legal events of every type, from nearly empty to every field set.
+func samples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
+		{"prompt-minimal", &schemas.Prompt{Prompt: "a blue sign that says \"4071\""}},
+		{"prompt-full", fullPrompt(t)},
+		{"prompt-empty-lists", &schemas.Prompt{
+			Prompt: "x", Reward: []schemas.RewardSpec{},
+			Rollout: schemas.Rollout{SDEStepIndices: []int64{}, ReturnStepIndices: []int64{}, Debug: []string{}},
+		}},
+		{"prompt-window", &schemas.Prompt{
+			Prompt: "日本語 and emoji 🌊", NumInferenceSteps: new(int64(10)),
+			Rollout: schemas.Rollout{SDEType: "cps", SDEWindow: &schemas.SDEWindow{
+				Size: 2, Range: []int64{0, 5}, Strategy: "progressive", Iteration: 3, ItersPerGroup: 25, Seed: new(int64(7)),
+			}},
+		}},
+		{"prompt-zeros", &schemas.Prompt{
+			Prompt: "explicit zeros are not defaults", NegativePrompt: new(""), Seed: new(int64(0)), TrueCFGScale: new(0.0),
+			Priority: new(int64(0)), MinPolicyVersion: new(int64(0)), Evaluation: true,
+			Rollout: schemas.Rollout{SDEType: "ode", NoiseLevel: new(0.0)},
+			Reward:  []schemas.RewardSpec{{Name: "ocr", Weight: new(1.0), Required: new(false)}, {Name: "length", Weight: new(0.0)}},
+		}},
+		{"request-full", fullRequest(t)},
+		{"request-extremes", extremeRequest(t)},
+		{"step-sde", sdeStep()},
+		{"step-ode", &schemas.Step{
+			Run: "run-1", UID: "p17", SampleIndex: 0, Attempt: "a1", StepIndex: 0, NumInferenceSteps: 2,
+			Transition: "ode", Sigma: 1, SigmaNext: 0.5, Timestep: 1000, LogProbKind: "density", ElementCount: 8,
+			ScheduleDigest: digestOf("schedule"),
+		}},
+		{"step-last", lastStep()},
+		{"step-parts-and-refs", partsStep()},
+		{"trajectory-completed", completedTrajectory(t)},
+		{"trajectory-inline-image", inlineTrajectory(t)},
+		{"trajectory-failed", &schemas.Trajectory{
+			Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Lane: "tiny", Attempt: "gpu0-3",
+			StopReason: "failed", Error: "model gave NaN at step 3", Group: schemas.Group{Batch: "p17"},
+		}},
+		{"reward-scored", &schemas.Reward{
+			Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Status: "scored", Reward: new(0.75),
+			Scores: []schemas.Score{
+				{Name: "ocr", Version: "1", Weight: 1, Status: "scored", Value: new(0.75), DurationNS: 1_500_000},
+				{Name: "aesthetic", Version: "2-b", Weight: 0.5, Status: "failed", Error: "time limit", DurationNS: 2_000_000_000},
+			},
+			TrajectorySeq: 41, TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5, PolicyVersionMax: 6,
+			Group: fullGroup(t), Scored: 1_763_690_400_123_456_789,
+		}},
+		{"reward-failed", &schemas.Reward{
+			Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Status: "failed", Error: "trajectory failed: model gave NaN at step 3",
+			Scores: []schemas.Score{}, TrajectorySeq: math.MaxUint64, Group: schemas.Group{Batch: "p17"},
+		}},
+		{"advantage-complete", completeAdvantage(t)},
+		{"advantage-failed", &schemas.Advantage{
+			Run: "run-1", UID: "p18", Batch: "p18", Status: "failed", Error: "no sample was scored", GroupSize: 2,
+			Members:   []schemas.Member{{SampleIndex: 0, Status: "failed", TrajectorySeq: 9}, {SampleIndex: 1, Status: "missing"}},
+			Scale:     "none",
+			StdBasis:  "population",
+			Estimator: "rloo",
+		}},
+		{"batch-closed", &schemas.Batch{
+			Run: "run-1", Batch: "b0", Groups: 2, UIDs: []string{"p17", "p18"}, Samples: 9, Mean: new(0.5), Std: new(0.25),
+			StdBasis: "sample", Metrics: []schemas.Metric{{Name: "critic/rewards/max", Value: 1}, {Name: "critic/rewards/mean", Value: 0.5}},
+			Closed: 1_763_690_460_000_000_000,
+		}},
+		{"batch-empty", &schemas.Batch{Run: "run-1", Batch: "b1", Groups: 1, UIDs: []string{}, StdBasis: "sample", Metrics: []schemas.Metric{}}},
+		{"policy", &schemas.Policy{
+			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 12, WeightsDigest: digestOf("weights"),
+			SchedulerConfig: []byte(`{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 1.0}`),
+			LatentChannels:  64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 8, TrueCFGScale: 1,
+			MaxPixels: 1 << 20, Announced: 1_763_690_300_000_000_000,
+		}},
+		{"dead-refused", &schemas.Dead{
+			Stage: "intake", Code: "invalid", Reason: "group_size: 0; must be between 1 and 1024", Run: "run-1", UID: "p19",
+			OriginalSubject: "mdr.v1.prompt.run-1", Stream: "MDR_PROMPTS", StreamSeq: 19, Deliveries: 1,
+			Headers: []schemas.Header{{Name: "Mdr-Type", Value: "prompt/1"}}, Data: []byte{0x80}, At: 1_763_690_401_000_000_000,
+		}},
+		{"dead-bare", &schemas.Dead{Stage: "sampler", Code: "decode", Reason: "malformed event: empty", OriginalSubject: "mdr.v1.request.a.b.c.0"}},
+		{"receipt-accepted", &schemas.Receipt{
+			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{3, 4},
+		}},
+		{"receipt-refused", &schemas.Receipt{Run: "run-1", Code: "unknown_model", Error: "no sampler serves \"flux\""}},
+	}
+}
+
+func digestOf(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+func metadata(t testing.TB) schemas.Metadata {
+	t.Helper()
+	m, err := schemas.MetadataFrom(map[string]any{
+		"split": "train", "index": 12, "weight": 0.5, "raw": []byte{0, 255}, "none": nil, "yes": true,
+		"nested": map[string]any{"tags": []any{"a", "b"}}, "negative": -40_000,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func rewardSpecs() []schemas.RewardSpec {
+	return []schemas.RewardSpec{
+		{
+			Name: "ocr", Weight: new(1.0), Required: new(true), GroundTruth: "4071",
+			Params: map[string]string{"lang": "eng", "charset": "0123456789", "blank": ""},
+		},
+		{Name: "aesthetic", Weight: new(0.5), Required: new(false)},
+	}
+}
+
+func fullGroup(t testing.TB) schemas.Group {
+	return schemas.Group{
+		Batch: "b0", BatchGroups: 2, Reward: rewardSpecs(),
+		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "global", StdBasis: "sample", Epsilon: new(1e-4)},
+		Deadline:  1_763_690_700_000_000_000, Validate: false, Metadata: metadata(t), PromptSeq: 17, Created: 1_763_690_390_000_000_000,
+	}
+}
+
+func fullPrompt(t testing.TB) *schemas.Prompt {
+	return &schemas.Prompt{
+		V: schemas.Version, UID: "p17", Prompt: "a blue sign that says \"4071\"", NegativePrompt: new("blurry"), Model: "tiny",
+		GroupSize: new(int64(8)), Seed: new(int64(math.MaxInt64)), Height: new(int64(64)), Width: new(int64(128)),
+		NumInferenceSteps: new(int64(4)), TrueCFGScale: new(4.0), Sigmas: []float64{1, 0.75, 0.5, 0.25},
+		Rollout: schemas.Rollout{
+			SDEType: "sde", NoiseLevel: new(0.7), SDEStepIndices: []int64{0, 2}, ReturnStepIndices: []int64{0, 1, 2, 3, 4},
+			LogProbKind: "density", Solver: "heun", Debug: []string{"noise", "mean", "std", "model_output"}, LatentsDType: "BF16",
+		},
+		InitialNoise: "shared", Reward: rewardSpecs(),
+		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "global", StdBasis: "sample", Epsilon: new(1e-4)},
+		Metadata:  metadata(t), Batch: &schemas.BatchSpec{ID: "b0", Groups: 2}, Deadline: new(int64(1_763_690_700_000_000_000)),
+		Priority: new(int64(-3)), MinPolicyVersion: new(int64(5)),
+	}
+}
+
+func fullRequest(t testing.TB) *schemas.Request {
+	r := &schemas.Request{
+		Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "tiny", SampleSeed: math.MaxUint64, NoiseSeed: 1 << 63,
+		Prompt: "a blue sign that says \"4071\"", NegativePrompt: " ", Height: 64, Width: 128, TrueCFGScale: 4,
+		Sigmas: []float32{1, 0.75, 0.5, 0.25, 0}, Transitions: []string{"sde", "ode", "cps", "dance_sde"}, NoiseLevel: 0.7,
+		LogProbKind: "density", Solver: "euler", ReturnStepIndices: []int64{0, 1, 2, 3}, Debug: []string{"mean"}, LatentsDType: "F32",
+		Priority: -3, MinPolicyVersion: 5, Group: fullGroup(t),
+	}
+	r.ScheduleDigest = r.ComputeScheduleDigest()
+	return r
+}
+
+// extremeRequest has the longest schedule and the most rewards there may be.
+func extremeRequest(t testing.TB) *schemas.Request {
+	r := fullRequest(t)
+	r.GroupSize, r.SampleIndex = schemas.MaxGroupSize, schemas.MaxGroupSize-1
+	r.Run, r.UID = strings.Repeat("r", schemas.MaxToken), strings.Repeat("u", schemas.MaxToken)
+	r.Height, r.Width = schemas.MaxSide, schemas.MinSide
+	r.Prompt = strings.Repeat("ab\u00e9", schemas.MaxPromptBytes/4)
+	r.Sigmas, r.Transitions, r.ReturnStepIndices, r.Debug = nil, nil, nil, nil
+	for i := range schemas.MaxSteps {
+		r.Sigmas = append(r.Sigmas, 1-float32(i)/schemas.MaxSteps)
+		r.Transitions = append(r.Transitions, "sde")
+		r.ReturnStepIndices = append(r.ReturnStepIndices, int64(i))
+	}
+	r.Sigmas = append(r.Sigmas, 0)
+	r.ReturnStepIndices = append(r.ReturnStepIndices, schemas.MaxSteps)
+	r.Group = schemas.Group{Batch: r.UID, Metadata: largestMetadata(t)}
+	r.ScheduleDigest = r.ComputeScheduleDigest()
+	return r
+}
+
+// largestMetadata has exactly as many bytes and levels as allowed.
+func largestMetadata(t testing.TB) schemas.Metadata {
+	t.Helper()
+	m := schemas.Metadata{0x82, 0xa1, 'd', 0x91, 0x91, 0x81, 0xa1, 'x', 1, 0xa1, 'p', 0xda}
+	rest := schemas.MaxMetadataBytes - len(m) - 2
+	m = append(m, byte(rest>>8), byte(rest))
+	m = append(m, bytes.Repeat([]byte{'p'}, rest)...)
+	if err := m.Validate(); err != nil || len(m) != schemas.MaxMetadataBytes {
+		t.Fatalf("largest metadata of %d bytes: %v", len(m), err)
+	}
+	return m
+}
+
+func latents(dtype string, size int) schemas.Tensor {
+	data := make([]byte, 8*size)
+	for i := range data {
+		data[i] = byte(7 * i)
+	}
+	return schemas.Tensor{DType: dtype, Shape: []int64{2, 4}, Data: data}
+}
+
+func sdeStep() *schemas.Step {
+	return &schemas.Step{
+		Run: "run-1", UID: "p17", SampleIndex: 3, Attempt: "gpu0-3", StepIndex: 2, NumInferenceSteps: 5, Transition: "sde",
+		NoiseLevel: 0.7, Sigma: 0.6, SigmaNext: 0.4, Timestep: 600, StdDevT: 0.8573214099741122, NoiseStd: 0.38340579025361615,
+		LogProb: new(-0.6515271871029717), LogProbKind: "density", LogProbSum: new(-5.2122174968237736), ElementCount: 8,
+		Latents:       []schemas.IndexedTensor{{Index: 2, Tensor: latents("F32", 4)}},
+		Debug:         []schemas.NamedTensor{{Name: "std", Tensor: schemas.Tensor{DType: "F32", Shape: []int64{}, Data: []byte{0, 0, 128, 63}}}},
+		PolicyVersion: 5, WeightsDigest: digestOf("weights"), ScheduleDigest: digestOf("schedule"), Sampler: "gpu0", Backend: "cpu",
+		DeviceNS: 123_456,
+	}
+}
+
+func lastStep() *schemas.Step {
+	s := sdeStep()
+	s.StepIndex, s.Sigma, s.SigmaNext, s.Timestep = 4, 0.2, 0, 200
+	s.Latents = []schemas.IndexedTensor{{Index: 4, Tensor: latents("BF16", 2)}, {Index: 5, Tensor: latents("F16", 2)}}
+	s.Debug = []schemas.NamedTensor{}
+	return s
+}
+
+func partsStep() *schemas.Step {
+	s := lastStep()
+	s.Latents = []schemas.IndexedTensor{
+		{Index: 4, Tensor: schemas.Tensor{
+			DType: "F32", Shape: []int64{4096, 64},
+			Parts: &schemas.Parts{First: 0, Count: 2, Size: 1 << 20, Digest: digestOf("latents")},
+		}},
+		{Index: 5, Tensor: schemas.Tensor{
+			DType: "F32", Shape: []int64{4096, 64}, Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("final"), Size: 1 << 20},
+		}},
+	}
+	return s
+}
+
+func completedTrajectory(t testing.TB) *schemas.Trajectory {
+	r := fullRequest(t)
+	return &schemas.Trajectory{
+		Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: "gpu0-3",
+		StopReason: "completed", Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, Height: 64, Width: 128,
+		TrueCFGScale: 4, CFGRule: "rescaled", SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed,
+		Sigmas: r.Sigmas, Timesteps: []float32{1000, 750, 500, 250, 0}, Transitions: r.Transitions,
+		LogProbs: []*float64{new(-1.25351358926594), nil, new(0.0), new(12.5)}, LogProbKind: "density", NoiseLevel: 0.7, Solver: "euler",
+		LatentStepIndices: r.ReturnStepIndices, LatentsShape: []int64{32, 64}, LatentsDType: "F32",
+		Steps: []schemas.StepRef{
+			{Seq: 1, Digest: digestOf("0")}, {Seq: 200, Digest: digestOf("1")}, {Seq: 70_000, Digest: digestOf("2")}, {Seq: 1 << 40, Digest: digestOf("3")},
+		},
+		ContentDigest: digestOf("content"),
+		Image: &schemas.Image{
+			Format: "png", Width: 128, Height: 64, Digest: digestOf("pixels"),
+			Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("png"), Size: 5_432},
+		},
+		Conditioning: []schemas.NamedTensor{{Name: "prompt_embeds", Tensor: schemas.Tensor{
+			DType: "BF16", Shape: []int64{12, 128}, Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("embeds"), Size: 3_072},
+		}}},
+		ScheduleDigest: r.ScheduleDigest, WeightsDigest: digestOf("weights"), PolicyVersionMin: 5, PolicyVersionMax: 6,
+		Sampler: "gpu0", Backend: "cpu", Group: r.Group,
+		Timings: schemas.SampleTimings{
+			Received: 1_763_690_391_000_000_000, Started: 1_763_690_391_500_000_000, Finished: 1_763_690_395_000_000_000,
+			EncodeNS: 1_000_000, DenoiseNS: 3_000_000_000, DecodeNS: 90_000_000,
+		},
+	}
+}
+
+func inlineTrajectory(t testing.TB) *schemas.Trajectory {
+	e := completedTrajectory(t)
+	e.Image.Ref, e.Image.Data = nil, []byte("\x89PNG\r\n\x1a\n")
+	e.Conditioning = []schemas.NamedTensor{}
+	e.Group.Metadata = nil
+	return e
+}
+
+func completeAdvantage(t testing.TB) *schemas.Advantage {
+	return &schemas.Advantage{
+		Run: "run-1", UID: "p17", Batch: "b0", Status: "partial", GroupSize: 3,
+		Members: []schemas.Member{
+			{SampleIndex: 0, Reward: new(1.0), Advantage: new(0.7070567847218314), Status: "scored", TrajectorySeq: 40},
+			{SampleIndex: 1, Reward: new(0.0), Advantage: new(-0.7070567847218314), Status: "scored", TrajectorySeq: 41},
+			{SampleIndex: 2, Status: "missing"},
+		},
+		Mean: new(0.5), Std: new(0.7071067811865476), Scale: "group", StdBasis: "sample", Estimator: "flow_grpo", Epsilon: 1e-4,
+		TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5, PolicyVersionMax: 6, Metadata: metadata(t),
+		Opened: 1_763_690_400_000_000_000, Closed: 1_763_690_410_000_000_000,
+	}
+}

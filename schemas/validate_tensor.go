@@ -1,0 +1,129 @@
+package schemas
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// ElementCount is the product of the shape; false when a dimension is not positive,
+// there are more than MaxTensorDims, or it would not fit MaxTensorBytes.
+func (t *Tensor) ElementCount() (int64, bool) {
+	if len(t.Shape) > MaxTensorDims {
+		return 0, false
+	}
+	n := int64(1)
+	for _, d := range t.Shape {
+		if d < 1 || d > MaxTensorBytes/n {
+			return 0, false
+		}
+		n *= d
+	}
+	return n, true
+}
+
+// ByteSize is the size of the elements in bytes; false when dtype or shape are not legal.
+func (t *Tensor) ByteSize() (int64, bool) {
+	n, ok := t.ElementCount()
+	size, known := DTypeSize(t.DType)
+	if !ok || !known || n > MaxTensorBytes/size {
+		return 0, false
+	}
+	return n * size, true
+}
+
+// Validate joins every fault of the tensor.
+func (t *Tensor) Validate() error {
+	var f faults
+	t.validate(&f)
+	return f.err()
+}
+
+func (t *Tensor) validate(f *faults) {
+	if _, ok := DTypeSize(t.DType); !ok {
+		f.enum("dtype", t.DType, DTypes)
+	}
+	if _, ok := t.ElementCount(); !ok {
+		f.add("shape", fmt.Sprint(t.Shape[:min(len(t.Shape), MaxTensorDims+1)]),
+			fmt.Sprintf("must have at most %d dimensions, each at least 1, of %d bytes in all", MaxTensorDims, MaxTensorBytes))
+	}
+	var carriers []string
+	if t.Data != nil {
+		carriers = append(carriers, "data")
+	}
+	if t.Ref != nil {
+		carriers = append(carriers, "ref")
+		t.Ref.validate(f.in("ref"))
+	}
+	if t.Parts != nil {
+		carriers = append(carriers, "parts")
+		t.Parts.validate(f.in("parts"))
+	}
+	if len(carriers) != 1 {
+		came := "none"
+		if len(carriers) > 0 {
+			came = strings.Join(carriers, " and ")
+		}
+		f.add("data", came, "must be exactly one of data, ref and parts")
+		return
+	}
+	size, ok := t.ByteSize()
+	if !ok {
+		return // said above
+	}
+	has, field := int64(len(t.Data)), "data"
+	if t.Ref != nil {
+		has, field = t.Ref.Size, "ref.size"
+	} else if t.Parts != nil {
+		has, field = t.Parts.Size, "parts.size"
+	}
+	if has != size {
+		f.add(field, strconv.FormatInt(has, 10)+" bytes", fmt.Sprintf("must be %d, the size of %s %v", size, t.DType, t.Shape))
+	}
+}
+
+// Validate joins every fault of the reference.
+func (r *Ref) Validate() error {
+	var f faults
+	r.validate(&f)
+	return f.err()
+}
+
+func (r *Ref) validate(f *faults) {
+	f.token("bucket", r.Bucket)
+	f.digest("digest", r.Digest)
+	f.within("size", r.Size, 1, MaxBlobBytes)
+}
+
+func (p *Parts) validate(f *faults) {
+	f.within("count", p.Count, 1, MaxParts)
+	if p.First < 0 || p.First > math.MaxInt32 {
+		f.add("first", strconv.FormatInt(p.First, 10), "must not be negative")
+	}
+	f.digest("digest", p.Digest)
+	if p.Count < 1 || p.Count > MaxParts {
+		return
+	}
+	// Every part has at least one byte and at most MaxPartBytes.
+	f.within("size", p.Size, p.Count, p.Count*MaxPartBytes)
+}
+
+func (im *Image) validate(f *faults) {
+	f.enum("format", im.Format, ImageFormats)
+	f.within("width", im.Width, 1, MaxSide)
+	f.within("height", im.Height, 1, MaxSide)
+	f.digest("digest", im.Digest)
+	switch {
+	case (im.Data == nil) == (im.Ref == nil):
+		came := "both"
+		if im.Data == nil {
+			came = "none"
+		}
+		f.add("data", came, "must be exactly one of data and ref")
+	case im.Ref != nil:
+		im.Ref.validate(f.in("ref"))
+	default:
+		f.length("data", len(im.Data), 1, MaxInlineImage)
+	}
+}
