@@ -272,8 +272,8 @@ func TestLoad_SquashSharesKeys(t *testing.T) {
 	}
 	def := both{left{Depth: 1, Name: "n"}, inner{Depth: 9}}
 	got, err := boot.Load("thing", def, nil, nil)
-	if want := (both{left{9, "n"}, inner{9}}); err != nil || got != want {
-		t.Errorf("got %+v, %v; want %+v: the last default decides", got, err, want)
+	if want := (both{left{1, "n"}, inner{1}}); err != nil || got != want {
+		t.Errorf("got %+v, %v; want %+v: the first default decides", got, err, want)
 	}
 	got, err = boot.Load("thing", def, nil, []string{"MEANDER_THING_DEPTH=3"})
 	if want := (both{left{3, "n"}, inner{3}}); err != nil || got != want {

@@ -18,7 +18,8 @@ type field struct {
 	secret bool
 	typ    reflect.Type
 	// index leads to the struct fields that hold the setting. There is more than one
-	// when two structs put side by side (squash) both have the key: they share its value.
+	// when two structs put side by side (squash) both have the key: they share its
+	// value, and the first one's default and help count.
 	index [][]int
 }
 
@@ -93,7 +94,6 @@ func (w *fieldWalk) add(sf reflect.StructField, at place) error {
 			return fmt.Errorf("config field %s is both %v and %v", at.path, f.typ, sf.Type)
 		}
 		f.index = append(f.index, at.index)
-		f.help = sf.Tag.Get("help")
 		return nil
 	}
 	f := &field{
@@ -112,10 +112,8 @@ func (w *fieldWalk) add(sf reflect.StructField, at place) error {
 	return nil
 }
 
-// get reads the setting from the struct v: the last struct that has the key decides.
-func (f *field) get(v reflect.Value) reflect.Value {
-	return v.FieldByIndex(f.index[len(f.index)-1])
-}
+// get reads the setting from the struct v.
+func (f *field) get(v reflect.Value) reflect.Value { return v.FieldByIndex(f.index[0]) }
 
 // set writes the setting to every struct that has the key.
 func (f *field) set(v, value reflect.Value) {

@@ -1,0 +1,272 @@
+package integration_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// documents are the Markdown files of the repository.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	docs := map[string]string{}
+	walkFiles(t, func(name string) {
+		if path.Ext(name) == ".md" {
+			docs[name] = read(t, name)
+		}
+	})
+	return docs
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// fences are the code blocks of a document: their content is not prose.
+var fences = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
+
+func TestDocs_AreThere(t *testing.T) {
+	docs := documents(t)
+	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
+		if docs[name] == "" {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}
+
+func TestDocs_LinksLeadSomewhere(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^()\s]+)\)`)
+	reference := regexp.MustCompile(`(?m)^\[[^\]]+\]:\s*(\S+)`)
+	image := regexp.MustCompile(`(?:src|href)="([^"]+)"`)
+	links := 0
+	for name, text := range documents(t) {
+		text = fences.ReplaceAllString(text, "")
+		for _, pattern := range []*regexp.Regexp{link, reference, image} {
+			for _, m := range pattern.FindAllStringSubmatch(text, -1) {
+				target, anchor, _ := strings.Cut(m[1], "#")
+				if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
+					continue
+				}
+				links++
+				file := name
+				if target != "" {
+					file = path.Join(path.Dir(name), target)
+					if _, err := os.Stat(filepath.Join(root, file)); err != nil {
+						t.Errorf("%s links to %s, which is not there", name, m[1])
+						continue
+					}
+				}
+				if anchor != "" && path.Ext(file) == ".md" && !slices.Contains(anchors(read(t, file)), anchor) {
+					t.Errorf("%s links to %s, but %s has no such heading", name, m[1], file)
+				}
+			}
+		}
+	}
+	if links == 0 {
+		t.Error("found no links; the patterns are broken")
+	}
+}
+
+// anchors are the fragment names that headings get when Markdown is shown.
+func anchors(text string) []string {
+	heading := regexp.MustCompile(`(?m)^#{1,6} +(.+?) *$`)
+	dropped := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	var out []string
+	for _, m := range heading.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+		out = append(out, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
+	}
+	return out
+}
+
+func TestDocs_MakeTargetsExist(t *testing.T) {
+	target := regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	var targets []string
+	for _, m := range target.FindAllStringSubmatch(read(t, "Makefile"), -1) {
+		targets = append(targets, m[1])
+	}
+	// In prose only what is set as code counts: "make sure" is English.
+	said := regexp.MustCompile("`make ([a-z][a-z-]*)")
+	shell := regexp.MustCompile(`(?m)^ *(?:\$ )?make ([a-z][a-z-]*)`)
+	mentions := 0
+	for name, text := range documents(t) {
+		found := said.FindAllStringSubmatch(text, -1)
+		for _, block := range fences.FindAllString(text, -1) {
+			found = append(found, shell.FindAllStringSubmatch(block, -1)...)
+		}
+		for _, m := range found {
+			mentions++
+			if !slices.Contains(targets, m[1]) {
+				t.Errorf("%s says make %s; the Makefile has no such target", name, m[1])
+			}
+		}
+	}
+	if mentions == 0 {
+		t.Error("found no mention of a target; the patterns are broken")
+	}
+	// The other way round: help is generated from "## " comments, so each target has one.
+	for _, line := range strings.Split(read(t, "Makefile"), "\n") {
+		if m := target.FindStringSubmatch(line); m != nil && !strings.Contains(line, " ## ") {
+			t.Errorf("Makefile: target %s has no help comment", m[1])
+		}
+	}
+}
+
+// A path of somebody's machine means nothing to a reader.
+func TestDocs_NoAbsolutePaths(t *testing.T) {
+	local := regexp.MustCompile("(?m)(?:^|[\\s`'\"(=])(/(?:home|root|Users|work|mnt|private)/[^\\s`'\")]*)")
+	for name, text := range documents(t) {
+		for _, m := range local.FindAllStringSubmatch(text, -1) {
+			t.Errorf("%s has the path %s", name, m[1])
+		}
+	}
+	for _, name := range []string{"Makefile", "docker-compose.yml", "deploy/nats.conf", "go.mod"} {
+		for _, m := range local.FindAllStringSubmatch(read(t, name), -1) {
+			t.Errorf("%s has the path %s", name, m[1])
+		}
+	}
+}
+
+// Every package says what it is for, and every exported name what it does.
+func TestDocs_GoIsDocumented(t *testing.T) {
+	type source struct {
+		name string
+		set  *token.FileSet
+		file *ast.File
+	}
+	packages := map[string][]source{}
+	walkFiles(t, func(name string) {
+		if path.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") || strings.Contains(name, "testdata/") {
+			return
+		}
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, filepath.Join(root, name), nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		packages[path.Dir(name)] = append(packages[path.Dir(name)], source{name, set, file})
+	})
+	for dir, sources := range packages {
+		documented := false
+		promised := map[string]bool{} // methods whose meaning an interface of the package states
+		for _, s := range sources {
+			documented = documented || s.file.Doc.Text() != ""
+			interfaceMethods(s.file, promised)
+		}
+		if !documented {
+			t.Errorf("%s: no file has a package comment", dir)
+		}
+		for _, s := range sources {
+			if ast.IsGenerated(s.file) || s.file.Name.Name == "main" {
+				continue
+			}
+			for _, missing := range undocumented(s.file, promised) {
+				t.Errorf("%s:%d: %s has no comment", s.name, s.set.Position(missing.pos).Line, missing.name)
+			}
+		}
+	}
+}
+
+// interfaceMethods adds the methods of the file's interfaces that have a comment.
+func interfaceMethods(file *ast.File, into map[string]bool) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		if i, ok := n.(*ast.InterfaceType); ok {
+			for _, m := range i.Methods.List {
+				for _, name := range m.Names {
+					into[name.Name] = into[name.Name] || m.Doc != nil || m.Comment != nil
+				}
+			}
+		}
+		return true
+	})
+}
+
+type exportedName struct {
+	name string
+	pos  token.Pos
+}
+
+// undocumented lists exported declarations without a comment. A comment on a group of
+// constants or variables, or at the end of the line, is one.
+func undocumented(file *ast.File, promised map[string]bool) []exportedName {
+	var out []exportedName
+	for _, decl := range file.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			if d.Name.IsExported() && d.Doc == nil && exportedReceiver(d) && (d.Recv == nil || !promised[d.Name.Name]) {
+				out = append(out, exportedName{d.Name.Name, d.Pos()})
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch s := spec.(type) {
+				case *ast.TypeSpec:
+					if s.Name.IsExported() && d.Doc == nil && s.Doc == nil {
+						out = append(out, exportedName{s.Name.Name, s.Pos()})
+					}
+				case *ast.ValueSpec:
+					for _, n := range s.Names {
+						if n.IsExported() && d.Doc == nil && s.Doc == nil && s.Comment == nil {
+							out = append(out, exportedName{n.Name, n.Pos()})
+						}
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// exportedReceiver leaves out methods of unexported types, and those whose meaning an
+// interface of the standard library fixes.
+func exportedReceiver(d *ast.FuncDecl) bool {
+	if d.Recv == nil {
+		return true
+	}
+	switch d.Name.Name {
+	case "String", "Error", "Unwrap", "MarshalJSON", "UnmarshalJSON", "MarshalText", "UnmarshalText", "Len", "Less", "Swap", "Read", "Write", "Close":
+		return false
+	}
+	base := d.Recv.List[0].Type
+	for {
+		switch b := base.(type) {
+		case *ast.StarExpr:
+			base = b.X
+		case *ast.IndexExpr:
+			base = b.X
+		case *ast.IndexListExpr:
+			base = b.X
+		case *ast.Ident:
+			return b.IsExported()
+		default:
+			return false
+		}
+	}
+}
+
+// What is left to do is said in the open, not in a comment.
+func TestDocs_NoLeftovers(t *testing.T) {
+	marks := regexp.MustCompile(`\b(?:TO` + `DO|FIX` + `ME|XX` + `X)\b`)
+	text := []string{".go", ".md", ".py", ".yml", ".yaml", ".conf", ".s", ".cu"}
+	walkFiles(t, func(name string) {
+		if strings.Contains(name, "testdata/") || !slices.Contains(text, path.Ext(name)) && path.Base(name) != "Makefile" {
+			return
+		}
+		for i, line := range strings.Split(read(t, name), "\n") {
+			if m := marks.FindString(line); m != "" {
+				t.Errorf("%s:%d: %s", name, i+1, m)
+			}
+		}
+	})
+}

@@ -1,0 +1,346 @@
+package integration_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/meander-rl/meander"
+
+// root is the repository's top folder, seen from this package.
+const root = ".."
+
+// layers says which packages of the project each package may import. What is not
+// listed is forbidden: imports go down only, siblings never meet, and pkg/model and
+// pkg/flow are joined by the sampler alone.
+var layers = map[string][]string{
+	// Leaves: pure, known to everybody above.
+	"schemas":       nil,
+	"pkg/tensor":    nil,
+	"pkg/scorer":    nil,
+	"pkg/estimator": nil,
+	// The embedded server knows nothing of what it carries.
+	"pkg/natsd": nil,
+
+	"schemas/gen":           {"schemas"},
+	"pkg/safetensors":       {"pkg/tensor"},
+	"pkg/tensor/tensortest": {"pkg/tensor"},
+	"pkg/flow":              {"pkg/tensor"},
+	"pkg/model":             {"pkg/tensor", "pkg/safetensors"},
+	"pkg/model/modeltest":   {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/bus":               {"schemas"},
+	"pkg/bus/bustest":       {"schemas", "pkg/bus", "pkg/natsd"},
+	"pkg/client":            {"schemas", "pkg/bus"},
+
+	// Intake checks names and schedules, so it knows what exists; it runs none of it.
+	"services/intake":        {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor"},
+	"services/sampler":       {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors"},
+	"services/reward":        {"schemas", "pkg/bus", "pkg/scorer"},
+	"services/advantage":     {"schemas", "pkg/bus", "pkg/estimator"},
+	"services/internal/boot": {"pkg/bus"},
+
+	// A thin main is one service and what all mains share.
+	"services/cmd/meander-intake":    {"services/intake", "services/internal/boot"},
+	"services/cmd/meander-sampler":   {"services/sampler", "services/internal/boot"},
+	"services/cmd/meander-reward":    {"services/reward", "services/internal/boot"},
+	"services/cmd/meander-advantage": {"services/advantage", "services/internal/boot"},
+	// The all-in-one and command line joins everything.
+	"services/cmd/meander": {
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/client",
+		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot",
+	},
+}
+
+// testLayers is what tests may import besides what their package may.
+var testLayers = map[string][]string{
+	"pkg/bus":                {"pkg/natsd", "pkg/bus/bustest"},
+	"pkg/tensor":             {"pkg/tensor/tensortest"},
+	"pkg/model":              {"pkg/model/modeltest", "pkg/tensor/tensortest"},
+	"pkg/client":             {"pkg/natsd"},
+	"services/intake":        {"pkg/natsd"},
+	"services/sampler":       {"pkg/natsd", "pkg/model/modeltest"},
+	"services/reward":        {"pkg/natsd"},
+	"services/advantage":     {"pkg/natsd"},
+	"services/internal/boot": {"pkg/natsd", "schemas"},
+	"services/cmd/meander":   {"pkg/model/modeltest"},
+}
+
+// dependency is a module outside the project: why it is here, and who may import it.
+type dependency struct {
+	why   string
+	users []string // packages; a trailing "/..." includes what is below
+	tests bool     // any package's tests may import it
+}
+
+// dependencies is every module the project imports. A new one needs a line and a
+// reason here; one nobody imports any more must go.
+var dependencies = map[string]dependency{
+	"github.com/invopop/jsonschema":         {why: "JSON Schema from the event structs", users: []string{"schemas/gen"}},
+	"github.com/knadh/koanf":                {why: "layers of settings: file, environment, flags", users: []string{"services/internal/boot"}},
+	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
+	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}},
+	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "services/...", "integration"}},
+	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
+	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/cmd/meander"}},
+	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"services/cmd/meander", "services/internal/boot"}},
+	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/cmd/meander"}},
+	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/cmd/meander"}, tests: true},
+	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
+	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/gen"}, tests: true},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets", users: []string{"services/cmd/meander"}},
+	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
+	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features", users: []string{"pkg/safetensors", "pkg/tensor", "pkg/natsd"}},
+	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/cmd/meander"}},
+	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model"}},
+	"pgregory.net/rapid":                    {why: "laws, tested with generated cases", tests: true},
+}
+
+// goPackage is the imports of one folder, over all build tags and architectures.
+type goPackage struct {
+	code, tests map[string]bool
+}
+
+// readPackages parses the imports of every Go file. It reads the files itself, and not
+// through the go command, so that the test cache notices when one changes.
+func readPackages(t *testing.T) map[string]*goPackage {
+	t.Helper()
+	packages := map[string]*goPackage{}
+	walkFiles(t, func(name string) {
+		if !strings.HasSuffix(name, ".go") || strings.Contains(name, "testdata/") {
+			return
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := path.Dir(name)
+		p := packages[dir]
+		if p == nil {
+			p = &goPackage{code: map[string]bool{}, tests: map[string]bool{}}
+			packages[dir] = p
+		}
+		for _, spec := range file.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasSuffix(name, "_test.go") {
+				p.tests[imported] = true
+			} else {
+				p.code[imported] = true
+			}
+		}
+	})
+	if len(packages) < 5 {
+		t.Fatalf("found %d packages; the walk is broken", len(packages))
+	}
+	return packages
+}
+
+// walkFiles calls visit with every file of the repository by its slash-separated path,
+// leaving out what git ignores at the top.
+func walkFiles(t *testing.T, visit func(name string)) {
+	t.Helper()
+	skip := map[string]bool{".git": true, ".tools": true, ".venv": true, "bin": true, "build": true, "meander-data": true, "meander-out": true}
+	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, name)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if skip[rel] || entry.Name() == "__pycache__" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		visit(filepath.ToSlash(rel))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestImports_Layers(t *testing.T) {
+	packages := readPackages(t)
+	for _, dir := range slices.Sorted(maps.Keys(packages)) {
+		if dir == "integration" {
+			continue // tests of the whole may use the whole
+		}
+		allowed, known := layers[dir]
+		if !known {
+			t.Errorf("%s: no line in layers; add one that says what it may import", dir)
+			continue
+		}
+		check := func(kind string, imports map[string]bool, allowed []string) {
+			for _, imported := range slices.Sorted(maps.Keys(imports)) {
+				inner, ours := strings.CutPrefix(imported, module+"/")
+				if ours && inner != dir && !slices.Contains(allowed, inner) {
+					t.Errorf("%s: %s imports %s; it may import %v", dir, kind, inner, allowed)
+				}
+			}
+		}
+		check("code", packages[dir].code, allowed)
+		check("test", packages[dir].tests, slices.Concat(allowed, testLayers[dir]))
+	}
+}
+
+// The table itself must keep the promises the architecture makes, whatever is added to it.
+func TestImports_LayersKeepTheirPromises(t *testing.T) {
+	for dir, allowed := range layers {
+		for _, below := range allowed {
+			if _, known := layers[below]; !known {
+				t.Errorf("%s may import %s, which is not in layers", dir, below)
+			}
+		}
+	}
+	services := []string{"services/intake", "services/sampler", "services/reward", "services/advantage"}
+	forbidden := map[string][]string{
+		"pkg/flow":    {"pkg/model", "pkg/bus", "schemas"},
+		"pkg/model":   {"pkg/flow", "pkg/bus", "schemas"},
+		"pkg/bus":     {"pkg/natsd", "pkg/flow", "pkg/model"},
+		"pkg/client":  {"pkg/natsd", "pkg/flow", "pkg/model"},
+		"schemas/gen": {"pkg/bus", "pkg/natsd"},
+	}
+	for _, s := range services {
+		forbidden[s] = append(slices.Clone(services), "pkg/natsd", "services/internal/boot")
+		forbidden["services/cmd/meander-"+path.Base(s)] = []string{"pkg/natsd"}
+	}
+	for from, targets := range forbidden {
+		reach := reachable(from, func(dir string) []string { return layers[dir] })
+		for _, target := range targets {
+			if target != from && reach[target] {
+				t.Errorf("layers lets %s reach %s", from, target)
+			}
+		}
+	}
+}
+
+// The server is large and opens files and sockets: programs that only talk to one do not carry it.
+func TestImports_NoServerInClients(t *testing.T) {
+	packages := readPackages(t)
+	below := func(dir string) []string {
+		var dirs []string
+		if p := packages[dir]; p != nil {
+			for imported := range p.code {
+				if inner, ours := strings.CutPrefix(imported, module+"/"); ours {
+					dirs = append(dirs, inner)
+				}
+			}
+		}
+		return dirs
+	}
+	checked := 0
+	for dir := range packages {
+		if dir != "pkg/client" && !strings.HasPrefix(dir, "services/cmd/meander-") {
+			continue
+		}
+		checked++
+		for reached := range reachable(dir, below) {
+			for imported := range packages[reached].code {
+				if strings.HasPrefix(imported, "github.com/nats-io/nats-server") {
+					t.Errorf("%s reaches %s, which imports %s", dir, reached, imported)
+				}
+			}
+		}
+	}
+	if checked < 4 {
+		t.Errorf("checked %d programs; want the four services' at least", checked)
+	}
+}
+
+// reachable is from and everything below it.
+func reachable(from string, below func(string) []string) map[string]bool {
+	seen := map[string]bool{}
+	todo := []string{from}
+	for len(todo) > 0 {
+		dir := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if !seen[dir] {
+			seen[dir] = true
+			todo = append(todo, below(dir)...)
+		}
+	}
+	return seen
+}
+
+func TestImports_Dependencies(t *testing.T) {
+	packages := readPackages(t)
+	used := map[string]bool{}
+	for _, dir := range slices.Sorted(maps.Keys(packages)) {
+		check := func(imports map[string]bool, test bool) {
+			for _, imported := range slices.Sorted(maps.Keys(imports)) {
+				first, _, _ := strings.Cut(imported, "/")
+				if !strings.Contains(first, ".") || imported == module || strings.HasPrefix(imported, module+"/") {
+					continue // the standard library, or ours
+				}
+				name, dep, ok := dependencyOf(imported)
+				switch {
+				case !ok:
+					t.Errorf("%s imports %s, which has no line in dependencies", dir, imported)
+				case !mayUse(dir, dep) && (!test || !dep.tests):
+					t.Errorf("%s (test: %v) imports %s; it is for %v (tests: %v): %s", dir, test, imported, dep.users, dep.tests, dep.why)
+				}
+				used[name] = true
+			}
+		}
+		check(packages[dir].code, false)
+		check(packages[dir].tests, true)
+	}
+	for name, dep := range dependencies {
+		if !used[name] {
+			t.Errorf("dependency %s (%s) is imported by nobody; take it out of the table and of go.mod", name, dep.why)
+		}
+	}
+}
+
+func dependencyOf(imported string) (string, dependency, bool) {
+	for name, dep := range dependencies {
+		if imported == name || strings.HasPrefix(imported, name+"/") {
+			return name, dep, true
+		}
+	}
+	return "", dependency{}, false
+}
+
+func mayUse(dir string, dep dependency) bool {
+	return slices.ContainsFunc(dep.users, func(user string) bool {
+		parent, tree := strings.CutSuffix(user, "/...")
+		return dir == parent || tree && strings.HasPrefix(dir, parent+"/")
+	})
+}
+
+// go.mod's direct requirements and the table are the same list.
+func TestImports_GoMod(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := regexp.MustCompile(`(?m)^(?:require )?\s*([a-z0-9.]+\.[a-z]+/\S+) v\S+$`)
+	found := map[string]bool{}
+	for _, m := range direct.FindAllStringSubmatch(string(data), -1) {
+		name, _, ok := dependencyOf(m[1])
+		if !ok {
+			t.Errorf("go.mod requires %s, which has no line in dependencies", m[1])
+		}
+		found[name] = true
+	}
+	for name := range dependencies {
+		if !found[name] {
+			t.Errorf("dependency %s is not required by go.mod", name)
+		}
+	}
+}
