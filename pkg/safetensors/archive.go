@@ -1,0 +1,293 @@
+// Package safetensors reads and writes checkpoints in the safetensors format.
+//
+// Files are mapped into memory, not read: opening costs the header only, and a tensor
+// is read when it is asked for. Headers come from strangers, so every length is
+// checked before it is used: tensors must fill the file exactly, without gap or
+// overlap, each as long as its dtype and shape say. Errors name the file and the
+// tensor.
+package safetensors
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+)
+
+const (
+	fileSuffix  = ".safetensors"
+	indexSuffix = ".safetensors.index.json"
+)
+
+// Archive is one checkpoint: a file, or the shards that an index names. Its methods
+// may be called concurrently, except Close.
+type Archive struct {
+	files   []file
+	tensors map[string]located
+	names   []string
+	meta    map[string]string
+}
+
+type file struct {
+	name  string
+	bytes []byte
+	unmap func() error
+	data  int // where the data starts
+}
+
+type located struct {
+	Info
+	file int
+}
+
+// Open opens one file.
+func Open(name string) (*Archive, error) {
+	root, err := os.OpenRoot(filepath.Dir(name))
+	if err != nil {
+		return nil, fmt.Errorf("open checkpoint %q: %w", name, err)
+	}
+	defer root.Close()
+	return openFiles(root, []string{filepath.Base(name)}, nil)
+}
+
+// OpenDir opens the checkpoint in a folder: the shards of its only
+// *.safetensors.index.json, or else its only *.safetensors file. Nothing outside the
+// folder is read, not even through symbolic links.
+func OpenDir(dir string) (*Archive, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open checkpoint folder %q: %w", dir, err)
+	}
+	defer root.Close()
+	return OpenRoot(root, ".")
+}
+
+// OpenRoot is OpenDir of the folder dir below root; links may lead anywhere below
+// root.
+func OpenRoot(root *os.Root, dir string) (*Archive, error) {
+	d, err := root.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open checkpoint folder %q: %w", dir, err)
+	}
+	entries, err := d.ReadDir(-1)
+	if err = errors.Join(err, d.Close()); err != nil {
+		return nil, fmt.Errorf("list checkpoint folder %q: %w", dir, err)
+	}
+	var whole, indexes []string
+	for _, e := range entries {
+		switch name := e.Name(); {
+		case strings.HasSuffix(name, indexSuffix):
+			indexes = append(indexes, path.Join(dir, name))
+		case strings.HasSuffix(name, fileSuffix):
+			whole = append(whole, path.Join(dir, name))
+		}
+	}
+	sort.Strings(whole)
+	sort.Strings(indexes)
+	switch {
+	case len(indexes) == 1:
+		return openIndex(root, indexes[0])
+	case len(indexes) > 1:
+		return nil, fmt.Errorf("checkpoint folder %q (%s): several indexes %v", dir, root.Name(), indexes)
+	case len(whole) == 1:
+		return openFiles(root, whole, nil)
+	case len(whole) == 0:
+		return nil, fmt.Errorf("checkpoint folder %q (%s): no %s file: %w", dir, root.Name(), fileSuffix, fs.ErrNotExist)
+	}
+	return nil, fmt.Errorf("checkpoint folder %q (%s): several files and no index: %v", dir, root.Name(), whole)
+}
+
+// openFiles maps the files; index, if any, tells the file of every tensor.
+func openFiles(root *os.Root, names []string, index map[string]string) (*Archive, error) {
+	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
+	for _, name := range names {
+		if err := a.add(root, name); err != nil {
+			return nil, errors.Join(fmt.Errorf("open %q: %w", filepath.Join(root.Name(), name), err), a.Close())
+		}
+	}
+	if index != nil {
+		if err := a.matches(index); err != nil {
+			return nil, errors.Join(err, a.Close())
+		}
+	}
+	a.names = make([]string, 0, len(a.tensors))
+	for name := range a.tensors {
+		a.names = append(a.names, name)
+	}
+	sort.Strings(a.names)
+	return a, nil
+}
+
+func (a *Archive) add(root *os.Root, name string) error {
+	f, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	b, unmap, err := mapFile(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	a.files = append(a.files, file{name: name, bytes: b, unmap: unmap})
+	return a.parse(len(a.files) - 1)
+}
+
+// parse reads the header of file i and enters its tensors.
+func (a *Archive) parse(i int) error {
+	f := &a.files[i]
+	h, err := parseHeader(f.bytes)
+	if err != nil {
+		return err
+	}
+	f.data = h.data
+	for _, t := range h.tensors {
+		if other, ok := a.tensors[t.Name]; ok {
+			return fmt.Errorf("tensor %q is in %q too", t.Name, other.File)
+		}
+		t.File = f.name
+		a.tensors[t.Name] = located{t, i}
+	}
+	for k, v := range h.metadata {
+		if _, ok := a.meta[k]; !ok {
+			a.meta[k] = v
+		}
+	}
+	return nil
+}
+
+// matches checks that every tensor is in the file that the index says, and that
+// there are no others.
+func (a *Archive) matches(index map[string]string) error {
+	var faults []string
+	for name, f := range index {
+		switch t, ok := a.tensors[name]; {
+		case !ok:
+			faults = append(faults, fmt.Sprintf("%q is missing in %q", name, f))
+		case path.Base(t.File) != f:
+			faults = append(faults, fmt.Sprintf("%q is in %q, not in %q", name, path.Base(t.File), f))
+		}
+	}
+	for name, t := range a.tensors {
+		if _, ok := index[name]; !ok {
+			faults = append(faults, fmt.Sprintf("%q of %q is not in the index", name, path.Base(t.File)))
+		}
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	sort.Strings(faults)
+	const most = 10
+	if n := len(faults); n > most {
+		faults = append(faults[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return fmt.Errorf("shards do not match their index: %s", strings.Join(faults, "; "))
+}
+
+// Parse reads a file held in memory; name is for messages. Slices returned by Bytes
+// share b.
+func Parse(name string, b []byte) (*Archive, error) {
+	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
+	a.files = []file{{name: name, bytes: b}}
+	if err := a.parse(0); err != nil {
+		return nil, fmt.Errorf("parse %q: %w", name, err)
+	}
+	for n := range a.tensors {
+		a.names = append(a.names, n)
+	}
+	sort.Strings(a.names)
+	return a, nil
+}
+
+// Close unmaps the files. Slices from Bytes and Files must not be used afterwards:
+// the process would crash.
+func (a *Archive) Close() error {
+	var err error
+	for i := range a.files {
+		if u := a.files[i].unmap; u != nil {
+			err = errors.Join(err, u())
+		}
+	}
+	a.files, a.tensors, a.names = nil, nil, nil
+	return err
+}
+
+// Names returns the tensor names, sorted.
+func (a *Archive) Names() []string { return slices.Clone(a.names) }
+
+// Info returns the description of a tensor, and whether it exists.
+func (a *Archive) Info(name string) (Info, bool) {
+	t, ok := a.tensors[name]
+	return t.Info, ok
+}
+
+// Metadata returns the free text of the headers; of shards that repeat a key the
+// first one counts. It must not be modified.
+func (a *Archive) Metadata() map[string]string { return a.meta }
+
+// Contents is a whole file, header included.
+type Contents struct {
+	Name  string // relative to the folder opened
+	Bytes []byte // read-only, valid until Close
+}
+
+// Files returns the files in order, for digests.
+func (a *Archive) Files() []Contents {
+	out := make([]Contents, len(a.files))
+	for i, f := range a.files {
+		out[i] = Contents{f.name, f.bytes}
+	}
+	return out
+}
+
+// Bytes returns the little-endian data of a tensor, without copying. It is read-only
+// and valid until Close. An error means that there is no such tensor.
+func (a *Archive) Bytes(name string) ([]byte, error) {
+	t, ok := a.tensors[name]
+	if !ok {
+		return nil, a.missing(name)
+	}
+	f := &a.files[t.file]
+	return f.bytes[f.data+t.begin : f.data+t.end : f.data+t.end], nil
+}
+
+func (a *Archive) missing(name string) error {
+	var where []string
+	for _, f := range a.files {
+		where = append(where, f.name)
+	}
+	if len(where) > 3 {
+		where = append(where[:3], "...")
+	}
+	return fmt.Errorf("tensor %q is not in %s: %w", name, strings.Join(where, ", "), fs.ErrNotExist)
+}
+
+// Floats returns a tensor as float32, newly allocated. F64 is rounded to nearest;
+// integers and booleans must be exact in float32.
+func (a *Archive) Floats(name string) ([]float32, error) {
+	t, ok := a.tensors[name]
+	if !ok {
+		return nil, a.missing(name)
+	}
+	dst := make([]float32, t.Elements())
+	return dst, a.ReadFloats(dst, name)
+}
+
+// ReadFloats is Floats into dst, which must have exactly the tensor's elements.
+func (a *Archive) ReadFloats(dst []float32, name string) error {
+	b, err := a.Bytes(name)
+	if err != nil {
+		return err
+	}
+	t := a.tensors[name]
+	if n := t.Elements(); n != len(dst) {
+		return fmt.Errorf("%s: tensor %q: %d elements (%v), want %d", t.File, name, n, t.Shape, len(dst))
+	}
+	if err := decode(dst, t.DType, b); err != nil {
+		return fmt.Errorf("%s: tensor %q: %w", t.File, name, err)
+	}
+	return nil
+}

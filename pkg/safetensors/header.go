@@ -1,0 +1,276 @@
+package safetensors
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"sort"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// MaxHeader is the longest header accepted, in bytes, the limit of the reference
+// implementation.
+const MaxHeader = 100_000_000
+
+// maxRank bounds the dimensions of a tensor; real checkpoints have at most five.
+const maxRank = 32
+
+// metadataKey is the reserved header entry with free text.
+const metadataKey = "__metadata__"
+
+// Info describes a tensor of an Archive.
+type Info struct {
+	Name  string
+	DType tensor.DType
+	Shape []int  // empty for a scalar
+	File  string // the file that holds it, relative to the folder opened
+
+	begin, end int // in the data of its file
+}
+
+// Elements returns the number of elements.
+func (i Info) Elements() int {
+	n := 1
+	for _, d := range i.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Bytes returns the size of the data.
+func (i Info) Bytes() int { return i.end - i.begin }
+
+// header is the parsed start of a file.
+type header struct {
+	tensors  []Info // in the order of their data
+	metadata map[string]string
+	data     int // where the data starts
+}
+
+// parseHeader reads and checks the header of a file with contents b:
+//
+//	8 bytes   n, little-endian
+//	n bytes   JSON object: name -> {dtype, shape, data_offsets [begin, end]}
+//	the rest  data, which the tensors fill without gap or overlap
+func parseHeader(b []byte) (header, error) {
+	var h header
+	if len(b) < 8 {
+		return h, fmt.Errorf("file of %d bytes has no header length", len(b))
+	}
+	n := binary.LittleEndian.Uint64(b)
+	if n > MaxHeader {
+		return h, fmt.Errorf("header of %d bytes, at most %d are allowed", n, MaxHeader)
+	}
+	if n > uint64(len(b)-8) {
+		return h, fmt.Errorf("header of %d bytes in a file of %d: truncated", n, len(b))
+	}
+	h.data = 8 + int(n)
+	text := b[8:h.data]
+	if len(text) == 0 || text[0] != '{' {
+		return h, errors.New("header does not start with '{'")
+	}
+	if !utf8.Valid(text) {
+		return h, errors.New("header is not UTF-8")
+	}
+	p := parser{dec: json.NewDecoder(bytes.NewReader(text))}
+	p.dec.UseNumber()
+	if err := p.header(&h); err != nil {
+		return h, fmt.Errorf("header: %w", err)
+	}
+	if rest := bytes.TrimLeft(text[p.dec.InputOffset():], " \t\r\n"); len(rest) > 0 {
+		return h, errors.New("header: text after the JSON object")
+	}
+	return h, h.layout(len(b) - h.data)
+}
+
+// layout checks that the tensors tile the data of size bytes.
+func (h *header) layout(size int) error {
+	sort.SliceStable(h.tensors, func(i, j int) bool {
+		a, b := &h.tensors[i], &h.tensors[j]
+		if a.begin != b.begin {
+			return a.begin < b.begin
+		}
+		return a.end < b.end
+	})
+	at := 0
+	for _, t := range h.tensors {
+		switch {
+		case t.end > size:
+			return fmt.Errorf("tensor %q ends at byte %d of %d: truncated", t.Name, t.end, size)
+		case t.begin < at:
+			return fmt.Errorf("tensor %q at byte %d overlaps the one before, which ends at %d", t.Name, t.begin, at)
+		case t.begin > at:
+			return fmt.Errorf("tensor %q at byte %d leaves a gap from %d", t.Name, t.begin, at)
+		}
+		at = t.end
+	}
+	if at != size {
+		return fmt.Errorf("%d bytes of data belong to no tensor", size-at)
+	}
+	return nil
+}
+
+// parser reads JSON token by token, since a decoder into maps would drop repeated keys.
+type parser struct{ dec *json.Decoder }
+
+func (p *parser) header(h *header) error {
+	return p.object(func(name string) error {
+		if name == metadataKey {
+			h.metadata = map[string]string{}
+			err := p.object(func(key string) error {
+				v, err := p.text()
+				h.metadata[key] = v
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("%s: %w", metadataKey, err)
+			}
+			return nil
+		}
+		t, err := p.tensor(name)
+		if err != nil {
+			return fmt.Errorf("tensor %q: %w", name, err)
+		}
+		h.tensors = append(h.tensors, t)
+		return nil
+	})
+}
+
+// object calls field after each key of an object; a repeated key is an error.
+func (p *parser) object(field func(key string) error) error {
+	if err := p.delim('{'); err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for p.dec.More() {
+		key, err := p.text()
+		if err != nil {
+			return err
+		}
+		if seen[key] {
+			return fmt.Errorf("key %q appears twice", key)
+		}
+		seen[key] = true
+		if err := field(key); err != nil {
+			return err
+		}
+	}
+	return p.delim('}')
+}
+
+func (p *parser) tensor(name string) (Info, error) {
+	t := Info{Name: name}
+	var dtype, shape, offsets bool
+	err := p.object(func(key string) error {
+		switch key {
+		case "dtype":
+			s, err := p.text()
+			if err != nil {
+				return err
+			}
+			t.DType, dtype = tensor.DType(s), true
+			if !t.DType.Valid() {
+				return fmt.Errorf("unknown dtype %q", s)
+			}
+			return nil
+		case "shape":
+			dims, err := p.numbers("shape", maxRank)
+			t.Shape, shape = dims, true
+			return err
+		case "data_offsets":
+			o, err := p.numbers("data_offsets", 2)
+			if err != nil {
+				return err
+			}
+			if len(o) != 2 || o[0] > o[1] {
+				return fmt.Errorf("data_offsets %v, want a begin and an end", o)
+			}
+			t.begin, t.end, offsets = o[0], o[1], true
+			return nil
+		}
+		return fmt.Errorf("unknown field %q", key)
+	})
+	if err != nil {
+		return t, err
+	}
+	if !dtype || !shape || !offsets {
+		return t, errors.New("needs dtype, shape and data_offsets")
+	}
+	size, err := byteSize(t.DType, t.Shape)
+	if err != nil {
+		return t, err
+	}
+	if size != t.end-t.begin {
+		return t, fmt.Errorf("shape %v of %s is %d bytes, its data %d", t.Shape, t.DType, size, t.end-t.begin)
+	}
+	return t, nil
+}
+
+// byteSize returns the size of a tensor, or an error where it overflows an int.
+func byteSize(d tensor.DType, shape []int) (int, error) {
+	for _, n := range shape {
+		if n == 0 {
+			return 0, nil
+		}
+	}
+	size := d.Size()
+	for _, n := range shape {
+		if n > math.MaxInt/size {
+			return 0, fmt.Errorf("shape %v overflows", shape)
+		}
+		size *= n
+	}
+	return size, nil
+}
+
+func (p *parser) delim(want json.Delim) error {
+	t, err := p.dec.Token()
+	if err != nil {
+		return err
+	}
+	if t != want {
+		return fmt.Errorf("unexpected %v, want %v", t, want)
+	}
+	return nil
+}
+
+func (p *parser) text() (string, error) {
+	t, err := p.dec.Token()
+	if err != nil {
+		return "", err
+	}
+	s, ok := t.(string)
+	if !ok {
+		return "", fmt.Errorf("unexpected %v, want a string", t)
+	}
+	return s, nil
+}
+
+func (p *parser) numbers(field string, most int) ([]int, error) {
+	if err := p.delim('['); err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	ns := []int{}
+	for p.dec.More() {
+		t, err := p.dec.Token()
+		if err != nil {
+			return nil, err
+		}
+		s, _ := t.(json.Number)
+		n, err := strconv.ParseUint(s.String(), 10, strconv.IntSize-1)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %v is not a size", field, t)
+		}
+		if len(ns) == most {
+			return nil, fmt.Errorf("%s: more than %d numbers", field, most)
+		}
+		ns = append(ns, int(n))
+	}
+	return ns, p.delim(']')
+}

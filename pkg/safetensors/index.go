@@ -1,0 +1,86 @@
+package safetensors
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"sort"
+	"strings"
+)
+
+// maxShards bounds how many files an index may map.
+const maxShards = 4096
+
+// openIndex opens the shards of an index, a JSON object whose weight_map tells the
+// file of every tensor. Shards lie beside the index.
+func openIndex(root *os.Root, name string) (*Archive, error) {
+	where := filepath.Join(root.Name(), name)
+	f, err := root.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("open index %q: %w", where, err)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, MaxHeader+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("read index %q: %w", where, err)
+	}
+	index, err := parseIndex(text)
+	if err != nil {
+		return nil, fmt.Errorf("index %q: %w", where, err)
+	}
+	var shards []string
+	seen := map[string]bool{}
+	for _, shard := range index {
+		if !seen[shard] {
+			seen[shard] = true
+			shards = append(shards, path.Join(path.Dir(filepath.ToSlash(name)), shard))
+		}
+	}
+	if len(shards) > maxShards {
+		return nil, fmt.Errorf("index %q: %d shards, at most %d are allowed", where, len(shards), maxShards)
+	}
+	sort.Strings(shards)
+	a, err := openFiles(root, shards, index)
+	if err != nil {
+		return nil, fmt.Errorf("index %q: %w", where, err)
+	}
+	return a, nil
+}
+
+// parseIndex returns the weight_map.
+func parseIndex(text []byte) (map[string]string, error) {
+	if len(text) > MaxHeader {
+		return nil, fmt.Errorf("more than %d bytes", MaxHeader)
+	}
+	var index map[string]string
+	p := parser{dec: json.NewDecoder(bytes.NewReader(text))}
+	err := p.object(func(key string) error {
+		if key != "weight_map" {
+			var skip json.RawMessage
+			return p.dec.Decode(&skip)
+		}
+		index = map[string]string{}
+		return p.object(func(name string) error {
+			shard, err := p.text()
+			if err != nil {
+				return err
+			}
+			if !strings.HasSuffix(shard, fileSuffix) || strings.ContainsAny(shard, `/\`) || !filepath.IsLocal(shard) {
+				return fmt.Errorf("tensor %q: %q is not the name of a shard", name, shard)
+			}
+			index[name] = shard
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(index) == 0 {
+		return nil, errors.New("no weight_map")
+	}
+	return index, nil
+}

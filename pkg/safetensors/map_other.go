@@ -1,0 +1,22 @@
+//go:build !unix
+
+package safetensors
+
+import (
+	"fmt"
+	"io"
+	"os"
+)
+
+// mapFile reads f where there is no mapping.
+func mapFile(f *os.File) ([]byte, func() error, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("not a regular file: %v", st.Mode())
+	}
+	b, err := io.ReadAll(f)
+	return b, nil, err
+}

@@ -1,0 +1,33 @@
+//go:build unix
+
+package safetensors
+
+import (
+	"fmt"
+	"math"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapFile maps f read-only. A file that shrinks while it is mapped crashes its
+// readers: replace checkpoints by renaming, never in place.
+func mapFile(f *os.File) ([]byte, func() error, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case !st.Mode().IsRegular():
+		return nil, nil, fmt.Errorf("not a regular file: %v", st.Mode())
+	case st.Size() == 0:
+		return nil, nil, nil
+	case st.Size() > math.MaxInt:
+		return nil, nil, fmt.Errorf("%d bytes are too many to map", st.Size())
+	}
+	b, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, fmt.Errorf("map: %w", err)
+	}
+	return b, func() error { return unix.Munmap(b) }, nil
+}

@@ -1,0 +1,159 @@
+package safetensors
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"unicode/utf8"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Tensor is a tensor to write.
+type Tensor struct {
+	Name  string
+	DType tensor.DType
+	Shape []int
+	Data  []byte // little-endian
+}
+
+// FloatTensor rounds x to dtype, which must be a float type of at least 16 bits.
+func FloatTensor(name string, dtype tensor.DType, shape []int, x []float32) (Tensor, error) {
+	if !dtype.Float() {
+		return Tensor{}, fmt.Errorf("tensor %q: dtype %q does not take floats", name, string(dtype))
+	}
+	return Tensor{name, dtype, shape, dtype.AppendFloats(nil, x)}, nil
+}
+
+// Write writes a file. The bytes depend on the contents only, not on the order of
+// tensors: data is ordered by element size, largest first, then by name, and starts
+// at a multiple of 8, as the reference implementation does it.
+func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
+	tensors = slices.Clone(tensors)
+	sort.SliceStable(tensors, func(i, j int) bool {
+		a, b := tensors[i], tensors[j]
+		if x, y := a.DType.Size(), b.DType.Size(); x != y {
+			return x > y
+		}
+		return a.Name < b.Name
+	})
+	head, err := appendHeader(make([]byte, 8), tensors, metadata)
+	if err != nil {
+		return fmt.Errorf("write header: %w", err)
+	}
+	if _, err := w.Write(head); err != nil {
+		return fmt.Errorf("write header: %w", err)
+	}
+	for _, t := range tensors {
+		if _, err := w.Write(t.Data); err != nil {
+			return fmt.Errorf("write tensor %q: %w", t.Name, err)
+		}
+	}
+	return nil
+}
+
+func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byte, error) {
+	b = append(b, '{')
+	if len(metadata) > 0 {
+		for k, v := range metadata {
+			if !utf8.ValidString(k) || !utf8.ValidString(v) {
+				return nil, fmt.Errorf("metadata %q is not UTF-8", k)
+			}
+		}
+		text, err := marshal(metadata)
+		if err != nil {
+			return nil, err
+		}
+		b = append(append(append(b, `"`+metadataKey+`":`...), text...), ',')
+	}
+	seen := map[string]bool{metadataKey: true}
+	at := 0
+	for _, t := range tensors {
+		if seen[t.Name] || !utf8.ValidString(t.Name) {
+			return nil, fmt.Errorf("tensor %q: name is reserved, repeated or not UTF-8", t.Name)
+		}
+		seen[t.Name] = true
+		if err := t.check(); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
+		}
+		name, err := marshal(t.Name)
+		if err != nil {
+			return nil, err
+		}
+		entry, err := marshal(struct {
+			DType   tensor.DType `json:"dtype"`
+			Shape   []int        `json:"shape"`
+			Offsets [2]int       `json:"data_offsets"`
+		}{t.DType, append([]int{}, t.Shape...), [2]int{at, at + len(t.Data)}})
+		if err != nil {
+			return nil, err
+		}
+		b = append(append(append(append(b, name...), ':'), entry...), ',')
+		at += len(t.Data)
+	}
+	b = append(bytes.TrimSuffix(b, []byte{','}), '}')
+	for len(b)%8 != 0 {
+		b = append(b, ' ')
+	}
+	if len(b)-8 > MaxHeader {
+		return nil, fmt.Errorf("%d bytes, at most %d are allowed", len(b)-8, MaxHeader)
+	}
+	binary.LittleEndian.PutUint64(b, uint64(len(b)-8))
+	return b, nil
+}
+
+func (t Tensor) check() error {
+	if !t.DType.Valid() {
+		return fmt.Errorf("unknown dtype %q", string(t.DType))
+	}
+	if len(t.Shape) > maxRank {
+		return fmt.Errorf("%d dimensions, at most %d are allowed", len(t.Shape), maxRank)
+	}
+	for _, n := range t.Shape {
+		if n < 0 {
+			return fmt.Errorf("shape %v", t.Shape)
+		}
+	}
+	size, err := byteSize(t.DType, t.Shape)
+	if err != nil {
+		return err
+	}
+	if size != len(t.Data) {
+		return fmt.Errorf("shape %v of %s is %d bytes, have %d", t.Shape, t.DType, size, len(t.Data))
+	}
+	return nil
+}
+
+// marshal is json.Marshal without the escapes for HTML; map keys come out sorted.
+func marshal(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return bytes.TrimSuffix(buf.Bytes(), []byte{'\n'}), err
+}
+
+// WriteFile writes a file under a temporary name beside it and renames it into place,
+// so that readers of an older one keep their mapping.
+func WriteFile(name string, tensors []Tensor, metadata map[string]string) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".tmp-*")
+	if err != nil {
+		return fmt.Errorf("write checkpoint %q: %w", name, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("write checkpoint %q: %w", name, err), os.Remove(f.Name()))
+		}
+	}()
+	if err := errors.Join(Write(f, tensors, metadata), f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
