@@ -35,7 +35,7 @@ func Guide(dst, pos, neg []float32, scale float64, channels int) error {
 		}
 		f := float32(math.Sqrt(pp) / math.Sqrt(cc))
 		for j := range d {
-			d[j] *= f
+			d[j] = float32(d[j] * f)
 		}
 	}
 	return nil

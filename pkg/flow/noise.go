@@ -63,7 +63,7 @@ func StepNoise(dst []float32, seed uint64, step int) {
 // t = 2 pi (w1 + 1/2)/2^32 (Box and Muller, 1958).
 func boxMuller(w0, w1 uint32) (float32, float32) {
 	u := float64((float64(w0) + 0.5) * 0x1p-32)
-	r := math.Sqrt(-2 * ln(u))
+	r := math.Sqrt(float64(-2 * ln(u)))
 	// t = q*pi/2 + x with |x| <= pi/4, split in integers and so without error.
 	q := (w1 + 1<<29) >> 30
 	d := int32(w1 - q<<30)

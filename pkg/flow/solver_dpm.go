@@ -25,7 +25,7 @@ func (s *dpm) advance(in interval, v, _, dst []float32) (float32, bool) {
 	now := lambda(sigma)
 	if s.history && next > 0 {
 		if r := (now - s.previous) / (lambda(next) - now); !math.IsInf(r, 0) {
-			addDifference(dst, -step/(2*r), s.m0, s.m1)
+			addDifference(dst, -step/float64(2*r), s.m0, s.m1)
 		}
 	}
 	s.m0, s.m1 = s.m1, s.m0

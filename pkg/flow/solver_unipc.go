@@ -49,7 +49,7 @@ func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 	linear2(dst, next/sigma, s.x, -step, s.m0)
 	if s.order == 2 {
 		if r := (s.l1 - s.l0) / (lambda(next) - s.l0); !math.IsInf(r, 0) {
-			addDifference(dst, -step/(2*r), s.m1, s.m0)
+			addDifference(dst, -step/float64(2*r), s.m1, s.m0)
 		}
 	}
 	return 0, true
@@ -64,19 +64,19 @@ func (s *unipc) correct(sigma float64) {
 	}
 	linear2(s.x, sigma/s.sigma0, s.x, -step, s.m0)
 	if rho1 != 0 {
-		addDifference(s.x, -step*rho1, s.m1, s.m0)
+		addDifference(s.x, -float64(step*rho1), s.m1, s.m0)
 	}
-	addDifference(s.x, -step*rho2, s.m, s.m0)
+	addDifference(s.x, -float64(step*rho2), s.m, s.m0)
 }
 
 // rho solves the order conditions; rho1 includes the factor 1/r. When m1 was made at
 // sigma = 1, r is infinite and only rho2 remains.
 func (s *unipc) rho(sigma float64) (rho1, rho2 float64) {
 	h := lambda(sigma) - s.l0
-	q := (sigma - s.sigma0) / (s.sigma0 * (1 - sigma))
+	q := (sigma - s.sigma0) / float64(s.sigma0*(1-sigma))
 	u := -q/h - 1
 	b1 := u / q
-	b2 := 2 * (-u/h - 0.5) / q
+	b2 := float64(2*(-u/h-0.5)) / q
 	r := (s.l1 - s.l0) / h
 	if math.IsInf(r, 0) {
 		return 0, b1

@@ -96,16 +96,16 @@ func newKernel(t Transition, a float64, sigmas []float32, index int) (Kernel, er
 			if 1-patched <= nearOne {
 				return Kernel{}, fmt.Errorf("sigmas[1] = %v: want less than %v for sde at sigma %v", sigmas[1], 1-nearOne, k.Sigma)
 			}
-			k.StdDevT = a * math.Sqrt(s/(1-patched))
+			k.StdDevT = float64(a * math.Sqrt(s/(1-patched)))
 		}
-		k.NoiseStd = k.StdDevT * math.Sqrt(-d)
+		k.NoiseStd = float64(k.StdDevT * math.Sqrt(-d))
 		// The Euler step plus d*(g^2/2)*(noise estimate)/sigma, noise estimate x + (1-sigma)*v.
-		c := k.StdDevT * k.StdDevT / (2 * s)
+		c := float64(k.StdDevT*k.StdDevT) / float64(2*s)
 		k.A = float32(1 + float64(c*d))
 		k.B = float32(d * (1 + float64(c*(1-s))))
 	case CPS:
 		sin, cos := sincosQuarter(a)
-		k.StdDevT = p * sin
+		k.StdDevT = float64(p * sin)
 		k.NoiseStd = k.StdDevT
 		// (1-sigma')*data estimate + k*noise estimate, k = sqrt(sigma'^2 - n^2).
 		keep := float64(p * cos)

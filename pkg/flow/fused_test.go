@@ -1,0 +1,84 @@
+package flow_test
+
+import (
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"os"
+	"strings"
+	"testing"
+)
+
+// Every floating-point product in the package is rounded by a conversion of its own,
+// or is only multiplied and divided further before one. Otherwise a compiler may fuse
+// it with a later sum, and architectures differ in the last bit.
+func TestNoFusedProducts(t *testing.T) {
+	fset := token.NewFileSet()
+	var files []*ast.File
+	entries, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if name := e.Name(); strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") {
+			f, err := parser.ParseFile(fset, name, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, f)
+		}
+	}
+	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}
+	conf := types.Config{Importer: importer.ForCompiler(fset, "source", nil)}
+	if _, err := conf.Check("flow", fset, files, info); err != nil {
+		t.Fatal(err)
+	}
+	isFloat := func(e ast.Expr) bool {
+		tv := info.Types[e]
+		b, ok := tv.Type.Underlying().(*types.Basic)
+		return ok && b.Info()&types.IsFloat != 0 && tv.Value == nil // constants are folded exactly
+	}
+	products := 0
+	for _, f := range files {
+		var parents []ast.Node
+		ast.Inspect(f, func(n ast.Node) bool {
+			if n == nil {
+				parents = parents[:len(parents)-1]
+				return true
+			}
+			parents = append(parents, n)
+			if a, ok := n.(*ast.AssignStmt); ok && a.Tok == token.MUL_ASSIGN && isFloat(a.Lhs[0]) {
+				t.Errorf("%s: float *=, write x = float(x * y)", fset.Position(n.Pos()))
+			}
+			b, ok := n.(*ast.BinaryExpr)
+			if !ok || b.Op != token.MUL || !isFloat(b) {
+				return true
+			}
+			products++
+			for i := len(parents) - 2; i >= 0; i-- {
+				switch p := parents[i].(type) {
+				case *ast.ParenExpr:
+					continue
+				case *ast.UnaryExpr:
+					continue
+				case *ast.BinaryExpr:
+					if p.Op == token.MUL || p.Op == token.QUO {
+						continue
+					}
+				case *ast.CallExpr:
+					if info.Types[p.Fun].IsType() {
+						return true
+					}
+				}
+				break
+			}
+			t.Errorf("%s: product is not converted", fset.Position(b.Pos()))
+			return true
+		})
+	}
+	if products < 50 {
+		t.Errorf("saw %d products: the test looks in the wrong place", products)
+	}
+}
