@@ -13,6 +13,11 @@ type kernelSet struct {
 	// tile computes a result tile, see goTile.
 	tile func(t *tile)
 
+	// peak runs n rounds of peakFlops independent operations (a multiply-add is two);
+	// nil where there is no assembly.
+	peak      func(n int)
+	peakFlops int
+
 	// maxOf returns the largest element, NaN excluded; len(x) >= 1.
 	maxOf func(x []float32) float32
 	// expSum sets x[i] = exp((x[i]-m)*scale) and returns their sum.

@@ -1,0 +1,3 @@
+package main
+
+func rowsAMD64(w *writer) {}
