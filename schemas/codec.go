@@ -161,8 +161,11 @@ func legalText(s string, limit int) string {
 // Byte strings (latents, pictures, a dead letter's data) alias data: they hold as
 // long as data is not modified. Everything else is copied. Decode does not Validate.
 func Decode(data []byte, e Event) error {
+	if e == nil {
+		return errors.New("decode into nil: must be a pointer to an event")
+	}
 	if err := decode(data, e); err != nil {
-		return fmt.Errorf("decode %T: %w", e, err)
+		return fmt.Errorf("decode %s: %w", e.Type(), err)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -86,14 +87,11 @@ func (m Metadata) Validate() error {
 	if m == nil {
 		return nil
 	}
-	if len(m) > MaxMetadataBytes {
-		return fmt.Errorf("%d bytes; must be at most %d", len(m), MaxMetadataBytes)
-	}
-	return precheck(m, MaxMetadataDepth)
+	return checkMap(m, MaxMetadataBytes, MaxMetadataDepth)
 }
 
-// Map decodes m. Integers become int64 or uint64, other numbers float64, byte
-// strings []byte. Nil for no metadata.
+// Map decodes m. Integers become int64, or uint64 beyond its range; other numbers
+// float64; byte strings []byte. Nil for no metadata.
 func (m Metadata) Map() (map[string]any, error) {
 	if m == nil {
 		return nil, nil
@@ -101,13 +99,48 @@ func (m Metadata) Map() (map[string]any, error) {
 	if err := m.Validate(); err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
-	dec := msgpack.NewDecoder(bytes.NewReader(m))
-	dec.UseLooseInterfaceDecoding(true)
-	out, err := dec.DecodeMap()
-	if err != nil {
-		return nil, fmt.Errorf("decode metadata: %w", err)
+	r := reader{data: m}
+	return r.any().(map[string]any), nil
+}
+
+// any takes a value whatever it is; byte strings are copied.
+func (r *reader) any() any {
+	if n, ok := r.mapLen(); ok {
+		m := make(map[string]any, n)
+		for range n {
+			key := string(r.text())
+			m[key] = r.any()
+		}
+		return m
 	}
-	return out, nil
+	if n, ok := r.listLen(); ok {
+		list := make([]any, n)
+		for i := range list {
+			list[i] = r.any()
+		}
+		return list
+	}
+	if b, ok := r.bin(); ok {
+		return bytes.Clone(b)
+	}
+	switch c := r.peek(); {
+	case c == codeNil, c == codeTrue, c == codeFalse:
+		r.pos++
+		if c == codeNil {
+			return nil
+		}
+		return c == codeTrue
+	case r.isText():
+		return string(r.text())
+	}
+	if n, negative, ok := r.integer(); ok {
+		if negative || n <= math.MaxInt64 {
+			return int64(n)
+		}
+		return n
+	}
+	f, _ := r.float()
+	return f
 }
 
 // MarshalJSON writes m as a JSON object, byte strings as base64; null for no metadata.

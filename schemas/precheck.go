@@ -49,25 +49,29 @@ const (
 // or MaxMapKeys, extension types, keys that are not strings or come twice in a map,
 // and strings that are not UTF-8. A byte string costs the same whatever its length.
 func Precheck(data []byte) error {
-	if len(data) > MaxEventBytes {
-		return fmt.Errorf("%w: %d bytes; must be at most %d", ErrMalformed, len(data), MaxEventBytes)
+	if err := checkMap(data, MaxEventBytes, MaxDepth); err != nil {
+		return fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
-	return precheck(data, MaxDepth)
+	return nil
 }
 
-func precheck(data []byte, depth int) error {
+// checkMap says whether data is exactly one map of at most limit bytes and depth levels.
+func checkMap(data []byte, limit, depth int) error {
 	if len(data) == 0 {
-		return fmt.Errorf("%w: empty", ErrMalformed)
+		return errors.New("empty; must be a map")
+	}
+	if len(data) > limit {
+		return fmt.Errorf("%d bytes; must be at most %d", len(data), limit)
 	}
 	if c := data[0]; c&0xf0 != codeFixMap && c != codeMap16 && c != codeMap32 {
-		return fmt.Errorf("%w: starts with 0x%02x; must be a map", ErrMalformed, c)
+		return fmt.Errorf("starts with 0x%02x; must be a map", c)
 	}
 	w := walker{data: data, budget: MaxElements}
 	if !w.value(depth) {
-		return fmt.Errorf("%w: %s at byte %d", ErrMalformed, w.fault, w.pos)
+		return fmt.Errorf("%s at byte %d", w.fault, w.pos)
 	}
 	if w.pos != len(data) {
-		return fmt.Errorf("%w: %d bytes after the map", ErrMalformed, len(data)-w.pos)
+		return fmt.Errorf("%d bytes after the map", len(data)-w.pos)
 	}
 	return nil
 }
@@ -216,10 +220,11 @@ func (w *walker) largeMap(n, depth int) bool {
 func (w *walker) entries(n, depth int, seen keySet) bool {
 	for range n {
 		start := w.pos
-		if !w.key() {
+		key, ok := w.key()
+		if !ok {
 			return false
 		}
-		if !seen.add(w.data, start, w.pos) {
+		if !seen.add(w.data, w.pos-len(key), w.pos) {
 			w.pos = start
 			return w.fail("key that came before")
 		}
@@ -230,25 +235,27 @@ func (w *walker) entries(n, depth int, seen keySet) bool {
 	return true
 }
 
-// key steps over a map key.
-func (w *walker) key() bool {
+// key steps over a map key and returns its text.
+func (w *walker) key() ([]byte, bool) {
 	if w.pos >= len(w.data) {
-		return w.fail("ends within a map")
+		return nil, w.fail("ends within a map")
 	}
+	start, header := w.pos, 1
 	switch c := w.data[w.pos]; {
-	case c&0xe0 == codeFixStr, c == codeStr8, c == codeStr16, c == codeStr32:
+	case c&0xe0 == codeFixStr:
+	case c >= codeStr8 && c <= codeStr32:
+		header += 1 << (c - codeStr8)
 	default:
-		return w.fail("key that is not a string")
+		return nil, w.fail("key that is not a string")
 	}
-	start := w.pos
 	if !w.value(0) {
-		return false
+		return nil, false
 	}
-	if w.pos-start > MaxKeyBytes+5 {
+	if w.pos-start-header > MaxKeyBytes {
 		w.pos = start
-		return w.fail("key too long")
+		return nil, w.fail("key too long")
 	}
-	return true
+	return w.data[start+header : w.pos], true
 }
 
 // smallMap is the number of keys most maps stay below.
@@ -260,25 +267,22 @@ type keySet []keySlot
 
 type keySlot struct{ start, end uint32 }
 
-// add puts in the key at data[start:end] and says whether it was new. The length
-// header is left out, as one text has several encodings.
+// add puts in the key data[start:end], without its length header, as one text has
+// several encodings. It says whether the key was new.
 func (s keySet) add(data []byte, start, end int) bool {
-	switch c := data[start]; c {
-	case codeStr8:
-		start += 2
-	case codeStr16:
-		start += 3
-	case codeStr32:
-		start += 5
-	default:
-		start++
-	}
 	key := data[start:end]
-	hash := uint32(2166136261) // FNV-1a
-	for _, b := range key {
-		hash = (hash ^ uint32(b)) * 16777619
+	// The length and the last eight bytes tell nearly all field names apart; keys that
+	// collide on purpose cost MaxMapKeys comparisons each.
+	tail := uint64(len(key))
+	if len(key) >= 8 {
+		tail ^= binary.LittleEndian.Uint64(key[len(key)-8:])
+	} else {
+		for _, b := range key {
+			tail = tail<<8 ^ uint64(b)
+		}
 	}
-	for i := (hash ^ hash>>16) % uint32(len(s)); ; i = (i + 1) % uint32(len(s)) {
+	const golden = 0x9e3779b97f4a7c15 // 2^64 over the golden ratio, for multiplicative hashing
+	for i := (tail * golden >> 32) % uint64(len(s)); ; i = (i + 1) % uint64(len(s)) {
 		slot := &s[i]
 		if slot.end == 0 {
 			slot.start, slot.end = uint32(start), uint32(end)

@@ -69,6 +69,25 @@ func ControlSubject(run string) string { return Prefix + "control." + run }
 // MessageID is the deduplication id of the event on subject.
 func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefix) }
 
+// RunOf returns the run token of the subject of a stored event.
+func RunOf(subject string) (run string, ok bool) {
+	t := strings.Split(MessageID(subject), ".")
+	at := 1
+	if t[0] == "dead" || t[0] == "reward" && len(t) == 6 {
+		at = 2 // behind the stage, or the partition
+	}
+	if len(t) <= at || MessageID(subject) == subject || t[0] == "policy" {
+		return "", false
+	}
+	return t[at], true
+}
+
+// IsPart says whether the subject is that of a part of a step's tensors, not of a step.
+func IsPart(subject string) bool {
+	t := strings.Split(MessageID(subject), ".")
+	return t[0] == "step" && len(t) == 7
+}
+
 // MaxToken is the longest run id, uid, lane or batch id.
 const MaxToken = 64
 

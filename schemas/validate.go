@@ -52,14 +52,17 @@ func (f *faults) path(field string) string {
 
 // add notes that field has a value that breaks a rule.
 func (f *faults) add(field, value, rule string) {
+	f.fault(f.path(field) + ": " + value + "; " + rule)
+}
+
+func (f *faults) fault(text string) {
 	root := f.root
 	if root == nil {
 		root = f
 	}
-	if root.count++; root.count > maxFaults {
-		return
+	if root.count++; root.count <= maxFaults {
+		root.errs = append(root.errs, errors.New(text))
 	}
-	root.errs = append(root.errs, errors.New(f.path(field)+": "+value+"; "+rule))
 }
 
 func (f *faults) err() error {
@@ -146,6 +149,8 @@ func (f *faults) finiteOrNull(field string, x *float64) {
 }
 
 func formatFloat(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+
+func formatFloat32(x float32) string { return strconv.FormatFloat(float64(x), 'g', -1, 32) }
 
 func (f *faults) text(field, s string, low, high int) {
 	switch {
@@ -255,11 +260,11 @@ func (f *faults) sigmas(list []float32) {
 		field := "sigmas[" + strconv.Itoa(i) + "]"
 		switch {
 		case last && s != 0:
-			f.add(field, formatFloat(float64(s)), "must be 0, the end of the schedule")
+			f.add(field, formatFloat32(s), "must be 0, the end of the schedule")
 		case !last && !(s > 0 && s <= 1):
-			f.add(field, formatFloat(float64(s)), "must be above 0 and at most 1")
+			f.add(field, formatFloat32(s), "must be above 0 and at most 1")
 		case i > 0 && !(s < list[i-1]):
-			f.add(field, formatFloat(float64(s)), "must be below the one before it")
+			f.add(field, formatFloat32(s), "must be below the one before it")
 		default:
 			continue
 		}
@@ -299,6 +304,6 @@ func (f *faults) policies(oldest, newest int64) {
 
 func (f *faults) metadata(m Metadata) {
 	if err := m.Validate(); err != nil {
-		f.add("metadata", err.Error(), fmt.Sprintf("must be a map of at most %d bytes and %d levels", MaxMetadataBytes, MaxMetadataDepth))
+		f.fault(f.path("metadata") + ": " + err.Error())
 	}
 }

@@ -63,11 +63,11 @@ func (e *Step) Validate() error {
 	f.within("step_index", e.StepIndex, 0, steps-1)
 	f.enum("transition", e.Transition, SDETypes)
 	f.number("noise_level", e.NoiseLevel, 0, MaxNoiseLevel)
-	if s := float64(e.Sigma); !(s > 0 && s <= 1) {
-		f.add("sigma", formatFloat(s), "must be above 0 and at most 1")
+	if s := e.Sigma; !(s > 0 && s <= 1) {
+		f.add("sigma", formatFloat32(s), "must be above 0 and at most 1")
 	}
-	if s := float64(e.SigmaNext); !(s >= 0 && s < float64(e.Sigma)) && e.Sigma > 0 && e.Sigma <= 1 {
-		f.add("sigma_next", formatFloat(s), "must be at least 0 and below sigma")
+	if s := e.SigmaNext; !(s >= 0 && s < e.Sigma) && e.Sigma > 0 && e.Sigma <= 1 {
+		f.add("sigma_next", formatFloat32(s), "must be at least 0 and below sigma")
 	}
 	f.timestep("timestep", e.Timestep, e.Sigma)
 	f.number("std_dev_t", e.StdDevT, 0, math.MaxFloat64)
@@ -87,7 +87,7 @@ func (e *Step) Validate() error {
 // timestep is 1000 * sigma in 32-bit floats, however the writer rounded it.
 func (f *faults) timestep(field string, t, sigma float32) {
 	if !(math.Abs(float64(t)-1000*float64(sigma)) <= 1e-3) {
-		f.add(field, formatFloat(float64(t)), "must be 1000 * sigma")
+		f.add(field, formatFloat32(t), "must be 1000 * sigma")
 	}
 }
 

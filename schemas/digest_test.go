@@ -1,0 +1,192 @@
+package schemas_test
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"math"
+	"reflect"
+	"testing"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// layout writes the documented bytes by hand, as another language would.
+type layout []byte
+
+func (l layout) int(n int64) layout   { return binary.LittleEndian.AppendUint64(l, uint64(n)) }
+func (l layout) text(s string) layout { return append(l.int(int64(len(s))), s...) }
+func (l layout) f64(x float64) layout {
+	return binary.LittleEndian.AppendUint64(l, math.Float64bits(x))
+}
+func (l layout) f32(x float32) layout {
+	return binary.LittleEndian.AppendUint32(l, math.Float32bits(x))
+}
+func (l layout) hex() string {
+	sum := sha256.Sum256(l)
+	return hex.EncodeToString(sum[:])
+}
+
+// scheduleVector was computed by testdata/check.py, which prints it and checks it too.
+const scheduleVector = "66f002cc3cdb67463a92766c0bc5eb4e3aea3a39664f8e7702a805bf1a7d220e"
+
+func TestRequest_ComputeScheduleDigest(t *testing.T) {
+	r := &schemas.Request{
+		Sigmas: []float32{1, 0.5, 0}, Transitions: []string{"sde", "ode"}, NoiseLevel: 0.7, Solver: "euler", LogProbKind: "density",
+		LatentsDType: "BF16", TrueCFGScale: 4, Height: 64, Width: 128,
+	}
+	want := layout{}.text("meander schedule 1").
+		int(3).f32(1).f32(0.5).f32(0).
+		int(2).text("sde").text("ode").
+		f64(0.7).text("euler").text("density").text("BF16").f64(4).int(64).int(128).int(2).hex()
+	if got := r.ComputeScheduleDigest(); got != want {
+		t.Errorf("digest %s, want %s", got, want)
+	}
+	if got := r.ComputeScheduleDigest(); got != scheduleVector {
+		t.Errorf("digest %s, want the committed %s", got, scheduleVector)
+	}
+}
+
+// Everything a schedule digest must and must not depend on.
+func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
+	inside := []string{
+		"Sigmas", "Transitions", "NoiseLevel", "Solver", "LogProbKind", "LatentsDType", "TrueCFGScale", "Height", "Width",
+	}
+	checkFields(t, fullRequest(t), inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
+}
+
+func TestContentDigest_fields(t *testing.T) {
+	content := func(e schemas.Event) (any, error) { return schemas.ContentDigest(e) }
+	outside := map[string][]string{
+		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS"},
+		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "Steps", "Sampler", "Backend", "Group", "Timings"},
+		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored"},
+		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed"},
+		"batch":      {"V", "Run", "Metrics", "Closed"},
+	}
+	t.Run("step", func(t *testing.T) {
+		checkFields(t, sdeStep(), others[schemas.Step](outside["step"]), func(e *schemas.Step) (any, error) { return content(e) })
+	})
+	t.Run("trajectory", func(t *testing.T) {
+		checkFields(t, completedTrajectory(t), others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })
+	})
+	t.Run("reward", func(t *testing.T) {
+		checkFields(t, find[schemas.Reward](t, "reward-scored"), others[schemas.Reward](outside["reward"]), func(e *schemas.Reward) (any, error) { return content(e) })
+	})
+	t.Run("advantage", func(t *testing.T) {
+		checkFields(t, completeAdvantage(t), others[schemas.Advantage](outside["advantage"]), func(e *schemas.Advantage) (any, error) { return content(e) })
+	})
+	t.Run("batch", func(t *testing.T) {
+		checkFields(t, find[schemas.Batch](t, "batch-closed"), others[schemas.Batch](outside["batch"]), func(e *schemas.Batch) (any, error) { return content(e) })
+	})
+}
+
+// others are the fields of T but for those.
+func others[T any](outside []string) []string {
+	var names []string
+	for f := range reflect.TypeFor[T]().Fields() {
+		found := false
+		for _, o := range outside {
+			found = found || o == f.Name
+		}
+		if !found {
+			names = append(names, f.Name)
+		}
+	}
+	return names
+}
+
+// checkFields changes one field after the other and sees that the digest changes
+// exactly for those named inside.
+func checkFields[T any](t *testing.T, e *T, inside []string, digest func(*T) (any, error)) {
+	t.Helper()
+	before, err := digest(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := reflect.ValueOf(e).Elem()
+	for i := range v.NumField() {
+		name := v.Type().Field(i).Name
+		c := reflect.New(v.Type())
+		c.Elem().Set(v)
+		f := c.Elem().Field(i)
+		switch f.Kind() {
+		case reflect.Int64:
+			f.SetInt(f.Int() + 1)
+		case reflect.Uint64:
+			f.SetUint(f.Uint() + 1)
+		case reflect.Float32, reflect.Float64:
+			f.SetFloat(f.Float() + 1)
+		case reflect.String:
+			f.SetString(f.String() + "x")
+		default:
+			f.SetZero() // lists, pointers and structs: every sample has them
+		}
+		if reflect.DeepEqual(f.Interface(), v.Field(i).Interface()) {
+			t.Fatalf("%s: the sample has nothing to change", name)
+		}
+		after, err := digest(c.Interface().(*T))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want := false
+		for _, n := range inside {
+			want = want || n == name
+		}
+		if changed := before != after; changed != want {
+			t.Errorf("%s: digest changes %v, want %v", name, changed, want)
+		}
+	}
+}
+
+// How a tensor travels is not part of what it is.
+func TestStep_ContentDigest_transport(t *testing.T) {
+	inline := sdeStep()
+	sum := sha256.Sum256(inline.Latents[0].Tensor.Data)
+	size := int64(len(inline.Latents[0].Tensor.Data))
+	want, err := inline.ContentDigest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, carrier := range []schemas.Tensor{
+		{Parts: &schemas.Parts{First: 3, Count: 1, Size: size, Digest: hex.EncodeToString(sum[:])}},
+		{Ref: &schemas.Ref{Bucket: "b", Size: size, Digest: hex.EncodeToString(sum[:])}},
+	} {
+		s := sdeStep()
+		carrier.DType, carrier.Shape = s.Latents[0].Tensor.DType, s.Latents[0].Tensor.Shape
+		s.Latents[0].Tensor = carrier
+		if got, err := s.ContentDigest(); err != nil || got != want {
+			t.Errorf("%+v gives %x (%v), want %x as inline", carrier, got, err, want)
+		}
+	}
+	other := sdeStep()
+	other.Latents[0].Tensor.Data[5] ^= 1
+	if got, err := other.ContentDigest(); err != nil || got == want {
+		t.Errorf("one bit of a latent changes nothing (%v)", err)
+	}
+	bad := sdeStep()
+	bad.Latents[0].Tensor = schemas.Tensor{Ref: &schemas.Ref{Digest: "zz"}}
+	if _, err := bad.ContentDigest(); err == nil {
+		t.Error("digest of a reference that has none")
+	}
+}
+
+func TestStepsDigest(t *testing.T) {
+	a, b := [32]byte{1}, [32]byte{2}
+	want := append(append(layout{}.text("meander steps 1").int(2), a[:]...), b[:]...).hex()
+	if got := schemas.StepsDigest([][32]byte{a, b}); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if schemas.StepsDigest([][32]byte{b, a}) == want {
+		t.Error("order does not matter")
+	}
+}
+
+func TestContentDigest_none(t *testing.T) {
+	for _, e := range []schemas.Event{&schemas.Prompt{}, &schemas.Request{}, &schemas.Policy{}, &schemas.Dead{}, &schemas.Receipt{}} {
+		if _, err := schemas.ContentDigest(e); !errors.Is(err, schemas.ErrNoContent) {
+			t.Errorf("%s: %v, want ErrNoContent", e.Type(), err)
+		}
+	}
+}
