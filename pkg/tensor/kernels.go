@@ -45,8 +45,9 @@ type kernelSet struct {
 	norm func(dst, x []float32, mean, rstd float32)
 	// normMod sets dst = fma((x-mean)*rstd, 1+scale, shift).
 	normMod func(dst, x, scale, shift []float32, mean, rstd float32)
-	// scaleMul sets dst = (x*a)*w.
-	scaleMul func(dst, x, w []float32, a float32)
+	// scaleNorm sets, per group of len(w) elements, dst = (x*a)*w with
+	// a = num / max(sqrt(sum of x^2 / n + eps), floor).
+	scaleNorm func(dst, x, w []float32, n, eps, floor, num float64)
 	// ropePairs rotates the pairs (2i, 2i+1) by the angle with cos[i], sin[i];
 	// len(cos) = len(sin) = len(x)/2.
 	ropePairs func(dst, x, cos, sin []float32)

@@ -8,33 +8,77 @@ import (
 
 //go:generate go run ./internal/kernelgen .
 
-//go:noescape
-func tileAVX2(t *tile)
-
-//go:noescape
-func tileAVX512(t *tile)
-
-//go:noescape
-func peakAVX2(n int)
-
-//go:noescape
-func peakAVX512(n int)
-
 // kernelSets returns what this processor runs, the fastest first.
 var kernelSets = sync.OnceValue(func() []*kernelSet {
 	sets := []*kernelSet{&goKernels}
-	if !cpu.X86.HasAVX2 || !cpu.X86.HasFMA {
-		return sets
-	}
-	avx2 := goKernels
-	avx2.name, avx2.tile, avx2.tileRows, avx2.tileCols = KernelsAVX2, tileAVX2, 6, 1
-	avx2.peak, avx2.peakFlops = peakAVX2, 12*8*2
-	sets = append([]*kernelSet{&avx2}, sets...)
-	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL {
-		avx512 := avx2
-		avx512.name, avx512.tile, avx512.tileRows, avx512.tileCols = KernelsAVX512, tileAVX512, 12, 2
-		avx512.peak, avx512.peakFlops = peakAVX512, 12*16*2
-		sets = append([]*kernelSet{&avx512}, sets...)
+	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
+		sets = append([]*kernelSet{&avx2Kernels}, sets...)
+		if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL {
+			sets = append([]*kernelSet{&avx512Kernels}, sets...)
+		}
 	}
 	return sets
 })
+
+var avx2Kernels = kernelSet{
+	name:       KernelsAVX2,
+	tileRows:   6,
+	tileCols:   1,
+	tile:       tileAVX2,
+	peak:       peakAVX2,
+	peakFlops:  12 * 8 * 2,
+	maxOf:      maxOfAVX2,
+	expSum:     expSumAVX2,
+	sum64:      sum64AVX2,
+	sumSq64:    sumSq64AVX2,
+	exp:        expAVX2,
+	silu:       siluAVX2,
+	gelu:       geluAVX2,
+	siluMul:    siluMulAVX2,
+	add:        addAVX2,
+	mul:        mulAVX2,
+	scale:      scaleAVX2,
+	axpy:       axpyAVX2,
+	gate:       gateAVX2,
+	norm:       normAVX2,
+	normMod:    normModAVX2,
+	scaleNorm:  scaleNormAVX2,
+	ropePairs:  ropePairsAMD64,
+	ropeHalves: ropeHalvesAVX2,
+}
+
+// avx512Kernels keeps the AVX2 forms of what wider vectors do not help.
+var avx512Kernels = kernelSet{
+	name:       KernelsAVX512,
+	tileRows:   12,
+	tileCols:   2,
+	tile:       tileAVX512,
+	peak:       peakAVX512,
+	peakFlops:  12 * 16 * 2,
+	maxOf:      maxOfAVX512,
+	expSum:     expSumAVX512,
+	sum64:      sum64AVX2,
+	sumSq64:    sumSq64AVX2,
+	exp:        expAVX512,
+	silu:       siluAVX512,
+	gelu:       geluAVX512,
+	siluMul:    siluMulAVX512,
+	add:        addAVX512,
+	mul:        mulAVX512,
+	scale:      scaleAVX512,
+	axpy:       axpyAVX512,
+	gate:       gateAVX512,
+	norm:       normAVX512,
+	normMod:    normModAVX512,
+	scaleNorm:  scaleNormAVX2,
+	ropePairs:  ropePairsAMD64,
+	ropeHalves: ropeHalvesAVX2,
+}
+
+// ropePairsAMD64 leaves the last pairs, fewer than a vector, to Go.
+func ropePairsAMD64(dst, x, cos, sin []float32) {
+	ropePairsAVX2(dst, x, cos, sin)
+	if n := len(cos) &^ 3; n < len(cos) {
+		goRopePairs(dst[2*n:], x[2*n:], cos[n:], sin[n:])
+	}
+}

@@ -27,7 +27,7 @@ var goKernels = kernelSet{
 	gate:       goGate,
 	norm:       goNorm,
 	normMod:    goNormMod,
-	scaleMul:   goScaleMul,
+	scaleNorm:  goScaleNorm,
 	ropePairs:  goRopePairs,
 	ropeHalves: goRopeHalves,
 }
@@ -135,6 +135,9 @@ const (
 // exp32 returns e^x with a relative error below 2e-7: x = n ln2 + r, e^x = 2^n e^r.
 // Above expMax it stays at e^expMax, below expMin it is 0; NaN stays NaN.
 func exp32(x float32) float32 {
+	if x != x {
+		return x
+	}
 	if x < expMin {
 		return 0
 	}
@@ -236,9 +239,18 @@ func goNormMod(dst, x, scale, shift []float32, mean, rstd float32) {
 	}
 }
 
-func goScaleMul(dst, x, w []float32, a float32) {
-	for i, v := range x {
-		dst[i] = float32(float32(v*a) * w[i])
+func goScaleNorm(dst, x, w []float32, n, eps, floor, num float64) {
+	for len(x) > 0 {
+		g := x[:len(w)]
+		root := math.Sqrt(goSumSq64(g, 0)/n + eps)
+		if floor > root {
+			root = floor
+		}
+		a := float32(num / root)
+		for i, v := range g {
+			dst[i] = float32(float32(v*a) * w[i])
+		}
+		dst, x = dst[len(w):], x[len(w):]
 	}
 }
 

@@ -208,11 +208,7 @@ func checkNorm(name string, dst, x Matrix, w []float32) {
 }
 
 func (t *rowTask) rmsNorm(k *kernelSet, dst, x []float32) {
-	n := len(t.w)
-	for j := 0; j < len(x); j += n {
-		s := k.sumSq64(x[j:j+n], 0)
-		k.scaleMul(dst[j:j+n], x[j:j+n], t.w, float32(1/math.Sqrt(s/float64(n)+float64(t.a))))
-	}
+	k.scaleNorm(dst, x, t.w, float64(len(t.w)), float64(t.a), 0, 1)
 }
 
 // L2Norm computes dst = act(x / max(|x|, eps) * sqrt(n) * w) over groups of n = len(w)
@@ -223,11 +219,7 @@ func (c *CPU) L2Norm(dst, x Matrix, w []float32, eps float32, act Activation) {
 }
 
 func (t *rowTask) l2Norm(k *kernelSet, dst, x []float32) {
-	n := len(t.w)
-	for j := 0; j < len(x); j += n {
-		norm := max(math.Sqrt(k.sumSq64(x[j:j+n], 0)), float64(t.a))
-		k.scaleMul(dst[j:j+n], x[j:j+n], t.w, float32(math.Sqrt(float64(n))/norm))
-	}
+	k.scaleNorm(dst, x, t.w, 1, 0, float64(t.a), math.Sqrt(float64(len(t.w))))
 	switch t.act {
 	case SiLU:
 		k.silu(dst, dst)
