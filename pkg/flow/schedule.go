@@ -137,7 +137,7 @@ func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) 
 	return s.finish(linspace(1, last, numInferenceSteps), imageSeqLen)
 }
 
-// Shift turns a caller's T pre-shift sigmas, strictly decreasing in (0, 1], into the
+// Shifted turns a caller's T pre-shift sigmas, strictly decreasing in (0, 1], into the
 // T+1 of a rollout: shift, terminal stretch, final 0.
 func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(len(sigmas)); err != nil {

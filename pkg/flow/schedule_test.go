@@ -254,6 +254,33 @@ func TestParseSchedule_Refuses(t *testing.T) {
 	wantError(t, err, "shift = -1", "invert_sigmas", "num_train_timesteps") // all faults at once
 }
 
+// Whatever the bytes: an error, or a schedule whose sigmas are valid or refused.
+func FuzzParseSchedule(f *testing.F) {
+	f.Add([]byte(`{}`))
+	f.Add([]byte(`{"use_dynamic_shifting": true, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02}`))
+	f.Add([]byte(`{"shift": 1e308}`))
+	f.Add([]byte(`{"use_dynamic_shifting": true, "time_shift_type": "linear", "base_shift": -1e308, "max_shift": 1e308}`))
+	f.Add([]byte(`{"shift": null, "shift_terminal": 1e-320}`))
+	f.Fuzz(func(t *testing.T, config []byte) {
+		s, err := flow.ParseSchedule(config)
+		if err != nil {
+			return
+		}
+		sigmas, err := s.Sigmas(5, 1024)
+		if err != nil {
+			return
+		}
+		if len(sigmas) != 6 || sigmas[5] != 0 || !(sigmas[0] <= 1) {
+			t.Fatalf("sigmas %v", sigmas)
+		}
+		for i := 1; i < 6; i++ {
+			if !(sigmas[i] < sigmas[i-1]) {
+				t.Fatalf("sigmas %v", sigmas)
+			}
+		}
+	})
+}
+
 func TestSchedule_SigmasRefuses(t *testing.T) {
 	linear := flow.QwenImage()
 	linear.TimeShiftType, linear.BaseShift = "linear", -1

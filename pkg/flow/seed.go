@@ -9,7 +9,7 @@ import (
 // groupIndex takes the place of a sample index in GroupSeed. No sample has it.
 const groupIndex = ^uint64(0)
 
-// SampleSeed derives the seed of one sample: the first 8 bytes, little-endian, of
+// SampleSeed derives the seed of one sample, sampleIndex >= 0: the first 8 bytes, little-endian, of
 //
 //	SHA-256(le64(len(base)) base le64(len(uid)) uid le64(sampleIndex))
 //

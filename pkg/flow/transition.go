@@ -17,6 +17,10 @@ type Transition string
 //	dance_sde  DanceGRPO (Xue et al. 2025): g = a, n = a*sqrt(-d)
 //	cps        coefficients-preserving sampling (Wang and Yu 2025): n = g = sigma'*sin(a*pi/2)
 //	ode        no noise
+//
+// With small steps sde, dance_sde and ode all sample the model's distribution. cps does
+// not: it replaces a fixed share of the noise at every step, however small, which
+// narrows the distribution.
 const (
 	SDE      Transition = "sde"
 	CPS      Transition = "cps"

@@ -41,6 +41,9 @@ type Window struct {
 // Validate joins all faults of w for a rollout of numInferenceSteps, each naming the
 // field, the value and the rule.
 func (w Window) Validate(numInferenceSteps int) error {
+	if err := checkSteps(numInferenceSteps); err != nil {
+		return err
+	}
 	var faults []error
 	if w.Lo < 0 || w.Hi > numInferenceSteps || w.Lo >= w.Hi {
 		faults = append(faults, fmt.Errorf("sde_window.range = [%d, %d): want a part of [0, %d) that is not empty", w.Lo, w.Hi, numInferenceSteps))
@@ -105,6 +108,9 @@ func (w Window) subset(choose func(draw, n int) int) []int {
 // StepIndices checks a list of sde_step_indices, 0 .. T-1 without repeats, and
 // returns it ascending. nil stands for all steps, an empty list for none.
 func StepIndices(indices []int, numInferenceSteps int) ([]int, error) {
+	if err := checkSteps(numInferenceSteps); err != nil {
+		return nil, err
+	}
 	if indices == nil {
 		return sequence(0, numInferenceSteps), nil
 	}
@@ -115,6 +121,9 @@ func StepIndices(indices []int, numInferenceSteps int) ([]int, error) {
 // returns it ascending: index i is the latents before step i, T the final ones. nil
 // stands for what a trainer of the steps sde needs, the latents before and after each.
 func ReturnIndices(indices, sde []int, numInferenceSteps int) ([]int, error) {
+	if err := checkSteps(numInferenceSteps); err != nil {
+		return nil, err
+	}
 	if indices != nil {
 		return checkIndices("return_step_indices", indices, numInferenceSteps)
 	}
@@ -129,7 +138,7 @@ func ReturnIndices(indices, sde []int, numInferenceSteps int) ([]int, error) {
 // Transitions lists what each of T steps runs: t at the indices, ode elsewhere.
 // Indices out of range are ignored; StepIndices refuses them.
 func Transitions(t Transition, indices []int, numInferenceSteps int) []Transition {
-	all := make([]Transition, numInferenceSteps)
+	all := make([]Transition, max(numInferenceSteps, 0))
 	for i := range all {
 		all[i] = ODE
 		if slices.Contains(indices, i) {

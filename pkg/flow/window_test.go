@@ -150,6 +150,22 @@ func TestStepIndices(t *testing.T) {
 	}
 }
 
+// A bad number of steps is an error of its own, never a panic or a huge allocation.
+func TestIndices_BadSteps(t *testing.T) {
+	for _, steps := range []int{-1, 0, flow.MaxSteps + 1, math.MaxInt} {
+		want := fmt.Sprintf("num_inference_steps = %d", steps)
+		_, err := flow.StepIndices(nil, steps)
+		wantError(t, err, want)
+		_, err = flow.ReturnIndices(nil, nil, steps)
+		wantError(t, err, want)
+		_, err = flow.Window{Size: 1, Hi: steps, Strategy: flow.NoncontiguousWindow}.Indices(steps, 0)
+		wantError(t, err, want)
+	}
+	if got := flow.Transitions(flow.SDE, nil, -1); len(got) != 0 {
+		t.Errorf("Transitions of -1 steps = %v, want none", got)
+	}
+}
+
 func TestReturnIndices(t *testing.T) {
 	cases := []struct {
 		name    string
