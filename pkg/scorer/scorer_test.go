@@ -1,0 +1,256 @@
+package scorer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/scorer"
+)
+
+func TestNew(t *testing.T) {
+	names := scorer.Names()
+	if !slices.IsSorted(names) {
+		t.Errorf("names %v are not sorted", names)
+	}
+	for _, name := range names {
+		s := open(t, name)
+		if s.Name() != name || s.Version() == "" {
+			t.Errorf("scorer %q says it is %q, version %q", name, s.Name(), s.Version())
+		}
+	}
+	_, err := scorer.New("beauty")
+	if err == nil {
+		t.Fatal("an unknown scorer was opened")
+	}
+	for _, want := range append(names, `"beauty"`) {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error %q lacks %s", err, want)
+		}
+	}
+}
+
+func TestScorers_Refuse(t *testing.T) {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	tests := []struct {
+		name  string
+		ctx   context.Context
+		in    scorer.Input
+		fault string
+	}{
+		{"no picture", t.Context(), scorer.Input{}, "no picture"},
+		{"empty picture", t.Context(), scorer.Input{Image: image.NewNRGBA(image.Rect(3, 3, 3, 9))}, "no picture"},
+		{"unknown parameter", t.Context(), scorer.Input{Image: flat(4, 4, color.White), Params: map[string]string{"quality": "80"}}, `"quality"`},
+		{"cancelled", cancelled, scorer.Input{Image: flat(4, 4, color.White)}, "canceled"},
+	}
+	for _, name := range scorer.Names() {
+		for _, tt := range tests {
+			t.Run(name+", "+tt.name, func(t *testing.T) {
+				_, err := open(t, name).Score(tt.ctx, tt.in)
+				if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), name+": ") {
+					t.Errorf("error %v, want one of %s about %q", err, name, tt.fault)
+				}
+			})
+		}
+	}
+}
+
+// The score is the length of the file that image/jpeg writes at quality 95, and noise is
+// harder to compress than a gradient, and a gradient than nothing.
+func TestJPEG(t *testing.T) {
+	up, down := open(t, scorer.JPEGIncompressibility), open(t, scorer.JPEGCompressibility)
+	var last float64
+	for _, p := range []struct {
+		name    string
+		picture *image.NRGBA
+	}{{"flat", flat(96, 64, color.White)}, {"gradient", gradient(96, 64)}, {"noise", noise(96, 64)}} {
+		var file bytes.Buffer
+		if err := jpeg.Encode(&file, p.picture, &jpeg.Options{Quality: 95}); err != nil {
+			t.Fatal(err)
+		}
+		got := score(t, up, p.picture)
+		if want := float64(file.Len()) / 1000; got != want {
+			t.Errorf("%s: %v kilobytes, want %v", p.name, got, want)
+		}
+		if minus := score(t, down, p.picture); minus != -got {
+			t.Errorf("%s: compressibility %v, incompressibility %v", p.name, minus, got)
+		}
+		if got <= last {
+			t.Errorf("%s: %v kilobytes, no more than the simpler picture's %v", p.name, got, last)
+		}
+		last = got
+	}
+}
+
+func TestSynthetic(t *testing.T) {
+	half := image.NewNRGBA(image.Rect(0, 0, 8, 2)) // left half white, right half black
+	for y := range 2 {
+		for x := range 8 {
+			half.Set(x, y, color.NRGBA{A: 255})
+			if x < 4 {
+				half.Set(x, y, color.White)
+			}
+		}
+	}
+	tests := []struct {
+		name    string
+		picture *image.NRGBA
+		want    float64
+	}{
+		{"white", flat(5, 7, color.White), 1},
+		{"black", flat(5, 7, color.Black), 0},
+		{"transparent white counts as black", flat(5, 7, color.NRGBA{255, 255, 255, 0}), 0},
+		{"half transparent", flat(5, 7, color.NRGBA{255, 255, 255, 51}), 0.2},
+		{"red", flat(5, 7, color.NRGBA{255, 0, 0, 255}), 0.299},
+		{"green", flat(5, 7, color.NRGBA{0, 255, 0, 255}), 0.587},
+		{"blue", flat(5, 7, color.NRGBA{0, 0, 255, 255}), 0.114},
+		{"half white, half black: 1/2 - 1/4", half, 0.25},
+		{"part of a picture", half.SubImage(image.Rect(2, 0, 6, 1)).(*image.NRGBA), 0.25},
+		{"white part of a picture", half.SubImage(image.Rect(1, 1, 3, 2)).(*image.NRGBA), 1},
+	}
+	s := open(t, scorer.Synthetic)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := score(t, s, tt.picture); math.Abs(got-tt.want) > 1e-14 {
+				t.Errorf("score %v, want %v", got, tt.want)
+			}
+		})
+	}
+	// Mean 1/2 less variance (0.299^2+0.587^2+0.114^2)/12 = 0.0372 for uniform noise;
+	// 128*128 pixels leave a standard error of 0.193/128 = 0.0015.
+	if got := score(t, s, noise(128, 128)); math.Abs(got-0.4628) > 5*0.0015 {
+		t.Errorf("noise: score %v, want about 0.463", got)
+	}
+}
+
+// All scorers leave the picture alone and say the same twice.
+func TestScorers_ArePure(t *testing.T) {
+	for _, name := range scorer.Names() {
+		picture := noise(40, 24)
+		before := slices.Clone(picture.Pix)
+		s := open(t, name)
+		if a, b := score(t, s, picture), score(t, s, picture); a != b {
+			t.Errorf("%s: %v, then %v", name, a, b)
+		}
+		if !bytes.Equal(before, picture.Pix) {
+			t.Errorf("%s changed the picture", name)
+		}
+	}
+}
+
+func TestCombine(t *testing.T) {
+	broken := errors.New("broken")
+	tests := []struct {
+		name   string
+		parts  []scorer.Part
+		want   float64
+		fault  string
+		failed []string // parts with an error afterwards
+	}{
+		{"one", []scorer.Part{{Name: "a", Weight: 1, Value: 0.3}}, 0.3, "", nil},
+		{"a sum, not a mean", []scorer.Part{{Name: "a", Weight: 2, Value: 3}, {Name: "b", Weight: 0.5, Value: 4}}, 8, "", nil},
+		{"a penalty", []scorer.Part{{Name: "a", Weight: 1, Value: 1}, {Name: "b", Weight: -0.5, Value: 1}}, 0.5, "", nil},
+		{"optional failure left out", []scorer.Part{{Name: "a", Weight: 1, Value: 3}, {Name: "b", Weight: 5, Value: 7, Err: broken}}, 3, "", []string{"b"}},
+		{"optional NaN left out", []scorer.Part{{Name: "a", Weight: 1, Value: 3}, {Name: "b", Weight: 5, Value: math.NaN()}}, 3, "", []string{"b"}},
+		{"required failure", []scorer.Part{{Name: "a", Weight: 1, Value: 3}, {Name: "b", Weight: 1, Required: true, Err: broken}}, 0, "required score b: broken", []string{"b"}},
+		{"required infinity", []scorer.Part{{Name: "a", Weight: 1, Required: true, Value: math.Inf(1)}}, 0, "required score a: score is +Inf", []string{"a"}},
+		{"nothing scored", []scorer.Part{{Name: "a", Weight: 1, Err: broken}}, 0, "no score succeeded", []string{"a"}},
+		{"no parts", nil, 0, "total 0", nil},
+		{"weights cancel", []scorer.Part{{Name: "a", Weight: 1}, {Name: "b", Weight: -1}}, 0, "total 0", nil},
+		{"NaN weight", []scorer.Part{{Name: "a", Weight: math.NaN()}}, 0, "weight of a = NaN", nil},
+		{"infinite weight", []scorer.Part{{Name: "a", Weight: math.Inf(1)}}, 0, "weight of a = +Inf", nil},
+		{"sum beyond float64", []scorer.Part{{Name: "a", Weight: 1e200, Value: 1e200}}, 0, "weighted sum is +Inf", nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := scorer.Combine(tt.parts)
+			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil && !strings.Contains(err.Error(), tt.fault) {
+				t.Errorf("reward %v, error %v; want %v, %q", got, err, tt.want, tt.fault)
+			}
+			var failed []string
+			for _, p := range tt.parts {
+				if p.Err != nil {
+					failed = append(failed, p.Name)
+				}
+			}
+			if !slices.Equal(failed, tt.failed) {
+				t.Errorf("failed parts %v, want %v", failed, tt.failed)
+			}
+		})
+	}
+	_, err := scorer.Combine([]scorer.Part{{Name: "a", Weight: 1, Required: true, Err: broken}})
+	if !errors.Is(err, broken) {
+		t.Errorf("error %v does not wrap the scorer's", err)
+	}
+}
+
+func ExampleNew() {
+	s, err := scorer.New(scorer.Synthetic)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	value, err := s.Score(context.Background(), scorer.Input{Image: flat(64, 64, color.White)})
+	fmt.Println(s.Name(), value, err)
+	// Output: synthetic 1 <nil>
+}
+
+func open(t testing.TB, name string) scorer.Scorer {
+	t.Helper()
+	s, err := scorer.New(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func score(t testing.TB, s scorer.Scorer, picture *image.NRGBA) float64 {
+	t.Helper()
+	v, err := s.Score(t.Context(), scorer.Input{Image: picture})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func flat(width, height int, c color.Color) *image.NRGBA {
+	img := image.NewNRGBA(image.Rect(0, 0, width, height))
+	for y := range height {
+		for x := range width {
+			img.Set(x, y, c)
+		}
+	}
+	return img
+}
+
+func gradient(width, height int) *image.NRGBA {
+	img := image.NewNRGBA(image.Rect(0, 0, width, height))
+	for y := range height {
+		for x := range width {
+			img.Set(x, y, color.NRGBA{uint8(2 * x), uint8(3 * y), 90, 255})
+		}
+	}
+	return img
+}
+
+func noise(width, height int) *image.NRGBA {
+	img := image.NewNRGBA(image.Rect(0, 0, width, height))
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range img.Pix {
+		img.Pix[i] = uint8(rng.Uint32())
+		if i%4 == 3 {
+			img.Pix[i] = 255
+		}
+	}
+	return img
+}
