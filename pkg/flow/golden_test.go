@@ -2,6 +2,7 @@ package flow_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -78,5 +79,58 @@ func TestSample_Python(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), python, "testdata/rollout_check.py").CombinedOutput()
 	if err != nil {
 		t.Fatalf("rollout_check.py: %v\n%s", err, out)
+	}
+}
+
+// testdata/diffusers.json is written by testdata/diffusers_golden.py: sigmas of 16
+// schedules, and whole ODE runs of UniPC, DPM-Solver++ and Euler on the Gaussian field
+// from x = 1. Upstream computes in float32 throughout.
+func TestDiffusersGolden(t *testing.T) {
+	b, err := os.ReadFile("testdata/diffusers.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Schedules []struct {
+			Config        json.RawMessage
+			Steps, Tokens int
+			Sigmas        []float64
+		}
+		Runs []struct {
+			Solver flow.Solver
+			Shift  float64
+			Steps  int
+			Sigmas []float64
+			Path   []float64
+		}
+	}
+	if err := json.Unmarshal(b, &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Schedules) == 0 || len(file.Runs) == 0 {
+		t.Fatal("no cases")
+	}
+	for _, c := range file.Schedules {
+		s, err := flow.ParseSchedule(c.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Sigmas(c.Steps, c.Tokens)
+		if err != nil {
+			t.Fatal(err)
+		}
+		allNear(t, fmt.Sprintf("%s, %d steps: sigmas", c.Config, c.Steps), got, c.Sigmas, 1e-6)
+	}
+	for _, c := range file.Runs {
+		name := fmt.Sprintf("%s, shift %v, %d steps: ", c.Solver, c.Shift, c.Steps)
+		got, err := staticShift(c.Shift).SolverSigmas(c.Solver, c.Steps, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		allNear(t, name+"sigmas", got, c.Sigmas, 1e-6)
+		for i, sigma := range c.Sigmas {
+			got[i] = float32(sigma)
+		}
+		allNear(t, name+"x", path(t, odePlan(c.Solver, got), 1, gaussian{0.5}.velocity)[1:], c.Path, f32)
 	}
 }

@@ -106,7 +106,7 @@ def build():
     for transition, kind, a in (("sde", "density", 0.7), ("cps", "squared", 0.8), ("dance_sde", "scaled", 0.3),
                                 ("cps", "density", 0.45), ("ode", "density", 0.0), ("sde", "squared", 1.2)):
         for storage in ("F32", "F16", "BF16"):
-            for sigmas, elements in ((qwen, 13), (low, 64)):
+            for sigmas, elements in ((qwen, 15), (low, 64)):
                 transitions = [transition] * (len(sigmas) - 1)
                 if kind == "density" and transition == "cps":
                     transitions[-1] = "ode"
