@@ -112,6 +112,8 @@ def build():
                     transitions[-1] = "ode"
                 if len(sigmas) == 8:
                     transitions[2] = "ode"
+                if storage == "F32" and kind == "density" and transition == "sde":
+                    elements = 1003  # enough that the order of the sum shows
                 case = {"transitions": transitions, "noise_level": a, "log_prob_kind": kind, "storage": storage,
                         "seed": str(1000 + len(cases)), "elements": elements, "sigmas": [s.hex() for s in sigmas]}
                 cases.append({**case, **rollout(case)})
