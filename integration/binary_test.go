@@ -1,0 +1,152 @@
+// Package integration_test runs the whole pipeline: real binaries, a real NATS
+// server, real files.
+package integration_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// binaries builds the programs once per test run, as a user would.
+var binaries = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "meander-bin-")
+	if err != nil {
+		return "", err
+	}
+	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "../services/cmd/...")...)
+	if !raceEnabled {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", errors.Join(err, errors.New(string(out)))
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := binaries(); err == nil {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// program is the path of one built binary.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := binaries()
+	if err != nil {
+		t.Fatalf("build: %v", err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// output is what one command line did.
+type output struct {
+	stdout, stderr string
+	code           int
+}
+
+// meander runs the command line to its end, at most two minutes.
+func meander(t *testing.T, dir string, args ...string) output {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program(t, "meander"), args...)
+	cmd.Dir = dir
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("meander %s: %v", strings.Join(args, " "), err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("meander %s did not end; stderr:\n%s", strings.Join(args, " "), stderr.String())
+	}
+	return output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// must fails the test unless the command ended with the status.
+func (o output) must(t *testing.T, code int) output {
+	t.Helper()
+	if o.code != code {
+		t.Fatalf("exit status %d, want %d\nstdout:\n%s\nstderr:\n%s", o.code, code, o.stdout, o.stderr)
+	}
+	return o
+}
+
+type member struct {
+	SampleIndex int64      `json:"sample_index"`
+	Status      string     `json:"status"`
+	Reward      *float64   `json:"reward"`
+	Advantage   *float64   `json:"advantage"`
+	LogProbs    []*float64 `json:"log_probs"`
+	Transitions []string   `json:"transitions"`
+	Latents     []int64    `json:"latent_step_indices"`
+	Image       string     `json:"image"`
+}
+
+type group struct {
+	UID     string   `json:"uid"`
+	Prompt  string   `json:"prompt"`
+	Status  string   `json:"status"`
+	Error   string   `json:"error"`
+	Members []member `json:"members"`
+}
+
+type summary struct {
+	Run          string `json:"run"`
+	Groups       int    `json:"groups"`
+	Complete     int    `json:"complete"`
+	Refused      int    `json:"refused"`
+	Samples      int    `json:"samples"`
+	Trajectories int    `json:"trajectories"`
+	StepsStored  int    `json:"steps_stored"`
+	Digest       string `json:"digest"`
+}
+
+// parse reads run's --json output.
+func (o output) parse(t *testing.T) ([]group, summary) {
+	t.Helper()
+	var groups []group
+	var last struct {
+		Summary *summary `json:"summary"`
+	}
+	lines := bufio.NewScanner(strings.NewReader(o.stdout))
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		if last.Summary != nil {
+			t.Fatalf("output after the summary: %s", lines.Text())
+		}
+		if err := json.Unmarshal(lines.Bytes(), &last); err != nil {
+			t.Fatalf("not JSON: %v\n%s", err, lines.Text())
+		}
+		if last.Summary != nil {
+			continue
+		}
+		var g group
+		if err := json.Unmarshal(lines.Bytes(), &g); err != nil {
+			t.Fatalf("not a group: %v\n%s", err, lines.Text())
+		}
+		groups = append(groups, g)
+	}
+	if last.Summary == nil {
+		t.Fatalf("no summary in:\n%s\nstderr:\n%s", o.stdout, o.stderr)
+	}
+	return groups, *last.Summary
+}

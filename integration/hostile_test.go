@@ -1,0 +1,143 @@
+package integration_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// hostile are payloads that are no event.
+func hostile() map[string][]byte {
+	good, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox"})
+	if err != nil {
+		panic(err)
+	}
+	bin := append([]byte{0x81, 0xa6, 'p', 'r', 'o', 'm', 'p', 't', 0xc6}, binary.BigEndian.AppendUint32(nil, 1<<32-1)...)
+	list := append([]byte{0x81, 0xa6, 's', 'i', 'g', 'm', 'a', 's', 0xdd}, binary.BigEndian.AppendUint32(nil, 100_000_000)...)
+	table := append([]byte{0xdf}, binary.BigEndian.AppendUint32(nil, 15_700_000)...)
+	return map[string][]byte{
+		"nothing":             {},
+		"text":                []byte("a red fox"),
+		"json":                []byte(`{"prompt": "a red fox"}`),
+		"cut off":             good[:len(good)-3],
+		"trailing bytes":      append(slices.Clone(good), 0),
+		"4 GiB in 13 bytes":   bin,
+		"100 M list items":    list,
+		"15 M map keys":       table,
+		"deep nesting":        bytes.Repeat([]byte{0x91}, 900_000),
+		"deep nested maps":    bytes.Repeat([]byte{0x81, 0xa1, 'a'}, 250_000),
+		"extension type":      {0x81, 0xa6, 'p', 'r', 'o', 'm', 'p', 't', 0xd4, 0x01, 0x00},
+		"key of another type": {0x81, 0x01, 0x02},
+		"nil":                 {0xc0},
+	}
+}
+
+// Hostile bytes on every subject end in the dead letters, and the pipeline goes on.
+func TestPipeline_HostileBytes(t *testing.T) {
+	w := start(t, func(c *config) { c.sampler.Batch = 4 })
+	subjects := map[string]string{
+		"intake":    schemas.PromptSubject("evil"),
+		"sampler":   schemas.RequestSubject("evil", "synthetic", "u%d", 0),
+		"reward":    schemas.TrajectorySubject("evil", "u%d", 0),
+		"advantage": schemas.RewardSubject("evil", "u%d", "u%d", 0),
+	}
+	want := map[string]int{}
+	i := 0
+	for name, data := range hostile() {
+		for stage, subject := range subjects {
+			if stage == "advantage" {
+				subject = fmt.Sprintf(subject, i, i)
+			} else if stage != "intake" {
+				subject = fmt.Sprintf(subject, i)
+			}
+			if _, err := w.PublishRaw(t.Context(), subject, data, nil, fmt.Sprintf("evil-%s-%d", stage, i)); err != nil {
+				t.Fatalf("%s at %s: %v", name, stage, err)
+			}
+			want[stage]++
+			i++
+		}
+	}
+	got := map[string]int{}
+	for _, d := range w.dead(t, i) {
+		got[d.Stage]++
+		if d.Code != schemas.CodeDecode || d.Reason == "" {
+			t.Errorf("dead letter of %s: code %q, reason %q; want %s and a reason", d.OriginalSubject, d.Code, d.Reason, schemas.CodeDecode)
+		}
+	}
+	for stage, n := range want {
+		if got[stage] != n {
+			t.Errorf("%d dead letters of %s, want %d", got[stage], stage, n)
+		}
+	}
+	r, err := w.client.Publish(t.Context(), "fine", &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(2))})
+	if err != nil || r.Samples != 2 {
+		t.Fatalf("a good prompt after them: %+v, %v", r, err)
+	}
+	if a := w.advantages(t, "fine", 1)["g"]; a == nil || a.Status != schemas.StatusComplete {
+		t.Errorf("the good group: %+v", a)
+	}
+}
+
+// A client that asks hears why its prompt was refused.
+func TestPipeline_RefusalReachesTheClient(t *testing.T) {
+	w := start(t, nil)
+	_, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{Prompt: "a", GroupSize: new(int64(0))})
+	var refused *client.RefusedError
+	if !errors.As(err, &refused) || refused.Code != schemas.CodeInvalid {
+		t.Fatalf("group_size 0: %v, want a refusal", err)
+	}
+	if _, err := w.client.PublishEncoded(t.Context(), "r", []byte{0xc1}); !errors.As(err, &refused) || refused.Code != schemas.CodeDecode {
+		t.Errorf("bytes that are no msgpack: %v, want a refusal", err)
+	}
+	first := &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(1))}
+	if _, err := w.client.Publish(t.Context(), "r", first); err != nil {
+		t.Fatal(err)
+	}
+	w.advantages(t, "r", 1)
+	second := &schemas.Prompt{UID: "g", Prompt: "something else", GroupSize: new(int64(1))}
+	if _, err := w.client.Publish(t.Context(), "r", second); !errors.As(err, &refused) || refused.Code != schemas.CodeUIDConflict {
+		t.Errorf("a uid used twice: %v, want %s", err, schemas.CodeUIDConflict)
+	}
+}
+
+// A group whose samples cannot all be had closes at its deadline, and what comes
+// later is a dead letter.
+func TestPipeline_DeadlineAndLateReward(t *testing.T) {
+	w := start(t, nil)
+	reward := func(i int64) *schemas.Reward {
+		return &schemas.Reward{
+			V: 1, Run: "slow", UID: "g", SampleIndex: i, GroupSize: 3, Status: schemas.StatusScored, Reward: new(float64(i)),
+			Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), TrainedSteps: 2, ScheduleDigest: digest, Scored: time.Now().UnixNano(),
+			Group: schemas.Group{
+				Batch: "g", Deadline: time.Now().Add(time.Second).UnixNano(), Created: time.Now().UnixNano(), PromptSeq: 1,
+				Reward:    []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
+				Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
+			},
+		}
+	}
+	for _, i := range []int64{2, 0} {
+		if _, err := w.Publish(t.Context(), reward(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := w.advantages(t, "slow", 1)["g"]
+	if a.Status != schemas.StatusPartial || a.Members[1].Status != schemas.StatusMissing || *a.Members[2].Advantage <= 0 {
+		t.Errorf("closed as %s with members %+v; want partial, sample 1 missing", a.Status, a.Members)
+	}
+	if _, err := w.Publish(t.Context(), reward(1)); err != nil {
+		t.Fatal(err)
+	}
+	if d := w.dead(t, 1)[0]; d.Code != schemas.CodeLate || d.UID != "g" {
+		t.Errorf("the late reward: %s of %q, want %s of g", d.Code, d.UID, schemas.CodeLate)
+	}
+}
+
+// digest stands for a schedule.
+const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"

@@ -1,0 +1,165 @@
+// Package client publishes prompts and reads what the pipeline makes of them. With
+// package schemas it is all that a Go program needs; any other language needs a
+// NATS client and a msgpack decoder.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// ErrNoAnswer means that no intake answered in time. The prompt is stored and will
+// be taken up when one runs.
+var ErrNoAnswer = errors.New("no intake answered in time; the prompt is stored")
+
+// RefusedError is intake's refusal of a prompt. The prompt is in the dead letters.
+type RefusedError struct {
+	// Code is the class of the reason, one of the schemas.Code constants.
+	Code   string
+	Reason string
+}
+
+func (e *RefusedError) Error() string { return "prompt refused (" + e.Code + "): " + e.Reason }
+
+// Client is a connection to a pipeline. Its methods may be called concurrently.
+type Client struct {
+	bus *bus.Bus
+	// own says that Close closes the bus.
+	own bool
+}
+
+// Connect dials the NATS server at url. It fails when no pipeline was ever set up
+// there.
+func Connect(ctx context.Context, url string) (*Client, error) {
+	b, err := bus.Connect(ctx, bus.Config{URL: url, Name: "meander-client"}, zerolog.Nop())
+	if err != nil {
+		return nil, err
+	}
+	if err := b.Ready(ctx); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return &Client{bus: b, own: true}, nil
+}
+
+// New uses a bus that is connected already, and leaves it open.
+func New(b *bus.Bus) *Client { return &Client{bus: b} }
+
+// Close ends the connection that Connect made.
+func (c *Client) Close() error {
+	if !c.own {
+		return nil
+	}
+	return c.bus.Close()
+}
+
+// Publish stores a prompt and waits until ctx ends for intake's answer. A refusal is
+// a *RefusedError; silence is ErrNoAnswer, and the prompt is stored all the same.
+func (c *Client) Publish(ctx context.Context, run string, p *schemas.Prompt) (*schemas.Receipt, error) {
+	data, err := schemas.Encode(p)
+	if err != nil {
+		return nil, fmt.Errorf("encode prompt: %w", err)
+	}
+	return c.PublishEncoded(ctx, run, data)
+}
+
+// PublishEncoded is Publish for a prompt that is msgpack already.
+func (c *Client) PublishEncoded(ctx context.Context, run string, prompt []byte) (*schemas.Receipt, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, err
+	}
+	inbox := c.bus.Conn().NewInbox()
+	answers, err := c.bus.Conn().SubscribeSync(inbox)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to the answer: %w", err)
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	if _, err := c.bus.PublishPrompt(ctx, run, prompt, nats.Header{schemas.HeaderReply: {inbox}}); err != nil {
+		return nil, fmt.Errorf("publish prompt: %w", err)
+	}
+	m, err := answers.NextMsgWithContext(ctx)
+	if err != nil {
+		return nil, errors.Join(ErrNoAnswer, err)
+	}
+	var r schemas.Receipt
+	if err := schemas.Decode(m.Data, &r); err != nil {
+		return nil, fmt.Errorf("read receipt: %w", err)
+	}
+	if !r.Accepted {
+		return &r, &RefusedError{Code: r.Code, Reason: r.Error}
+	}
+	return &r, nil
+}
+
+// Advantages yields the results of a run's groups as they close, those stored
+// before the call first, until ctx ends.
+func (c *Client) Advantages(ctx context.Context, run string) iter.Seq2[*schemas.Advantage, error] {
+	return read[schemas.Advantage](ctx, c.bus, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
+}
+
+// Trajectories yields the trajectories of a run as they are stored, those stored
+// before the call first, until ctx ends.
+func (c *Client) Trajectories(ctx context.Context, run string) iter.Seq2[*schemas.Trajectory, error] {
+	return read[schemas.Trajectory](ctx, c.bus, schemas.StreamTrajectories, schemas.Prefix+"trajectory."+run+".*.*")
+}
+
+// read decodes a live stream.
+func read[T any, E interface {
+	*T
+	schemas.Event
+}](ctx context.Context, b *bus.Bus, stream, filter string) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
+		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true}) {
+			var e T
+			if err == nil {
+				err = schemas.Decode(m.Data, E(&e))
+			}
+			if ctx.Err() != nil || !yield(&e, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Trajectory returns one stored trajectory, or bus.ErrNotFound.
+func (c *Client) Trajectory(ctx context.Context, run, uid string, sample int64) (*schemas.Trajectory, error) {
+	m, err := c.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample))
+	if err != nil {
+		return nil, fmt.Errorf("trajectory %s %d of run %s: %w", uid, sample, run, err)
+	}
+	var t schemas.Trajectory
+	return &t, schemas.Decode(m.Data, &t)
+}
+
+// Steps returns the step events of a trajectory in order, with their latents.
+func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.Step, error) {
+	steps := make([]*schemas.Step, len(t.Steps))
+	for i, ref := range t.Steps {
+		m, err := c.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
+		if err != nil {
+			return nil, fmt.Errorf("step %d: %w", i, err)
+		}
+		if steps[i], err = c.bus.LoadStep(ctx, m); err != nil {
+			return nil, fmt.Errorf("step %d: %w", i, err)
+		}
+	}
+	return steps, nil
+}
+
+// Image returns the bytes of a trajectory's picture (PNG).
+func (c *Client) Image(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
+	switch {
+	case t.Image == nil:
+		return nil, fmt.Errorf("trajectory %s %d has no picture: it %s", t.UID, t.SampleIndex, t.StopReason)
+	case t.Image.Ref == nil:
+		return t.Image.Data, nil
+	}
+	return c.bus.GetBlob(ctx, *t.Image.Ref)
+}

@@ -1,0 +1,116 @@
+package advantage
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+const schedule = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func rewardOf(i, n int64, value *float64) *schemas.Reward {
+	r := &schemas.Reward{
+		V: 1, Run: "r", UID: "u", SampleIndex: i, GroupSize: n, Status: schemas.StatusFailed, Error: "no", Reward: value,
+		Scores: []schemas.Score{}, TrajectorySeq: uint64(100 + i), TrainedSteps: 2, ScheduleDigest: schedule, Scored: 1000 + i,
+		Group: schemas.Group{
+			Batch: "u", PromptSeq: 1, Created: 1,
+			Reward:    []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
+			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
+		},
+	}
+	if value != nil {
+		r.Status, r.Error = schemas.StatusScored, ""
+	}
+	return r
+}
+
+func closeGroup(t interface{ Fatal(...any) }, rewards []*schemas.Reward) *schemas.Advantage {
+	g := newGroup(rewards[0], time.Unix(1, 0), time.Hour)
+	for _, r := range rewards {
+		g.add(r, nil)
+	}
+	a, err := results([]*group{g})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a[0].Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return a[0]
+}
+
+// The bytes of an advantage depend on the rewards alone, not on their order or on
+// how often each was delivered.
+func TestGroup_OrderAndRedeliveryDoNotMatter(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Int64Range(1, 12).Draw(t, "n")
+		rewards := make([]*schemas.Reward, n)
+		for i := range n {
+			var value *float64
+			if rapid.IntRange(0, 4).Draw(t, "outcome") > 0 {
+				value = new(rapid.Float64Range(-5, 5).Draw(t, "reward"))
+			}
+			rewards[i] = rewardOf(i, n, value)
+		}
+		want, err := schemas.Encode(closeGroup(t, rewards))
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := append(rapid.Permutation(rewards).Draw(t, "order"), rapid.SliceOf(rapid.SampledFrom(rewards)).Draw(t, "redelivered")...)
+		got, err := schemas.Encode(closeGroup(t, again))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatalf("another order gives another advantage")
+		}
+	})
+}
+
+func TestGroup_Status(t *testing.T) {
+	other := rewardOf(1, 2, new(2.0))
+	other.ScheduleDigest = "f" + schedule[1:]
+	for _, c := range []struct {
+		name    string
+		rewards []*schemas.Reward
+		want    string
+		members []string
+	}{
+		{"all scored", []*schemas.Reward{rewardOf(1, 2, new(3.0)), rewardOf(0, 2, new(1.0))}, schemas.StatusComplete, []string{"scored", "scored"}},
+		{"one failed", []*schemas.Reward{rewardOf(0, 2, new(1.0)), rewardOf(1, 2, nil)}, schemas.StatusPartial, []string{"scored", "failed"}},
+		{"one missing", []*schemas.Reward{rewardOf(1, 2, new(1.0))}, schemas.StatusPartial, []string{"missing", "scored"}},
+		{"none scored", []*schemas.Reward{rewardOf(0, 2, nil), rewardOf(1, 2, nil)}, schemas.StatusFailed, []string{"failed", "failed"}},
+		{"two schedules", []*schemas.Reward{rewardOf(0, 2, new(1.0)), other}, schemas.StatusStale, []string{"scored", "scored"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := closeGroup(t, c.rewards)
+			if a.Status != c.want {
+				t.Errorf("status %s, want %s", a.Status, c.want)
+			}
+			for i, m := range a.Members {
+				if m.SampleIndex != int64(i) || m.Status != c.members[i] {
+					t.Errorf("member %d: sample %d %s, want %s", i, m.SampleIndex, m.Status, c.members[i])
+				}
+				if (m.Advantage != nil) != (m.Status == "scored" && c.want != schemas.StatusStale) {
+					t.Errorf("member %d (%s): advantage %v", i, m.Status, m.Advantage)
+				}
+			}
+		})
+	}
+}
+
+// Rewards 1 and 3: mean 2, sample std sqrt(2), advantages -+1/(sqrt(2)+1e-4) (spec example A, group, T=1).
+func TestGroup_Numbers(t *testing.T) {
+	a := closeGroup(t, []*schemas.Reward{rewardOf(0, 2, new(1.0)), rewardOf(1, 2, new(3.0))})
+	const x = 0.707056785
+	if d := *a.Members[1].Advantage - x; d > 1e-9 || d < -1e-9 || *a.Members[0].Advantage != -*a.Members[1].Advantage {
+		t.Errorf("advantages %v, %v; want -+%v", *a.Members[0].Advantage, *a.Members[1].Advantage, x)
+	}
+	if *a.Mean != 2 || a.PolicyVersionMin != 0 || a.Opened != 1000 || a.Closed != 1001 {
+		t.Errorf("mean %v, opened %d, closed %d", *a.Mean, a.Opened, a.Closed)
+	}
+}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// results is what a run printed and wrote, in the shape of --json.
+type results struct {
+	Groups  []*groupResult
+	Summary summary
+}
+
+type groupResult struct {
+	UID     string         `json:"uid"`
+	Prompt  string         `json:"prompt"`
+	Status  string         `json:"status"`
+	Error   string         `json:"error,omitempty"`
+	Mean    *float64       `json:"mean"`
+	Std     *float64       `json:"std"`
+	Members []memberResult `json:"members"`
+}
+
+type memberResult struct {
+	SampleIndex int64      `json:"sample_index"`
+	Status      string     `json:"status"`
+	Error       string     `json:"error,omitempty"`
+	Reward      *float64   `json:"reward"`
+	Advantage   *float64   `json:"advantage"`
+	LogProbs    []*float64 `json:"log_probs"`
+	Transitions []string   `json:"transitions"`
+	Latents     []int64    `json:"latent_step_indices"`
+	Seed        uint64     `json:"sample_seed"`
+	Digest      string     `json:"content_digest"`
+	Image       string     `json:"image,omitempty"`
+	trajectory  *schemas.Trajectory
+}
+
+type summary struct {
+	Run          string  `json:"run"`
+	Groups       int     `json:"groups"`
+	Complete     int     `json:"complete"`
+	Refused      int     `json:"refused"`
+	Samples      int     `json:"samples"`
+	Trajectories int     `json:"trajectories"`
+	StepsStored  int     `json:"steps_stored"`
+	Digest       string  `json:"digest"`
+	Seconds      float64 `json:"seconds"`
+	Out          string  `json:"out,omitempty"`
+	Sheet        string  `json:"sheet,omitempty"`
+}
+
+// collect reads what the run stored. The digest is over the content of all
+// trajectories and advantages in key order: equal for equal seeds and prompts,
+// however the work was packed, timed or repeated.
+func collect(ctx context.Context, b *bus.Bus, run string, prompts []prompt, o *outcome) (*results, error) {
+	trajectories := map[string]*schemas.Trajectory{}
+	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + ".*.*"}, bus.ReadOptions{}) {
+		if err != nil {
+			return nil, fmt.Errorf("read trajectories: %w", err)
+		}
+		var t schemas.Trajectory
+		if err := schemas.Decode(m.Data, &t); err != nil {
+			return nil, fmt.Errorf("trajectory %s: %w", m.Subject, err)
+		}
+		trajectories[memberKey(t.UID, t.SampleIndex)] = &t
+	}
+	steps, err := countSteps(ctx, b, run)
+	if err != nil {
+		return nil, err
+	}
+	r := &results{Summary: summary{Run: run, Groups: len(prompts), Refused: len(o.refused), Trajectories: len(trajectories), StepsStored: steps}}
+	contents := map[string][32]byte{}
+	for _, p := range prompts {
+		g := &groupResult{UID: p.uid, Prompt: p.text, Members: []memberResult{}}
+		r.Groups = append(r.Groups, g)
+		a := o.advantages[p.uid]
+		if a == nil {
+			g.Status, g.Error = "refused", o.refused[p.uid].Reason
+			continue
+		}
+		if contents["advantage."+a.UID], err = schemas.ContentDigest(a); err != nil {
+			return nil, fmt.Errorf("advantage of %s: %w", a.UID, err)
+		}
+		g.Status, g.Error, g.Mean, g.Std = a.Status, a.Error, a.Mean, a.Std
+		for _, m := range a.Members {
+			member := memberResult{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage}
+			if t := trajectories[memberKey(a.UID, m.SampleIndex)]; t != nil {
+				key := memberKey(t.UID, t.SampleIndex)
+				if contents["trajectory."+key], err = schemas.ContentDigest(t); err != nil {
+					return nil, fmt.Errorf("trajectory %s: %w", key, err)
+				}
+				member.trajectory, member.Error, member.LogProbs, member.Seed = t, t.Error, t.LogProbs, t.SampleSeed
+				member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
+			}
+			g.Members = append(g.Members, member)
+		}
+		r.Summary.Samples += len(g.Members)
+		if g.Status == "complete" {
+			r.Summary.Complete++
+		}
+	}
+	h := sha256.New()
+	for _, key := range sortedKeys(contents) {
+		digest := contents[key]
+		fmt.Fprintf(h, "%s\x00", key)
+		h.Write(digest[:])
+	}
+	r.Summary.Digest = hex.EncodeToString(h.Sum(nil))
+	return r, nil
+}
+
+// memberKey sorts like the pair (uid, sample index).
+func memberKey(uid string, sample int64) string { return fmt.Sprintf("%s.%06d", uid, sample) }
+
+// countSteps counts step events, not their parts, of all attempts.
+func countSteps(ctx context.Context, b *bus.Bus, run string) (int, error) {
+	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Prefix+"step."+run+".*.*.*.*")
+	return len(subjects), err
+}
+
+// printJSON prints one object per group and last the summary.
+func (r *results) printJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	for _, g := range r.Groups {
+		if err := enc.Encode(g); err != nil {
+			return err
+		}
+	}
+	return enc.Encode(map[string]any{"summary": r.Summary})
+}
+
+// print is the table for people.
+func (r *results) print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE) BY SAMPLE")
+	for _, g := range r.Groups {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", g.UID, g.Status, number(g.Mean, "%.3f"), number(g.Std, "%.3f"), g.members())
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	s := r.Summary
+	fmt.Fprintf(w, "\nrun %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s\ndigest %s\n",
+		s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds, s.Digest)
+	if s.Out != "" {
+		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
+	}
+	if s.Sheet != "" {
+		fmt.Fprintf(w, "contact sheet %s\n", s.Sheet)
+	}
+	return nil
+}
+
+// members is the short form of a table row, at most eight samples.
+func (g *groupResult) members() string {
+	if g.Status == "refused" {
+		return firstLine(g.Error)
+	}
+	const most = 8
+	var cells []string
+	for _, m := range g.Members[:min(most, len(g.Members))] {
+		if m.Status != "scored" {
+			cells = append(cells, m.Status)
+			continue
+		}
+		cells = append(cells, fmt.Sprintf("%s (%s)", number(m.Reward, "%.2f"), number(m.Advantage, "%+.2f")))
+	}
+	if n := len(g.Members) - most; n > 0 {
+		cells = append(cells, fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(cells, "  ")
+}
+
+// write makes dir: the pictures, a contact sheet per group, results.jsonl.
+func (r *results) write(ctx context.Context, b *bus.Bus, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", dir, err)
+	}
+	r.Summary.Out = dir
+	for _, g := range r.Groups {
+		var tiles []tile
+		for i := range g.Members {
+			m := &g.Members[i]
+			if m.trajectory == nil || m.trajectory.Image == nil {
+				continue
+			}
+			data, err := imageBytes(ctx, b, m.trajectory.Image)
+			if err != nil {
+				return fmt.Errorf("picture of %s sample %d: %w", g.UID, m.SampleIndex, err)
+			}
+			m.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", g.UID, m.SampleIndex))
+			if err := os.WriteFile(m.Image, data, 0o644); err != nil {
+				return fmt.Errorf("write picture: %w", err)
+			}
+			tiles = append(tiles, tile{png: data, sample: m.SampleIndex, reward: m.Reward, advantage: m.Advantage})
+		}
+		if len(tiles) == 0 {
+			continue
+		}
+		sheet := filepath.Join(dir, g.UID+"-sheet.png")
+		if err := writeSheet(sheet, g.Prompt, tiles); err != nil {
+			return err
+		}
+		if r.Summary.Sheet == "" {
+			r.Summary.Sheet = sheet
+		}
+	}
+	f, err := os.Create(filepath.Join(dir, "results.jsonl"))
+	if err != nil {
+		return fmt.Errorf("write results: %w", err)
+	}
+	if err := r.printJSON(f); err != nil {
+		f.Close()
+		return fmt.Errorf("write results: %w", err)
+	}
+	return f.Close()
+}
+
+func imageBytes(ctx context.Context, b *bus.Bus, im *schemas.Image) ([]byte, error) {
+	if im.Ref == nil {
+		return im.Data, nil
+	}
+	return b.GetBlob(ctx, *im.Ref)
+}
+
+func number(v *float64, format string) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf(format, *v)
+}
+
+func firstLine(s string) string {
+	lines := slices.Collect(strings.SplitSeq(s, "\n"))
+	if len(lines) > 1 {
+		return lines[0] + " ..."
+	}
+	return s
+}

@@ -1,0 +1,148 @@
+// Command meander is the whole pipeline in one binary and its command line: it
+// can run everything in one process with an embedded NATS server, or talk to
+// services that run elsewhere.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// exitError carries an exit status with an error that may have been reported already.
+type exitError struct {
+	status int
+	err    error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.status)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usage marks an error as the caller's.
+func usage(err error) error { return &exitError{status: exitUsage, err: err} }
+
+func main() {
+	// The first signal drains, the second one ends the process at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(execute(ctx, os.Args[1:]))
+}
+
+// execute runs one command line and returns its exit status.
+func execute(ctx context.Context, args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var exit *exitError
+	if !errors.As(err, &exit) {
+		exit = &exitError{status: exitFailed, err: err}
+	}
+	if exit.err != nil {
+		fmt.Fprintln(os.Stderr, "meander:", exit.err)
+	}
+	return exit.status
+}
+
+// app is what every command shares: where the pipeline is and how to talk.
+type app struct {
+	store    string
+	natsURL  string
+	token    string
+	creds    string
+	json     bool
+	logLevel string
+}
+
+func newRoot() *cobra.Command {
+	a := &app{}
+	root := &cobra.Command{
+		Use:   "meander",
+		Short: "event-streamed rollouts for reinforcement learning on diffusion models",
+		Long: `meander makes rollouts for reinforcement learning on diffusion models: for each
+prompt a group of images, each with its denoising trajectory, per-step
+log-probs, a reward and an advantage, as a durable stream of events.
+
+Without --nats a command uses the store folder (--store): it joins the pipeline
+that runs on it, or opens it itself with an embedded NATS server.`,
+		Example: `  # four images of one prompt, everything in this process
+  meander run --model synthetic --group-size 4 "a red fox"
+
+  # a long-running pipeline on this machine, and a client of it
+  meander up
+  meander publish --run demo "a red fox"
+  meander watch --run demo
+
+  # what happened, and proof that the log-probs are right
+  meander show
+  meander verify`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"), "folder of the embedded NATS server's files (MEANDER_STORE)")
+	f.StringVar(&a.natsURL, "nats", os.Getenv("MEANDER_NATS_URL"), "use this NATS server instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
+	f.StringVar(&a.token, "nats-token", os.Getenv("MEANDER_NATS_TOKEN"), "token of that server (MEANDER_NATS_TOKEN)")
+	f.StringVar(&a.creds, "nats-creds", os.Getenv("MEANDER_NATS_CREDS"), "credentials file for that server (MEANDER_NATS_CREDS)")
+	f.BoolVar(&a.json, "json", false, "print JSON lines for machines on stdout; progress and logs go to stderr")
+	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"), "debug, info, warn or error (MEANDER_LOG_LEVEL)")
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
+	})
+	root.AddCommand(
+		upCommand(a), runCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
+		verifyCommand(a), deadCommand(a), streamsCommand(a), versionCommand(a),
+	)
+	return root
+}
+
+// args makes a wrong number of arguments a usage error.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, given []string) error {
+		if err := check(c, given); err != nil {
+			return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
+		}
+		return nil
+	}
+}
+
+// logger writes to stderr: as lines for people, or as JSON beside --json.
+func (a *app) logger() (zerolog.Logger, error) {
+	level, err := zerolog.ParseLevel(a.logLevel)
+	if err != nil || level == zerolog.NoLevel {
+		return zerolog.Nop(), usage(fmt.Errorf("--log-level: %q; must be debug, info, warn or error", a.logLevel))
+	}
+	if a.json {
+		return zerolog.New(os.Stderr).Level(level).With().Timestamp().Logger(), nil
+	}
+	w := zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)}
+	return zerolog.New(w).Level(level).With().Timestamp().Logger(), nil
+}
+
+func envOr(name, def string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return def
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/advantage"
+	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/reward"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// connection is a bus and, when this process opened the store, the server behind it.
+type connection struct {
+	*bus.Bus
+	// server is nil when someone else runs the pipeline.
+	server *natsd.Server
+	// where names the other end for people.
+	where string
+}
+
+// connect joins the server named by --nats, or the pipeline that runs on the store,
+// or opens the store itself. Then listen is the address for others to join us (empty:
+// none), who must show the token unless that is empty; commands on the same store find
+// both in its folder.
+func (a *app) connect(ctx context.Context, listen, token string, log zerolog.Logger) (*connection, error) {
+	cfg := bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds}
+	c := &connection{where: a.natsURL}
+	if a.natsURL == "" {
+		if info, ok := natsd.Running(a.store); ok {
+			if info.URL == "" {
+				return nil, fmt.Errorf("store %q is in use by process %d, which does not listen; wait for it to end, or use another --store", a.store, info.PID)
+			}
+			cfg.URL, cfg.Token, c.where = info.URL, info.Token, fmt.Sprintf("%s (process %d)", info.URL, info.PID)
+		} else {
+			server, err := natsd.Start(ctx, natsd.Options{StoreDir: a.store, Listen: listen, Token: token, Log: log})
+			if err != nil {
+				return nil, err
+			}
+			c.server, cfg.InProcess, c.where = server, server.InProcess(), "embedded server on "+a.store
+		}
+	}
+	b, err := bus.Connect(ctx, cfg, log)
+	if err != nil {
+		return nil, errors.Join(err, c.closeServer())
+	}
+	c.Bus = b
+	if c.server != nil {
+		err = b.Setup(ctx)
+	} else {
+		err = b.Ready(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// openExisting is connect for commands that read: a store that is not there is the
+// caller's mistake, not a reason to make one.
+func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {
+	if a.natsURL == "" {
+		if _, err := os.Stat(filepath.Join(a.store, "jetstream")); errors.Is(err, os.ErrNotExist) {
+			return nil, usage(fmt.Errorf("store %q has nothing in it; make a rollout first (meander run --store %s ...), or name a server with --nats", a.store, a.store))
+		}
+	}
+	return a.connect(ctx, "", "", log)
+}
+
+// Close drains the bus, then stops the server if it is ours.
+func (c *connection) Close() error {
+	return errors.Join(c.Bus.Close(), c.closeServer())
+}
+
+func (c *connection) closeServer() error {
+	if c.server == nil {
+		return nil
+	}
+	return c.server.Close()
+}
+
+// services is the configuration of the four services in one process.
+type services struct {
+	intake    intake.Config
+	sampler   sampler.Config
+	reward    reward.Config
+	advantage advantage.Config
+	replicas  int
+}
+
+func defaultServices() services {
+	return services{
+		intake: intake.DefaultConfig(), sampler: sampler.DefaultConfig(),
+		reward: reward.DefaultConfig(), advantage: advantage.DefaultConfig(), replicas: 1,
+	}
+}
+
+// run serves until ctx ends and everything is drained. The order is the order in
+// which data flows.
+func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error {
+	if s.replicas < 1 || s.replicas > 64 {
+		return usage(fmt.Errorf("--replicas: %d; must be between 1 and 64", s.replicas))
+	}
+	named := func(name string) zerolog.Logger { return log.With().Str("service", name).Logger() }
+	g, ctx := errgroup.WithContext(ctx)
+	for range s.replicas {
+		g.Go(func() error { return intake.Run(ctx, s.intake, b, named("intake")) })
+		g.Go(func() error { return sampler.Run(ctx, s.sampler, b, named("sampler")) })
+		g.Go(func() error { return reward.Run(ctx, s.reward, b, named("reward")) })
+		g.Go(func() error { return advantage.Run(ctx, s.advantage, b, named("advantage")) })
+	}
+	g.Go(func() error { return b.WatchAdvisories(ctx) })
+	return g.Wait()
+}
+
+// newRunID is unique and sorts by time.
+func newRunID() string {
+	return "r" + time.Now().UTC().Format("20060102-150405") + "-" + shortToken()
+}
+
+// shortToken is random and readable.
+func shortToken() string { return strings.ToLower(rand.Text()[:6]) }

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// progress shows how far a run is: a bar on a terminal, a line every few seconds
+// elsewhere. It counts steps by their subjects and never reads a latent.
+type progress struct {
+	out    io.Writer
+	run    string
+	total  int             // groups
+	uids   map[string]bool // those that are not done yet; not changed after the start
+	bars   *mpb.Progress
+	bar    *mpb.Bar
+	ended  chan struct{}
+	closed sync.Once
+
+	mu     sync.Mutex
+	seen   map[string]bool // uid.sample.step, whatever the attempt
+	steps  int             // T x samples of the prompts accepted so far
+	done   int             // groups closed
+	scored int
+}
+
+func newProgress(out io.Writer, machine bool, run string, groups int, pending map[string]bool) *progress {
+	p := &progress{out: out, run: run, total: groups, uids: maps.Clone(pending), seen: map[string]bool{}, ended: make(chan struct{})}
+	if f, ok := out.(*os.File); ok && isTerminal(f) && !machine {
+		p.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
+		p.bar = p.bars.New(0, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
+			mpb.PrependDecorators(decor.Name(run+" ")),
+			mpb.AppendDecorators(
+				decor.CountersNoUnit("%d/%d steps"),
+				decor.Any(func(decor.Statistics) string { return "  " + p.line() }),
+				decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS),
+			))
+	} else {
+		go p.lines()
+	}
+	return p
+}
+
+// watch counts what the streams already hold and what comes, until ctx ends.
+func (p *progress) watch(ctx context.Context, b *bus.Bus) error {
+	return errors.Join(
+		follow(ctx, b, schemas.StreamSteps, schemas.Prefix+"step."+p.run+".>", p.step),
+		follow(ctx, b, schemas.StreamRewards, bus.RewardFilter(p.run, "*", "*"), p.reward),
+	)
+}
+
+// follow calls see with the subject of each message, without its payload.
+func follow(ctx context.Context, b *bus.Bus, stream, filter string, see func(subject string)) error {
+	c, err := b.JetStream().OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{filter}, HeadersOnly: true, DeliverPolicy: jetstream.DeliverAllPolicy,
+	})
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", stream, err)
+	}
+	sub, err := c.Consume(func(m jetstream.Msg) { see(m.Subject()) }, jetstream.PullMaxMessages(256))
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", stream, err)
+	}
+	context.AfterFunc(ctx, sub.Stop)
+	return nil
+}
+
+// expect adds the steps of one accepted prompt to the total.
+func (p *progress) expect(steps int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.steps += steps
+	if p.bar != nil {
+		p.bar.SetTotal(int64(p.steps), false)
+	}
+}
+
+func (p *progress) step(subject string) {
+	// mdr.v1.step.<run>.<uid>.<sample>.<attempt>.<step>, one token more for a part
+	t := strings.Split(subject, ".")
+	if len(t) != 8 || !p.uids[t[4]] {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen[t[4]+"."+t[5]+"."+t[7]] = true
+	if p.bar != nil {
+		p.bar.SetCurrent(int64(len(p.seen)))
+	}
+}
+
+func (p *progress) reward(subject string) {
+	// mdr.v1.reward.<partition>.<run>.<batch>.<uid>.<sample>
+	t := strings.Split(subject, ".")
+	if len(t) != 8 || !p.uids[t[6]] {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.scored++
+}
+
+func (p *progress) groups(done int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done = done
+}
+
+func (p *progress) line() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
+}
+
+// lines reports without a terminal.
+func (p *progress) lines() {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.ended:
+			return
+		case <-tick.C:
+			p.mu.Lock()
+			steps, total := len(p.seen), p.steps
+			p.mu.Unlock()
+			of := ""
+			if total > 0 {
+				of = "/" + strconv.Itoa(total)
+			}
+			fmt.Fprintf(p.out, "run %s: %d%s steps  %s\n", p.run, steps, of, p.line())
+		}
+	}
+}
+
+func (p *progress) close() {
+	p.closed.Do(func() {
+		close(p.ended)
+		if p.bar != nil {
+			p.mu.Lock()
+			n := int64(len(p.seen))
+			p.mu.Unlock()
+			p.bar.SetTotal(n, true)
+			p.bars.Wait()
+		}
+	})
+}

@@ -1,0 +1,320 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func runCommand(a *app) *cobra.Command {
+	r := &runner{app: a, services: defaultServices()}
+	c := &cobra.Command{
+		Use:   "run [PROMPT ...]",
+		Short: "make rollouts for prompts, wait for them, and print rewards and advantages",
+		Long: `run sends prompts through the pipeline and follows them to the end: a progress bar
+while the steps happen, then a table of groups with rewards and advantages, and a
+folder with the pictures, a contact sheet per group and results.jsonl.
+
+Without --nats, and when no pipeline runs on the store, it runs the whole pipeline
+in this process. Everything is stored as it happens: after a crash or a kill, the
+same command with the same --run and --store goes on where it stopped.
+
+Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every prompt refused.`,
+		Example: `  meander run "a red fox" "a blue fox"
+  meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json "a red fox"
+  meander run --prompts prompts.txt --group-size 16 --sde-window 2:0-5 --latents-dtype F16
+  meander run --run night --prompts prompts.jsonl        # again after a crash: it resumes`,
+		RunE: func(c *cobra.Command, texts []string) error {
+			prompts, err := r.prompts.load(texts, c.InOrStdin())
+			if err != nil {
+				return err
+			}
+			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	r.prompts.register(c.Flags())
+	samplerFlags(c.Flags(), &r.services)
+	c.Flags().StringVar(&r.id, "run", "", "run id; give it again to resume; default a new one")
+	c.Flags().StringVar(&r.out, "out", "", "folder for pictures, contact sheets and results.jsonl; default meander-out/<run>; - for none")
+	return c
+}
+
+// runner is one run command.
+type runner struct {
+	*app
+	prompts  promptFlags
+	services services
+	id       string
+	out      string
+}
+
+func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
+	log, err := r.logger()
+	if err != nil {
+		return err
+	}
+	if r.id == "" {
+		r.id = newRunID()
+	}
+	if err := schemas.CheckToken("--run", r.id); err != nil {
+		return usage(err)
+	}
+	if err := errors.Join(r.services.sampler.Validate(), r.services.advantage.Validate()); err != nil {
+		return usage(err)
+	}
+	conn, err := r.connect(ctx, "127.0.0.1:0", rand.Text(), log)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+
+	began := time.Now()
+	// The services end with the run, or when it fails; a service that fails ends the run.
+	work, stop := context.WithCancelCause(ctx)
+	served := make(chan error, 1)
+	if conn.server != nil {
+		r.services.intake.Models = []string{model.NameOf(r.services.sampler.Model)}
+		go func() {
+			err := r.services.run(work, conn.Bus, log)
+			if err != nil {
+				stop(err)
+			}
+			served <- err
+		}()
+	} else {
+		fmt.Fprintf(stderr, "joining the pipeline at %s\n", conn.where)
+		served <- nil
+	}
+	outcome, err := r.follow(work, conn, prompts, stderr, log)
+	stop(nil)
+	if serveErr := <-served; serveErr != nil {
+		return fmt.Errorf("pipeline: %w", serveErr)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("interrupted; go on with: meander run --run %s --store %s and the same prompts", r.id, r.store)
+		}
+		return err
+	}
+	outcome.seconds = time.Since(began).Seconds()
+	return r.report(context.WithoutCancel(ctx), conn, prompts, outcome, stdout, stderr)
+}
+
+// outcome is what became of each prompt.
+type outcome struct {
+	advantages map[string]*schemas.Advantage // by uid
+	refused    map[string]*schemas.Dead      // by uid
+	seconds    float64
+}
+
+// follow publishes what is not done yet and waits until every group has a result.
+func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt, stderr io.Writer, log zerolog.Logger) (*outcome, error) {
+	if err := r.claim(ctx, conn, prompts); err != nil {
+		return nil, err
+	}
+	o := &outcome{advantages: map[string]*schemas.Advantage{}, refused: map[string]*schemas.Dead{}}
+	pending := map[string]bool{}
+	for _, p := range prompts {
+		pending[p.uid] = true
+	}
+	stored, err := conn.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(r.id, "*")})
+	if err != nil {
+		return nil, fmt.Errorf("read stored advantages: %w", err)
+	}
+	for _, m := range stored {
+		if err := o.take(m, pending); err != nil {
+			return nil, err
+		}
+	}
+	if done := len(prompts) - len(pending); done > 0 {
+		fmt.Fprintf(stderr, "run %s: %d of %d groups are done already, resuming\n", r.id, done, len(prompts))
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	progress := newProgress(stderr, r.json, r.id, len(prompts), pending)
+	defer progress.close()
+	if err := progress.watch(ctx, conn.Bus); err != nil {
+		return nil, err
+	}
+	inbox := conn.Conn().NewInbox()
+	receipts, err := conn.Conn().Subscribe(inbox, func(m *nats.Msg) {
+		var receipt schemas.Receipt
+		if schemas.Decode(m.Data, &receipt) == nil && receipt.Accepted {
+			progress.expect(int(receipt.Samples * receipt.NumInferenceSteps))
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to receipts: %w", err)
+	}
+	defer func() { _ = receipts.Unsubscribe() }()
+	// The dead letters of a prompt carry its stream sequence.
+	bySeq := map[uint64]string{}
+	for _, p := range prompts {
+		if !pending[p.uid] {
+			continue
+		}
+		data, err := p.encode()
+		if err != nil {
+			return nil, err
+		}
+		ack, err := conn.PublishPrompt(ctx, r.id, data, nats.Header{schemas.HeaderReply: {inbox}})
+		if err != nil {
+			return nil, fmt.Errorf("publish prompt %q: %w", p.uid, err)
+		}
+		bySeq[ack.Seq] = p.uid
+	}
+	type item struct {
+		m   *bus.Message
+		err error
+	}
+	events := make(chan item)
+	feed := func(stream, filter string) {
+		for m, err := range conn.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true}) {
+			select {
+			case events <- item{m, err}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+	go feed(schemas.StreamAdvantages, schemas.AdvantageSubject(r.id, "*"))
+	go feed(schemas.StreamDead, schemas.Prefix+"dead.intake.*.*")
+	for len(pending) > 0 {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case e := <-events:
+			if e.err != nil {
+				return nil, fmt.Errorf("follow run %s: %w", r.id, e.err)
+			}
+			if e.m.Stream == schemas.StreamAdvantages {
+				if err := o.take(e.m, pending); err != nil {
+					return nil, err
+				}
+				break
+			}
+			var d schemas.Dead
+			if err := schemas.Decode(e.m.Data, &d); err != nil {
+				return nil, fmt.Errorf("dead letter %s: %w", e.m.Subject, err)
+			}
+			if uid, ours := bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts && pending[uid] {
+				o.refused[uid] = &d
+				delete(pending, uid)
+			}
+		}
+		progress.groups(len(prompts) - len(pending))
+	}
+	log.Debug().Str("run", r.id).Msg("all groups have closed")
+	return o, nil
+}
+
+func (o *outcome) take(m *bus.Message, pending map[string]bool) error {
+	var a schemas.Advantage
+	if err := schemas.Decode(m.Data, &a); err != nil {
+		return fmt.Errorf("advantage %s: %w", m.Subject, err)
+	}
+	if pending[a.UID] {
+		o.advantages[a.UID] = &a
+		delete(pending, a.UID)
+	}
+	return nil
+}
+
+// claim writes the run's spec on first use; a run id used for other prompts is refused.
+func (r *runner) claim(ctx context.Context, conn *connection, prompts []prompt) error {
+	h := sha256.New()
+	for _, p := range prompts {
+		body := maps.Clone(p.body)
+		delete(body, "deadline") // relative to now, so not part of what was asked
+		data, err := prompt{uid: p.uid, body: body}.encode()
+		if err != nil {
+			return err
+		}
+		h.Write(data)
+	}
+	digest := hex.EncodeToString(h.Sum(nil))
+	spec, err := json.Marshal(map[string]any{"prompts": len(prompts), "uids": uidsOf(prompts), "digest": digest, "created": time.Now().UnixNano()})
+	if err != nil {
+		return err
+	}
+	stored, created, err := conn.CreateRun(ctx, r.id, spec)
+	if err != nil || created {
+		return err
+	}
+	var old struct {
+		Digest string `json:"digest"`
+	}
+	if err := json.Unmarshal(stored, &old); err != nil {
+		return fmt.Errorf("stored spec of run %q: %w", r.id, err)
+	}
+	if old.Digest != digest {
+		return usage(fmt.Errorf("--run: %q was started with other prompts or settings; resume it with the same ones, or choose another id", r.id))
+	}
+	return nil
+}
+
+// report prints and writes the results and returns the exit status.
+func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt, o *outcome, stdout, stderr io.Writer) error {
+	results, err := collect(ctx, conn.Bus, r.id, prompts, o)
+	if err != nil {
+		return err
+	}
+	results.Summary.Seconds = o.seconds
+	dir := r.out
+	if dir == "" {
+		dir = filepath.Join("meander-out", r.id)
+	}
+	if dir != "-" {
+		if err := results.write(ctx, conn.Bus, dir); err != nil {
+			return err
+		}
+	}
+	if r.json {
+		err = results.printJSON(stdout)
+	} else {
+		err = results.print(stdout)
+	}
+	if err != nil {
+		return err
+	}
+	for _, p := range prompts {
+		if d := o.refused[p.uid]; d != nil {
+			fmt.Fprintf(stderr, "meander: prompt %s refused: %s\n", p.uid, d.Reason)
+		}
+	}
+	switch s := results.Summary; {
+	case s.Complete == len(prompts):
+		return nil
+	case len(o.refused) == len(prompts):
+		return &exitError{status: exitUsage}
+	default:
+		return &exitError{status: exitFailed}
+	}
+}
+
+// sortedKeys of a map, for output that does not depend on map order.
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func showCommand(a *app) *cobra.Command {
+	var run string
+	c := &cobra.Command{
+		Use:   "show [UID]",
+		Short: "show a group with its trajectories, steps and log-probs; without a uid, the groups of a run",
+		Example: `  meander show
+  meander show 0000-a-red-fox
+  meander show --run demo --json 0000-a-red-fox`,
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: func(c *cobra.Command, given []string) error {
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			conn, err := a.openExisting(c.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if run == "" {
+				if run, err = latestRun(c.Context(), conn.Bus); err != nil {
+					return err
+				}
+			}
+			if err := schemas.CheckToken("--run", run); err != nil {
+				return usage(err)
+			}
+			if len(given) == 0 {
+				return a.showRun(c.Context(), conn.Bus, run, c.OutOrStdout())
+			}
+			if err := schemas.CheckToken("uid", given[0]); err != nil {
+				return usage(err)
+			}
+			return a.showGroup(c.Context(), conn.Bus, run, given[0], c.OutOrStdout())
+		},
+	}
+	c.Flags().StringVar(&run, "run", "", "run; default the latest")
+	return c
+}
+
+func (a *app) showRun(ctx context.Context, b *bus.Bus, run string, out io.Writer) error {
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	if !a.json {
+		fmt.Fprintf(t, "run %s\nUID\tSTATUS\tMEMBERS\tMEAN\tSTD\n", run)
+	}
+	found := 0
+	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")}, bus.ReadOptions{}) {
+		if err != nil {
+			return fmt.Errorf("read advantages: %w", err)
+		}
+		var e schemas.Advantage
+		if err := schemas.Decode(m.Data, &e); err != nil {
+			return fmt.Errorf("advantage %s: %w", m.Subject, err)
+		}
+		found++
+		if a.json {
+			if err := json.NewEncoder(out).Encode(jsonOf(&e)); err != nil {
+				return err
+			}
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", e.UID, e.Status, len(e.Members), number(e.Mean, "%.4f"), number(e.Std, "%.4f"))
+	}
+	if found == 0 {
+		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s --all' shows what it has", run, run)
+	}
+	return t.Flush()
+}
+
+func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io.Writer) error {
+	var adv *schemas.Advantage
+	m, err := b.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
+	switch {
+	case err == nil:
+		adv = &schemas.Advantage{}
+		if err := schemas.Decode(m.Data, adv); err != nil {
+			return fmt.Errorf("advantage %s: %w", m.Subject, err)
+		}
+	case !errors.Is(err, bus.ErrNotFound):
+		return err
+	}
+	var trajectories []*schemas.Trajectory
+	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + "." + uid + ".*"}, bus.ReadOptions{}) {
+		if err != nil {
+			return fmt.Errorf("read trajectories: %w", err)
+		}
+		var t schemas.Trajectory
+		if err := schemas.Decode(m.Data, &t); err != nil {
+			return fmt.Errorf("trajectory %s: %w", m.Subject, err)
+		}
+		trajectories = append(trajectories, &t)
+	}
+	if adv == nil && len(trajectories) == 0 {
+		return fmt.Errorf("run %q has no group %q; 'meander show --run %s' lists the groups", run, uid, run)
+	}
+	if a.json {
+		v := map[string]any{"run": run, "uid": uid, "advantage": nil}
+		if adv != nil {
+			v["advantage"] = jsonOf(adv)
+		}
+		list := make([]any, len(trajectories))
+		for i, t := range trajectories {
+			list[i] = jsonOf(t)
+		}
+		v["trajectories"] = list
+		return json.NewEncoder(out).Encode(v)
+	}
+	return printGroup(out, run, uid, adv, trajectories)
+}
+
+func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory) error {
+	fmt.Fprintf(out, "group %s of run %s\n", uid, run)
+	if len(trajectories) > 0 {
+		t := trajectories[0]
+		fmt.Fprintf(out, "prompt %q\n%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g\nschedule %.16s  weights %.16s\n",
+			t.Prompt, t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale, t.ScheduleDigest, t.WeightsDigest)
+	}
+	if adv == nil {
+		fmt.Fprintln(out, "the group is still open")
+	} else {
+		fmt.Fprintf(out, "%s: %s, std %s (%s, %s), mean %s, std %s %s\n", adv.Status, adv.Estimator, adv.Scale, adv.StdBasis,
+			fmt.Sprintf("%d trained steps", adv.TrainedSteps), number(adv.Mean, "%.6f"), number(adv.Std, "%.6f"), adv.Error)
+	}
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	if adv != nil {
+		fmt.Fprintln(t, "\nSAMPLE\tSTATUS\tREWARD\tADVANTAGE\tTRAJECTORY")
+		for _, m := range adv.Members {
+			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\n", m.SampleIndex, m.Status, number(m.Reward, "%.6f"), number(m.Advantage, "%+.6f"), m.TrajectorySeq)
+		}
+	}
+	fmt.Fprint(t, "\nSTEP\tSIGMA\tRUNS")
+	for _, tr := range trajectories {
+		fmt.Fprintf(t, "\t#%d", tr.SampleIndex)
+	}
+	fmt.Fprintln(t)
+	if len(trajectories) > 0 {
+		for i, kind := range trajectories[0].Transitions {
+			fmt.Fprintf(t, "%d\t%.4f\t%s", i, trajectories[0].Sigmas[i], kind)
+			for _, tr := range trajectories {
+				if i < len(tr.LogProbs) {
+					fmt.Fprintf(t, "\t%s", number(tr.LogProbs[i], "%.6f"))
+				}
+			}
+			fmt.Fprintln(t)
+		}
+	}
+	for _, tr := range trajectories {
+		if tr.Error != "" {
+			fmt.Fprintf(t, "sample %d %s: %s\n", tr.SampleIndex, tr.StopReason, tr.Error)
+		}
+	}
+	return t.Flush()
+}

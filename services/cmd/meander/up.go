@@ -1,0 +1,63 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/model"
+)
+
+func upCommand(a *app) *cobra.Command {
+	s := defaultServices()
+	listen := "127.0.0.1:4222"
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "run the whole pipeline in this process until interrupted",
+		Long: `up starts an embedded NATS server on the store and the four services, and serves
+until it is interrupted: the first Ctrl-C finishes the work in hand or hands it
+back, the second one ends the process at once. Whatever was stored is there at the
+next start.`,
+		Example: `  meander up
+  meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
+  nats pub and every NATS client can now publish to mdr.v1.prompt.<run>`,
+		Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !c.Flags().Changed("log-level") {
+				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")
+			}
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			conn, err := a.connect(c.Context(), listen, "", log)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if conn.server == nil && a.natsURL == "" {
+				return fmt.Errorf("a pipeline runs on store %q already: %s", a.store, conn.where)
+			}
+			s.intake.Models = []string{model.NameOf(s.sampler.Model)}
+			if conn.server != nil {
+				fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo \"a red fox\"\n  watch    meander watch --run demo\n",
+					conn.server.ClientURL(), a.store)
+			}
+			return s.run(c.Context(), conn.Bus, log)
+		},
+	}
+	c.Flags().StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
+	samplerFlags(c.Flags(), &s)
+	return c
+}
+
+// samplerFlags are the knobs of the services that run in this process.
+func samplerFlags(f *pflag.FlagSet, s *services) {
+	f.StringVar(&s.sampler.Model, "model", s.sampler.Model, "synthetic, or a folder in the diffusers layout")
+	f.IntVar(&s.sampler.Batch, "batch", s.sampler.Batch, "samples denoised together in one micro-batch")
+	f.IntVar(&s.sampler.Workers, "workers", s.sampler.Workers, "micro-batches running side by side")
+	f.IntVar(&s.replicas, "replicas", s.replicas, "copies of each service in this process")
+	f.DurationVar(&s.advantage.GroupTimeout, "group-timeout", s.advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
+	f.DurationVar(&s.sampler.AckWait, "ack-wait", s.sampler.AckWait, "work of a crashed process is taken up again after this long")
+}

@@ -1,0 +1,331 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func verifyCommand(a *app) *cobra.Command {
+	var run, modelName string
+	var tolerance float64
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "recompute every stored log-prob with the model and compare",
+		Long: `verify reads the stored trajectories of a run, evaluates the model at the stored
+latents, recomputes the log-prob of every stochastic step from the stored next
+latents, and compares: the ratio exp(recomputed - stored) must be exactly 1 with the
+same build, model and backend. It also checks schedules, digests of step events and
+what each trajectory says of itself.
+
+A step can be recomputed when the latents before and after it were kept
+(return_step_indices).`,
+		Example: `  meander verify
+  meander verify --run demo --model synthetic --json`,
+		Args: args(cobra.NoArgs),
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+			ctx := c.Context()
+			var err error
+			if run == "" {
+				if run, err = latestRun(ctx, conn.Bus); err != nil {
+					return err
+				}
+			}
+			if err := schemas.CheckToken("--run", run); err != nil {
+				return usage(err)
+			}
+			v := &verifier{bus: conn.Bus, report: verifyReport{Run: run, Mismatches: []mismatch{}}}
+			defer v.close()
+			if modelName != "" {
+				if v.model, err = model.Open(modelName); err != nil {
+					return usage(err)
+				}
+			}
+			if err := v.run(ctx, c.ErrOrStderr()); err != nil {
+				return err
+			}
+			return a.printVerify(c.OutOrStdout(), &v.report, tolerance)
+		}),
+	}
+	c.Flags().StringVar(&run, "run", "", "run; default the latest")
+	c.Flags().StringVar(&modelName, "model", "", "model to recompute with; default the one the trajectories name")
+	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1| that passes; above 0 only to compare builds or backends")
+	return c
+}
+
+// verifyReport is verify's --json.
+type verifyReport struct {
+	Run          string `json:"run"`
+	Trajectories int    `json:"trajectories"`
+	// Steps were recomputed; StepsSkipped are stochastic but lack a stored latent.
+	Steps        int        `json:"steps"`
+	StepsSkipped int        `json:"steps_skipped"`
+	MaxRatio     float64    `json:"max_abs_ratio_minus_1"`
+	Mismatches   []mismatch `json:"mismatches"`
+}
+
+type mismatch struct {
+	UID         string `json:"uid"`
+	SampleIndex int64  `json:"sample_index"`
+	StepIndex   int64  `json:"step_index"` // -1: the trajectory as a whole
+	What        string `json:"what"`
+}
+
+func (a *app) printVerify(out io.Writer, r *verifyReport, tolerance float64) error {
+	bad := len(r.Mismatches) > 0 || !(r.MaxRatio <= tolerance)
+	if a.json {
+		if err := json.NewEncoder(out).Encode(r); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(out, "run %s: %d trajectories, %d log-probs recomputed", r.Run, r.Trajectories, r.Steps)
+		if r.StepsSkipped > 0 {
+			fmt.Fprintf(out, " (%d more lack stored latents)", r.StepsSkipped)
+		}
+		fmt.Fprintf(out, "\nmax |ratio-1| = %g\n%d mismatches\n", r.MaxRatio, len(r.Mismatches))
+		for i, m := range r.Mismatches {
+			if i == 20 {
+				fmt.Fprintf(out, "  and %d more, see --json\n", len(r.Mismatches)-i)
+				break
+			}
+			fmt.Fprintf(out, "  %s #%d step %d: %s\n", m.UID, m.SampleIndex, m.StepIndex, m.What)
+		}
+	}
+	if bad {
+		return &exitError{status: exitFailed}
+	}
+	return nil
+}
+
+type verifier struct {
+	bus    *bus.Bus
+	model  model.Model
+	report verifyReport
+}
+
+func (v *verifier) close() {
+	if v.model != nil {
+		_ = v.model.Close()
+	}
+}
+
+func (v *verifier) run(ctx context.Context, stderr io.Writer) error {
+	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + v.report.Run + ".*.*"}, bus.ReadOptions{}) {
+		if err != nil {
+			return fmt.Errorf("read trajectories: %w", err)
+		}
+		var t schemas.Trajectory
+		if err := schemas.DecodeValid(m.Data, &t); err != nil {
+			return fmt.Errorf("trajectory %s: %w", m.Subject, err)
+		}
+		v.report.Trajectories++
+		if t.StopReason != schemas.StopCompleted {
+			continue
+		}
+		if err := v.trajectory(ctx, &t); err != nil {
+			return fmt.Errorf("%s sample %d: %w", t.UID, t.SampleIndex, err)
+		}
+		if v.report.Trajectories%100 == 0 {
+			fmt.Fprintf(stderr, "verified %d trajectories\n", v.report.Trajectories)
+		}
+	}
+	if v.report.Trajectories == 0 {
+		return fmt.Errorf("run %q has no stored trajectories", v.report.Run)
+	}
+	return nil
+}
+
+// trajectory checks one completed trajectory against its steps and the model.
+func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error {
+	fault := func(step int64, format string, args ...any) {
+		v.report.Mismatches = append(v.report.Mismatches, mismatch{t.UID, t.SampleIndex, step, fmt.Sprintf(format, args...)})
+	}
+	if v.model == nil {
+		m, err := model.Open(t.Lane)
+		if err != nil {
+			return usage(fmt.Errorf("%w; name the model with --model", err))
+		}
+		v.model = m
+	}
+	card := v.model.Card()
+	if card.WeightsDigest != t.WeightsDigest {
+		fault(-1, "weights_digest: trajectory has %.16s, model %q has %.16s", t.WeightsDigest, card.Name, card.WeightsDigest)
+		return nil
+	}
+	request := requestOf(t)
+	if got := request.ComputeScheduleDigest(); got != t.ScheduleDigest {
+		fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", t.ScheduleDigest, got)
+	}
+	steps, err := v.steps(ctx, t, fault)
+	if err != nil {
+		return err
+	}
+	latents, err := storedLatents(t, steps, fault)
+	if err != nil {
+		return err
+	}
+	plan := planOf(t)
+	prompts := []string{t.Prompt}
+	if t.TrueCFGScale > 1 {
+		prompts = append(prompts, t.NegativePrompt)
+	}
+	conds, err := v.model.Encode(ctx, prompts)
+	if err != nil {
+		return fmt.Errorf("encode prompt: %w", err)
+	}
+	for i, kind := range t.Transitions {
+		stored := t.LogProbs[i]
+		if !flow.Transition(kind).Stochastic() {
+			if stored != nil {
+				fault(int64(i), "log_prob: %g on an ode step, which has none", *stored)
+			}
+			continue
+		}
+		x, next := latents[int64(i)], latents[int64(i)+1]
+		switch {
+		case stored == nil:
+			fault(int64(i), "log_prob: null on a %s step", kind)
+			continue
+		case x == nil || next == nil:
+			v.report.StepsSkipped++
+			continue
+		}
+		velocity, err := v.velocity(ctx, t, x, t.Sigmas[i], conds)
+		if err != nil {
+			return err
+		}
+		got, err := flow.Score(plan, i, x, velocity, next)
+		if err != nil {
+			return fmt.Errorf("score step %d: %w", i, err)
+		}
+		v.report.Steps++
+		off := math.Abs(math.Exp(got.Mean-*stored) - 1)
+		if math.IsNaN(off) {
+			off = math.Inf(1)
+		}
+		v.report.MaxRatio = max(v.report.MaxRatio, off)
+	}
+	return nil
+}
+
+// steps loads the step events the trajectory names and checks them against it.
+func (v *verifier) steps(ctx context.Context, t *schemas.Trajectory, fault func(int64, string, ...any)) ([]*schemas.Step, error) {
+	if len(t.Steps) != len(t.Transitions) {
+		fault(-1, "steps: %d stored, %d were taken", len(t.Steps), len(t.Transitions))
+	}
+	var steps []*schemas.Step
+	var content [][32]byte
+	for i, ref := range t.Steps {
+		m, err := v.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
+		if err != nil {
+			return nil, fmt.Errorf("step %d, sequence %d: %w", i, ref.Seq, err)
+		}
+		if sum := sha256.Sum256(m.Data); hex.EncodeToString(sum[:]) != ref.Digest {
+			fault(int64(i), "digest: the stored event has %x, the trajectory says %.16s", sum[:8], ref.Digest)
+		}
+		step, err := v.bus.LoadStep(ctx, m)
+		if err != nil {
+			return nil, fmt.Errorf("step %d: %w", i, err)
+		}
+		if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.Attempt || step.StepIndex != int64(i) {
+			fault(int64(i), "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID, step.SampleIndex, step.Attempt)
+		}
+		if step.ScheduleDigest != t.ScheduleDigest {
+			fault(int64(i), "schedule_digest: %.16s, the trajectory has %.16s", step.ScheduleDigest, t.ScheduleDigest)
+		}
+		if !sameNumber(step.LogProb, t.LogProbs[i]) {
+			fault(int64(i), "log_prob: the event has %s, the trajectory %s", number(step.LogProb, "%v"), number(t.LogProbs[i], "%v"))
+		}
+		digest, err := step.ContentDigest()
+		if err != nil {
+			return nil, fmt.Errorf("step %d: %w", i, err)
+		}
+		content = append(content, digest)
+		steps = append(steps, step)
+	}
+	if got := schemas.StepsDigest(content); got != t.ContentDigest {
+		fault(-1, "content_digest: stored %.16s, the steps give %.16s", t.ContentDigest, got)
+	}
+	return steps, nil
+}
+
+// storedLatents are the latents by index, decoded to float32.
+func storedLatents(t *schemas.Trajectory, steps []*schemas.Step, fault func(int64, string, ...any)) (map[int64][]float32, error) {
+	latents := map[int64][]float32{}
+	for _, s := range steps {
+		for _, l := range s.Latents {
+			x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
+			if err := tensor.DType(l.Tensor.DType).DecodeFloats(x, l.Tensor.Data); err != nil {
+				return nil, fmt.Errorf("latents %d: %w", l.Index, err)
+			}
+			latents[l.Index] = x
+		}
+	}
+	if kept := slices.Sorted(func(yield func(int64) bool) {
+		for i := range latents {
+			if !yield(i) {
+				return
+			}
+		}
+	}); !slices.Equal(kept, t.LatentStepIndices) {
+		fault(-1, "latent_step_indices: stored %v, the trajectory says %v", kept, t.LatentStepIndices)
+	}
+	return latents, nil
+}
+
+// velocity is the guided model output at (x, sigma).
+func (v *verifier) velocity(ctx context.Context, t *schemas.Trajectory, x []float32, sigma float32, conds []*model.Conditioning) ([]float32, error) {
+	dst := [][]float32{make([]float32, len(x))}
+	rows, sigmas := [][]float32{x}, []float32{sigma}
+	if len(conds) == 2 {
+		dst, rows, sigmas = append(dst, make([]float32, len(x))), append(rows, x), append(sigmas, sigma)
+	}
+	if err := v.model.Velocity(ctx, dst, rows, sigmas, conds, int(t.Height), int(t.Width)); err != nil {
+		return nil, fmt.Errorf("evaluate model: %w", err)
+	}
+	if len(conds) == 2 {
+		if err := flow.Guide(dst[0], dst[0], dst[1], t.TrueCFGScale, v.model.Card().LatentChannels); err != nil {
+			return nil, err
+		}
+	}
+	return dst[0], nil
+}
+
+func planOf(t *schemas.Trajectory) flow.Plan {
+	p := flow.Plan{
+		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProb: flow.LogProbKind(t.LogProbKind), Solver: flow.Solver(t.Solver),
+		Storage: tensor.DType(t.LatentsDType), Seed: t.SampleSeed,
+	}
+	for _, kind := range t.Transitions {
+		p.Transitions = append(p.Transitions, flow.Transition(kind))
+	}
+	return p
+}
+
+// requestOf holds the fields of the schedule digest.
+func requestOf(t *schemas.Trajectory) *schemas.Request {
+	return &schemas.Request{
+		Sigmas: t.Sigmas, Transitions: t.Transitions, NoiseLevel: t.NoiseLevel, Solver: t.Solver, LogProbKind: t.LogProbKind,
+		LatentsDType: t.LatentsDType, TrueCFGScale: t.TrueCFGScale, Height: t.Height, Width: t.Width,
+	}
+}
+
+func sameNumber(a, b *float64) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}

@@ -1,0 +1,211 @@
+// Package intake turns prompts into requests: it validates what users published,
+// resolves every default, schedule, step list and seed, and publishes one request
+// per sample of the group. What it cannot accept goes to the dead-letter stream,
+// and the client that asked gets the reason.
+package intake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Config of the intake service.
+type Config struct {
+	// Slots is how many prompts are resolved at once.
+	Slots int `koanf:"slots" help:"prompts resolved at once"`
+	// Models are lanes a prompt may name before their sampler has announced itself; the first
+	// serves prompts that name none.
+	Models []string `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
+	// Reward is what prompts without a reward list are scored with.
+	Reward []string `koanf:"reward" help:"reward functions of prompts that name none"`
+	// AckWait is how long the server waits for a sign of life before it redelivers a prompt.
+	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
+	// DrainTimeout bounds the work in hand at shutdown.
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
+}
+
+// DefaultConfig is one that works for a laptop and for a cluster.
+func DefaultConfig() Config {
+	return Config{
+		Slots: 4, Reward: []string{"jpeg_compressibility"},
+		AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
+	}
+}
+
+// Validate joins every fault by field name.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Slots < 1 || c.Slots > 256 {
+		errs = append(errs, fmt.Errorf("slots: %d; must be between 1 and 256", c.Slots))
+	}
+	for _, m := range c.Models {
+		if err := schemas.CheckToken("models", m); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(c.Reward) == 0 {
+		errs = append(errs, errors.New("reward: empty; name at least one reward function"))
+	}
+	for _, r := range c.Reward {
+		if err := checkName("reward", r, scorer.Names()); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if c.AckWait < time.Second {
+		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
+	}
+	if c.DrainTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Run serves prompts until ctx ends and the work in hand is finished.
+func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("intake config: %w", err)
+	}
+	lanes, err := watchLanes(ctx, b, log)
+	if err != nil {
+		return err
+	}
+	s := &service{cfg: cfg, bus: b, lanes: lanes}
+	return b.Consume(ctx, bus.ConsumerConfig{
+		Stream: schemas.StreamPrompts, Durable: "intake",
+		AckWait: cfg.AckWait, Slots: cfg.Slots, DrainTimeout: cfg.DrainTimeout,
+		OnGiveUp: s.refuse,
+	}, s.handle)
+}
+
+type service struct {
+	cfg   Config
+	bus   *bus.Bus
+	lanes *lanes
+}
+
+// handle resolves one prompt and publishes its requests. It is idempotent: a
+// group that has its advantage, and samples that have their trajectory, are not
+// asked for again.
+func (s *service) handle(ctx context.Context, m *bus.Message) error {
+	run := runOf(m.Subject)
+	if err := schemas.CheckToken("run", run); err != nil {
+		return bus.Terminal(schemas.CodeInvalid, err)
+	}
+	var p schemas.Prompt
+	if err := schemas.Decode(m.Data, &p); err != nil {
+		return bus.Terminal(schemas.CodeDecode, err)
+	}
+	if err := p.Validate(); err != nil {
+		return bus.Terminal(schemas.CodeInvalid, err)
+	}
+	if p.UID == "" {
+		p.UID = fmt.Sprintf("p%d", m.Seq)
+	}
+	if err := s.checkNames(&p); err != nil {
+		return bus.Terminal(schemas.CodeInvalid, err)
+	}
+	policy, err := s.lanes.pick(ctx, p.Model, s.cfg.Models)
+	if err != nil {
+		return err
+	}
+	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward})
+	if err != nil {
+		return bus.Terminal(schemas.CodeInvalid, err)
+	}
+	todo, err := s.missing(ctx, requests)
+	if err != nil {
+		return err
+	}
+	for _, r := range todo {
+		// A full request stream is backpressure, no fault of the prompt: wait.
+		if _, err := s.bus.Publish(ctx, r, bus.WaitForSpace()); err != nil {
+			return fmt.Errorf("publish request %d: %w", r.SampleIndex, err)
+		}
+	}
+	zerolog.Ctx(ctx).Info().Str("run", run).Str("uid", p.UID).Int("samples", len(requests)).
+		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
+	return s.answer(m, &schemas.Receipt{
+		Accepted: true, Run: run, UID: p.UID, Samples: int64(len(requests)),
+		NumInferenceSteps: int64(len(requests[0].Transitions)), SDEStepIndices: stochastic(requests[0].Transitions),
+	})
+}
+
+// missing returns the requests that have no result yet, and refuses a uid that the
+// run already used for something else.
+func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
+	first := requests[0]
+	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
+		[]string{schemas.Prefix + "trajectory." + first.Run + "." + first.UID + ".*"})
+	if err != nil {
+		return nil, fmt.Errorf("look up stored trajectories of %s: %w", first.UID, err)
+	}
+	done := make(map[int64]bool, len(stored))
+	for _, m := range stored {
+		var t schemas.Trajectory
+		if err := schemas.Decode(m.Data, &t); err != nil {
+			return nil, fmt.Errorf("stored trajectory %s: %w", m.Subject, err)
+		}
+		if t.Prompt != first.Prompt || t.GroupSize != first.GroupSize || t.ScheduleDigest != first.ScheduleDigest ||
+			t.SampleIndex < t.GroupSize && t.SampleSeed != requests[t.SampleIndex].SampleSeed {
+			return nil, bus.Terminal(schemas.CodeUIDConflict, fmt.Errorf(
+				"uid: %q is already used in run %q by another prompt (%q); choose another uid or another run", first.UID, first.Run, t.Prompt))
+		}
+		done[t.SampleIndex] = true
+	}
+	return slices.DeleteFunc(slices.Clone(requests), func(r *schemas.Request) bool { return done[r.SampleIndex] }), nil
+}
+
+// refuse tells the client that asked, before the prompt goes to the dead letters.
+func (s *service) refuse(_ context.Context, m *bus.Message, cause error) error {
+	r := &schemas.Receipt{Run: runOf(m.Subject), Code: bus.Code(cause), Error: cause.Error()}
+	var p schemas.Prompt
+	if schemas.Decode(m.Data, &p) == nil {
+		r.UID = p.UID
+	}
+	return s.answer(m, r)
+}
+
+// answer sends a receipt to the inbox named by the prompt's reply header. Only
+// inboxes are answered: a prompt must not make intake publish elsewhere.
+func (s *service) answer(m *bus.Message, r *schemas.Receipt) error {
+	inbox := m.Header.Get(schemas.HeaderReply)
+	if !strings.HasPrefix(inbox, "_INBOX") || strings.ContainsAny(inbox, "*> \t\r\n") {
+		return nil
+	}
+	data, err := schemas.Encode(r)
+	if err != nil {
+		return fmt.Errorf("encode receipt: %w", err)
+	}
+	return s.bus.Conn().Publish(inbox, data)
+}
+
+func (s *service) checkNames(p *schemas.Prompt) error {
+	var errs []error
+	for i, r := range p.Reward {
+		errs = append(errs, checkName(fmt.Sprintf("reward[%d].name", i), r.Name, scorer.Names()))
+	}
+	if p.Advantage.Estimator != "" {
+		errs = append(errs, checkName("advantage.estimator", p.Advantage.Estimator, estimator.Names()))
+	}
+	return errors.Join(errs...)
+}
+
+func checkName(field, name string, known []string) error {
+	if slices.Contains(known, name) {
+		return nil
+	}
+	return fmt.Errorf("%s: %q is unknown; must be one of %s", field, name, strings.Join(known, ", "))
+}
+
+func runOf(subject string) string { return strings.TrimPrefix(subject, schemas.PromptSubject("")) }

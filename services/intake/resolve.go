@@ -1,0 +1,246 @@
+package intake
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Defaults of a prompt, stated in its JSON Schema too.
+const (
+	defaultGroupSize  = 8
+	defaultNoiseLevel = 0.7
+)
+
+// origin is what a request keeps of its prompt's message.
+type origin struct {
+	seq     uint64
+	created time.Time
+	reward  []string
+}
+
+// resolve turns a valid prompt into the requests of its group. Every request is
+// complete: no later stage applies a default. The schedule, the stochastic steps
+// and the returned latents are decided once, so they are equal in the group.
+func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([]*schemas.Request, error) {
+	if v := value(p.MinPolicyVersion, 0); v > policy.PolicyVersion {
+		return nil, fmt.Errorf("min_policy_version: %d; lane %q serves version %d", v, policy.Lane, policy.PolicyVersion)
+	}
+	height, width := value(p.Height, policy.Height), value(p.Width, policy.Width)
+	tokens, err := imageTokens(height, width, policy)
+	if err != nil {
+		return nil, err
+	}
+	sigmas, err := sigmas(p, policy, tokens)
+	if err != nil {
+		return nil, err
+	}
+	steps := len(sigmas) - 1
+	base := flow.RunBase(run)
+	if p.Seed != nil {
+		base = flow.SeedBase(*p.Seed)
+	}
+	stochastic, err := stochasticSteps(p, steps, base)
+	if err != nil {
+		return nil, err
+	}
+	returned, err := returnedSteps(p, steps, stochastic)
+	if err != nil {
+		return nil, err
+	}
+	plan := flow.Plan{
+		Sigmas: sigmas, Transitions: flow.Transitions(flow.Transition(or(p.Rollout.SDEType, string(flow.SDE))), stochastic, steps),
+		NoiseLevel: value(p.Rollout.NoiseLevel, defaultNoiseLevel),
+		LogProb:    flow.LogProbKind(or(p.Rollout.LogProbKind, string(flow.Density))), Solver: flow.Solver(or(p.Rollout.Solver, string(flow.Euler))),
+		Storage: tensor.DType(or(p.Rollout.LatentsDType, string(tensor.F32))),
+	}
+	if err := plan.Validate(); err != nil {
+		return nil, err
+	}
+
+	n := value(p.GroupSize, defaultGroupSize)
+	request := schemas.Request{
+		Run: run, UID: p.UID, GroupSize: n, Lane: policy.Lane,
+		Prompt: p.Prompt, Height: height, Width: width,
+		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale),
+		Sigmas:       sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
+		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),
+		ReturnStepIndices: returned, Debug: slices.Clone(p.Rollout.Debug),
+		Priority: value(p.Priority, 0), MinPolicyVersion: value(p.MinPolicyVersion, 0),
+		Group: group(p, o),
+	}
+	if request.TrueCFGScale > 1 {
+		request.NegativePrompt = value(p.NegativePrompt, " ")
+	}
+	request.ScheduleDigest = request.ComputeScheduleDigest()
+
+	requests := make([]*schemas.Request, n)
+	for i := range n {
+		r := request
+		r.SampleIndex = i
+		r.SampleSeed = flow.SampleSeed(base, p.UID, int(i))
+		r.NoiseSeed = r.SampleSeed
+		if p.InitialNoise == schemas.NoiseShared {
+			r.NoiseSeed = flow.GroupSeed(base, p.UID)
+		}
+		requests[i] = &r
+	}
+	if err := requests[0].Validate(); err != nil {
+		return nil, fmt.Errorf("resolved request: %w", err)
+	}
+	return requests, nil
+}
+
+func imageTokens(height, width int64, policy *schemas.Policy) (int, error) {
+	edge := policy.PixelsPerToken
+	var errs []error
+	if height%edge != 0 || height <= 0 {
+		errs = append(errs, fmt.Errorf("height: %d; must be a positive multiple of %d for model %q", height, edge, policy.Model))
+	}
+	if width%edge != 0 || width <= 0 {
+		errs = append(errs, fmt.Errorf("width: %d; must be a positive multiple of %d for model %q", width, edge, policy.Model))
+	}
+	if height*width > policy.MaxPixels {
+		errs = append(errs, fmt.Errorf("height x width: %d x %d; model %q serves at most %d pixels", height, width, policy.Model, policy.MaxPixels))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return 0, err
+	}
+	return int(height / edge * (width / edge)), nil
+}
+
+// sigmas is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]
+func sigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
+	schedule, err := flow.ParseSchedule(policy.SchedulerConfig)
+	if err != nil {
+		return nil, fmt.Errorf("scheduler config of model %q: %w", policy.Model, err)
+	}
+	if p.Sigmas != nil {
+		if t := value(p.NumInferenceSteps, int64(len(p.Sigmas))); t != int64(len(p.Sigmas)) {
+			return nil, fmt.Errorf("sigmas: %d values; num_inference_steps is %d, one value per step is needed", len(p.Sigmas), t)
+		}
+		return schedule.Shifted(p.Sigmas, tokens)
+	}
+	return schedule.Sigmas(int(value(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
+}
+
+// stochasticSteps lists the steps that are not ode, ascending.
+func stochasticSteps(p *schemas.Prompt, steps int, base string) ([]int, error) {
+	r := p.Rollout
+	switch {
+	case p.Evaluation || r.SDEType == string(flow.ODE):
+		return nil, nil
+	case r.SDEWindow == nil:
+		return flow.StepIndices(narrow(r.SDEStepIndices), steps)
+	}
+	w := flow.Window{
+		Size: int(r.SDEWindow.Size), Lo: 0, Hi: max(steps-1, 1), Strategy: flow.Strategy(or(r.SDEWindow.Strategy, string(flow.RandomWindow))),
+		Iteration: int(r.SDEWindow.Iteration), ItersPerGroup: int(max(r.SDEWindow.ItersPerGroup, 1)),
+	}
+	if len(r.SDEWindow.Range) == 2 {
+		w.Lo, w.Hi = int(r.SDEWindow.Range[0]), int(r.SDEWindow.Range[1])
+	}
+	seed := flow.GroupSeed(base, p.UID)
+	if r.SDEWindow.Seed != nil {
+		seed = uint64(*r.SDEWindow.Seed)
+	}
+	return w.Indices(steps, seed)
+}
+
+// returnedSteps lists the latents to keep, ascending, within 0..T: those asked for,
+// those a trainer of the chosen steps needs, or all when no step was chosen.
+func returnedSteps(p *schemas.Prompt, steps int, stochastic []int) ([]int64, error) {
+	r := p.Rollout
+	asked := narrow(r.ReturnStepIndices)
+	chosen := (r.SDEStepIndices != nil || r.SDEWindow != nil) && len(stochastic) > 0
+	if asked == nil && !chosen {
+		for i := range steps + 1 {
+			asked = append(asked, i)
+		}
+	}
+	kept, err := flow.ReturnIndices(asked, stochastic, steps)
+	if err != nil {
+		return nil, err
+	}
+	wide := make([]int64, len(kept))
+	for i, k := range kept {
+		wide[i] = int64(k)
+	}
+	return wide, nil
+}
+
+// narrow keeps nil apart from empty: no list is not an empty list.
+func narrow(list []int64) []int {
+	if list == nil {
+		return nil
+	}
+	out := make([]int, len(list))
+	for i, v := range list {
+		out[i] = int(v)
+	}
+	return out
+}
+
+func group(p *schemas.Prompt, o origin) schemas.Group {
+	g := schemas.Group{
+		Batch: p.UID, Reward: slices.Clone(p.Reward), Advantage: p.Advantage,
+		Deadline: value(p.Deadline, 0), Validate: p.Evaluation, Metadata: p.Metadata,
+		PromptSeq: o.seq, Created: o.created.UnixNano(),
+	}
+	if p.Batch != nil {
+		g.Batch, g.BatchGroups = p.Batch.ID, p.Batch.Groups
+	}
+	if len(g.Reward) == 0 {
+		for _, name := range o.reward {
+			g.Reward = append(g.Reward, schemas.RewardSpec{Name: name})
+		}
+	}
+	for i := range g.Reward {
+		g.Reward[i].Weight = new(value(g.Reward[i].Weight, 1))
+		g.Reward[i].Required = new(value(g.Reward[i].Required, true))
+	}
+	def := estimator.DefaultConfig()
+	g.Advantage.Estimator = or(g.Advantage.Estimator, def.Name)
+	g.Advantage.Std = or(g.Advantage.Std, def.Std)
+	g.Advantage.StdBasis = or(g.Advantage.StdBasis, def.StdBasis)
+	g.Advantage.Epsilon = new(value(g.Advantage.Epsilon, def.Epsilon))
+	return g
+}
+
+func stochastic(transitions []string) []int64 {
+	out := []int64{}
+	for i, t := range transitions {
+		if t != string(flow.ODE) {
+			out = append(out, int64(i))
+		}
+	}
+	return out
+}
+
+func names(ts []flow.Transition) []string {
+	out := make([]string, len(ts))
+	for i, t := range ts {
+		out[i] = string(t)
+	}
+	return out
+}
+
+func value[T any](p *T, def T) T {
+	if p == nil {
+		return def
+	}
+	return *p
+}
+
+func or(s, def string) string {
+	if s == "" {
+		return def
+	}
+	return s
+}

@@ -1,0 +1,117 @@
+package intake
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// qwen is a lane with Qwen-Image's scheduler.
+func qwen() *schemas.Policy {
+	return &schemas.Policy{
+		Lane: "q", Model: "q", Family: "qwen-image", PolicyVersion: 3, LatentChannels: 64, PixelsPerToken: 16,
+		SchedulerConfig: []byte(`{"num_train_timesteps": 1000, "shift": 1.0, "use_dynamic_shifting": true, "base_shift": 0.5, "max_shift": 0.9,
+			"base_image_seq_len": 256, "max_image_seq_len": 8192, "shift_terminal": 0.02, "time_shift_type": "exponential"}`),
+		Height: 512, Width: 512, NumInferenceSteps: 10, TrueCFGScale: 4, MaxPixels: 1 << 20,
+	}
+}
+
+func resolved(t *testing.T, p *schemas.Prompt) []*schemas.Request {
+	t.Helper()
+	rs, err := resolve("run", p, qwen(), origin{seq: 7, created: time.Unix(1, 0), reward: []string{"synthetic"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rs
+}
+
+func TestResolve_Defaults(t *testing.T) {
+	rs := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a"})
+	r := rs[0]
+	if len(rs) != 8 || len(r.Sigmas) != 11 || r.Height != 512 || r.NoiseLevel != 0.7 || r.LatentsDType != "F32" ||
+		r.NegativePrompt != " " || r.Group.Batch != "u" || *r.Group.Reward[0].Weight != 1 || r.Group.Advantage.Estimator != "flow_grpo" {
+		t.Errorf("%d requests, first %+v", len(rs), r)
+	}
+	// T=10, 512x512, terminal 0.02: the second sigma of the published schedule.
+	if d := r.Sigmas[1] - 0.92896963544178; d > 1e-6 || d < -1e-6 {
+		t.Errorf("sigma 1 = %v, want 0.92896963544178", r.Sigmas[1])
+	}
+	seeds := map[uint64]bool{}
+	for i, r := range rs {
+		if r.SampleIndex != int64(i) || r.ScheduleDigest != rs[0].ScheduleDigest || r.NoiseSeed != r.SampleSeed {
+			t.Errorf("request %d: %+v", i, r)
+		}
+		seeds[r.SampleSeed] = true
+	}
+	if len(seeds) != 8 {
+		t.Errorf("%d distinct seeds, want 8", len(seeds))
+	}
+}
+
+func TestResolve_Steps(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		rollout   schemas.Rollout
+		validate  bool
+		sde, kept []int64
+	}{
+		{"all", schemas.Rollout{}, false, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		{"list", schemas.Rollout{SDEStepIndices: []int64{5, 2}}, false, []int64{2, 5}, []int64{2, 3, 5, 6}},
+		{"adjacent", schemas.Rollout{SDEStepIndices: []int64{2, 3}}, false, []int64{2, 3}, []int64{2, 3, 4}},
+		{"empty list", schemas.Rollout{SDEStepIndices: []int64{}}, false, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		{"nothing kept", schemas.Rollout{ReturnStepIndices: []int64{}}, false, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, []int64{}},
+		{"window of one place", schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3, Range: []int64{4, 7}}}, false, []int64{4, 5, 6}, []int64{4, 5, 6, 7}},
+		{"progressive", schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 5}, Strategy: "progressive", Iteration: 3, ItersPerGroup: 2}}, false, []int64{2, 3}, []int64{2, 3, 4}},
+		{"ode", schemas.Rollout{SDEType: "ode"}, false, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		{"validate", schemas.Rollout{SDEStepIndices: []int64{1}}, true, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Rollout: c.rollout, Evaluation: c.validate})[0]
+			if got := stochastic(r.Transitions); !slices.Equal(got, c.sde) {
+				t.Errorf("stochastic steps %v, want %v", got, c.sde)
+			}
+			if !slices.Equal(r.ReturnStepIndices, c.kept) {
+				t.Errorf("kept latents %v, want %v", r.ReturnStepIndices, c.kept)
+			}
+		})
+	}
+}
+
+// A random window is one draw per group: equal for its samples and for a redelivery.
+func TestResolve_WindowIsTheGroups(t *testing.T) {
+	p := &schemas.Prompt{UID: "u", Prompt: "a", Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 9}}}}
+	first := resolved(t, p)
+	places := map[int64]bool{}
+	for _, r := range append(resolved(t, p), first...) {
+		if !slices.Equal(r.Transitions, first[0].Transitions) {
+			t.Errorf("sample %d has another window", r.SampleIndex)
+		}
+	}
+	for _, uid := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		p.UID = uid
+		places[stochastic(resolved(t, p)[0].Transitions)[0]] = true
+	}
+	if len(places) < 2 {
+		t.Errorf("eight groups all have the same window")
+	}
+}
+
+func TestResolve_SeedsAndSharedNoise(t *testing.T) {
+	seeded := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))})
+	again, err := resolve("another-run", &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))}, qwen(), origin{created: time.Unix(2, 0), reward: []string{"synthetic"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seeded[3].SampleSeed != again[3].SampleSeed {
+		t.Error("the seed does not fix the sample seeds")
+	}
+	if unseeded := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a"}); unseeded[3].SampleSeed == seeded[3].SampleSeed {
+		t.Error("without a seed the run must seed")
+	}
+	shared := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", InitialNoise: "shared"})
+	if shared[0].NoiseSeed != shared[5].NoiseSeed || shared[0].SampleSeed == shared[5].SampleSeed {
+		t.Error("shared noise is one x_T and a seed of its own per sample")
+	}
+}

@@ -1,0 +1,221 @@
+// Package sampler turns requests into step events and trajectories: it encodes
+// the prompt, denoises in micro-batches that requests join and leave at step
+// boundaries, publishes one event per step as it happens, decodes the picture and
+// publishes the trajectory once all its steps are stored.
+//
+// It joins two packages that know nothing of each other: pkg/flow, the sampling
+// mathematics, and pkg/model, the networks.
+package sampler
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Config of the sampler service.
+type Config struct {
+	// Model is "synthetic" or a folder in the diffusers layout.
+	Model string `koanf:"model" help:"synthetic, or a folder in the diffusers layout"`
+	// Lane is the request queue to serve; empty: the model's name.
+	Lane string `koanf:"lane" help:"request queue to serve; default the model's name"`
+	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side.
+	Batch   int `koanf:"batch" help:"samples denoised together in one micro-batch"`
+	Workers int `koanf:"workers" help:"micro-batches running side by side"`
+	// PolicyVersion is the version of the weights that were loaded.
+	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
+	// PublishWindowMiB bounds the step events that wait to be stored.
+	PublishWindowMiB int `koanf:"publish_window_mib" help:"MiB of step events that may wait to be stored"`
+	// Instance names this process in events and logs.
+	Instance string `koanf:"instance" help:"name of this process in events; default random"`
+	// AckWait is how long the server waits for a sign of life before another sampler gets the request.
+	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
+	// MaxDeliver is how often a request is tried. A killed process costs one try.
+	MaxDeliver int `koanf:"max_deliver" help:"tries of a request before it fails for good; a killed process costs one"`
+	// DrainTimeout bounds the samples in hand at shutdown; what is not finished is handed back.
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in hand at shutdown; the rest is handed back"`
+}
+
+// DefaultConfig fits a laptop.
+func DefaultConfig() Config {
+	return Config{
+		Model: "synthetic", Batch: 8, Workers: max(1, runtime.NumCPU()/2), PublishWindowMiB: 64,
+		AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second,
+	}
+}
+
+// Validate joins every fault by field name.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Model == "" {
+		errs = append(errs, errors.New("model: empty; must be synthetic or a folder in the diffusers layout"))
+	}
+	if c.Lane != "" {
+		errs = append(errs, schemas.CheckToken("lane", c.Lane))
+	}
+	if c.Batch < 1 || c.Batch > 1024 {
+		errs = append(errs, fmt.Errorf("batch: %d; must be between 1 and 1024", c.Batch))
+	}
+	if c.Workers < 1 || c.Workers > 256 {
+		errs = append(errs, fmt.Errorf("workers: %d; must be between 1 and 256", c.Workers))
+	}
+	if c.PolicyVersion < 0 {
+		errs = append(errs, fmt.Errorf("policy_version: %d; must not be negative", c.PolicyVersion))
+	}
+	if c.PublishWindowMiB < 1 || c.PublishWindowMiB > 16384 {
+		errs = append(errs, fmt.Errorf("publish_window_mib: %d; must be between 1 and 16384", c.PublishWindowMiB))
+	}
+	if c.AckWait < time.Second {
+		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
+	}
+	if c.MaxDeliver < 1 {
+		errs = append(errs, fmt.Errorf("max_deliver: %d; must be at least 1", c.MaxDeliver))
+	}
+	if c.DrainTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
+	}
+	return errors.Join(errs...)
+}
+
+// Run loads the model, announces it and serves its lane until ctx ends and the
+// samples in hand are finished or handed back.
+func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
+	if err := cfg.Validate(); err != nil {
+		return fmt.Errorf("sampler config: %w", err)
+	}
+	m, err := model.Open(cfg.Model)
+	if err != nil {
+		return err
+	}
+	err = serve(ctx, cfg, m, b, log)
+	return errors.Join(err, m.Close())
+}
+
+func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerolog.Logger) error {
+	card := m.Card()
+	if cfg.Lane == "" {
+		cfg.Lane = card.Name
+	}
+	if cfg.Instance == "" {
+		cfg.Instance = "sampler-" + strings.ToLower(rand.Text()[:8])
+	}
+	publisher := b.NewPublisher(4096, cfg.PublishWindowMiB<<20)
+	defer publisher.Close()
+	s := &service{
+		cfg: cfg, bus: b, model: m, card: card, publisher: publisher,
+		token: strings.ToLower(rand.Text()[:8]), joins: make(chan *attempt),
+	}
+	if err := b.SetPolicy(ctx, s.policy()); err != nil {
+		return fmt.Errorf("announce model %q: %w", card.Name, err)
+	}
+	log.Info().Str("model", card.Name).Str("lane", cfg.Lane).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
+
+	// The engines outlive ctx: samples in hand are finished while Consume drains.
+	engines, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	for range cfg.Workers {
+		wg.Go(func() { (&engine{model: m, card: card, batch: cfg.Batch, joins: s.joins}).run(engines) })
+	}
+	err := b.Consume(ctx, bus.ConsumerConfig{
+		Stream: schemas.StreamRequests, Durable: "sampler-" + cfg.Lane,
+		Filters: []string{schemas.Prefix + "request.*." + cfg.Lane + ".*.*"},
+		AckWait: cfg.AckWait, MaxDeliver: cfg.MaxDeliver, DrainTimeout: cfg.DrainTimeout,
+		// Twice the batch: while one sample is decoded and stored, the next denoises.
+		Slots:    2 * cfg.Batch * cfg.Workers,
+		OnGiveUp: s.fail,
+	}, s.handle)
+	stop()
+	wg.Wait()
+	return err
+}
+
+type service struct {
+	cfg       Config
+	bus       *bus.Bus
+	model     model.Model
+	card      model.Card
+	publisher *bus.Publisher
+	joins     chan *attempt
+	// token and count make the attempt token: unique per process and delivery, so
+	// that events of two attempts never share a subject.
+	token string
+	count atomic.Uint64
+}
+
+func (s *service) policy() *schemas.Policy {
+	c := s.card
+	return &schemas.Policy{
+		Lane: s.cfg.Lane, Model: c.Name, Family: c.Family, PolicyVersion: s.cfg.PolicyVersion,
+		WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
+		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
+		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
+		TrueCFGScale: c.TrueCFGScale, MaxPixels: int64(c.MaxPixels), Announced: time.Now().UnixNano(),
+	}
+}
+
+// handle makes one sample. Every error before the trajectory is stored leaves the
+// request unacked, and its steps belong to an attempt no trajectory names.
+func (s *service) handle(ctx context.Context, m *bus.Message) error {
+	var req schemas.Request
+	if err := schemas.DecodeValid(m.Data, &req); err != nil {
+		return bus.Terminal(schemas.CodeDecode, err)
+	}
+	switch _, err := s.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex)); {
+	case err == nil:
+		return nil // a former attempt got as far as the trajectory, only its ack was lost
+	case !errors.Is(err, bus.ErrNotFound):
+		return fmt.Errorf("look up trajectory: %w", err)
+	}
+	token := fmt.Sprintf("%s-%d", s.token, s.count.Add(1))
+	a, err := s.newAttempt(ctx, &req, token)
+	if err != nil {
+		return err
+	}
+	select {
+	case s.joins <- a:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	<-a.done
+	if a.err != nil {
+		return a.err
+	}
+	t, err := s.finish(ctx, a)
+	if err != nil {
+		return err
+	}
+	if _, err := s.bus.Publish(ctx, t); err != nil {
+		return fmt.Errorf("publish trajectory: %w", err)
+	}
+	zerolog.Ctx(ctx).Info().Str("run", req.Run).Str("uid", req.UID).Int64("sample_index", req.SampleIndex).
+		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
+	return nil
+}
+
+// fail publishes a failed trajectory, so that the group can still close, before
+// the request goes to the dead letters.
+func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
+	var req schemas.Request
+	if schemas.DecodeValid(m.Data, &req) != nil {
+		return nil // nothing to name: the dead letter is all there is
+	}
+	now := time.Now().UnixNano()
+	t := s.trajectory(&req, fmt.Sprintf("%s-%d", s.token, s.count.Add(1)))
+	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
+	t.LogProbs = make([]*float64, len(req.Transitions))
+	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
+	_, err := s.bus.Publish(ctx, t)
+	return err
+}
