@@ -53,6 +53,6 @@ type Group struct {
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// PromptSeq is the MDR_PROMPTS sequence of the prompt.
 	PromptSeq uint64 `msgpack:"prompt_seq"`
-	// TraceCreated is when the prompt was stored, Unix nanoseconds.
+	// Created is when the prompt was stored, Unix nanoseconds.
 	Created int64 `msgpack:"created"`
 }

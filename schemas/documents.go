@@ -1,0 +1,33 @@
+package schemas
+
+import (
+	"bytes"
+	"embed"
+	"strings"
+)
+
+// The generator imports this package, which embeds its output: to start over, empty
+// the files rather than remove them.
+//
+//go:generate go run ./gen
+
+//go:embed jsonschema/*.json asyncapi.yaml
+var documents embed.FS
+
+// JSONSchema returns the JSON Schema (draft 2020-12) of the decoded events of a type
+// such as "step/1"; false for a type that this version does not know. In the JSON
+// that it describes, byte strings are base64.
+func JSONSchema(eventType string) ([]byte, bool) {
+	name, version, _ := strings.Cut(eventType, "/")
+	data, err := documents.ReadFile("jsonschema/" + name + ".v" + version + ".json")
+	return data, err == nil
+}
+
+// AsyncAPI returns the AsyncAPI 3 document of all subjects, events and streams, YAML.
+func AsyncAPI() []byte {
+	data, err := documents.ReadFile("asyncapi.yaml")
+	if err != nil {
+		panic("schemas: " + err.Error()) // embedded: the build would have failed
+	}
+	return bytes.Clone(data)
+}

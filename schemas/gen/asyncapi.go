@@ -1,0 +1,321 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// channel is one kind of subject: what travels on it, who sends and who receives it.
+type channel struct {
+	name, address string
+	// event is a type name; empty for the raw bytes of a part.
+	event     string
+	stream    string
+	summary   string
+	sender    string
+	receivers []string
+}
+
+// channels are the subjects of the contract in the order data flows.
+var channels = []channel{
+	{"prompt", schemas.Prefix + "prompt.{run}", schemas.TypePrompt, schemas.StreamPrompts, "what users publish", "client", []string{"intake"}},
+	{"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests, "one sample to be made, fully resolved", "intake", []string{"sampler"}},
+	{"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps, "one denoising step as it happens", "sampler", []string{"client"}},
+	{"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps, "a part of a step's tensors that were too large for one message", "sampler", []string{"client"}},
+	{"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}", schemas.TypeTrajectory, schemas.StreamTrajectories, "the authority on one sample", "sampler", []string{"reward", "client"}},
+	{"reward", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, schemas.StreamRewards, "the score of one sample", "reward", []string{"advantage", "client"}},
+	{"advantage", schemas.Prefix + "advantage.{run}.{uid}", schemas.TypeAdvantage, schemas.StreamAdvantages, "the result of one group", "advantage", []string{"client"}},
+	{"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages, "all groups of a batch have closed", "advantage", []string{"client"}},
+	{"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies, "what a lane serves", "sampler", []string{"intake", "client"}},
+	{"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead, "input that was refused, and why", "any service", []string{"client"}},
+	{"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake", []string{"client"}},
+}
+
+var parameters = map[string]string{
+	"run":     "run id",
+	"lane":    "lane: a model family and size class that one kind of sampler serves",
+	"uid":     "group key",
+	"sample":  "sample_index, decimal",
+	"attempt": "token of one attempt at the sample, unique per delivery and sampler",
+	"step":    "step_index, decimal",
+	"part":    "part number, decimal",
+	"batch":   "batch id; a group without a batch has its uid here",
+	"stage":   "service that refused the input",
+}
+
+// The document, in the order AsyncAPI 3.0.0 lists its fields.
+type (
+	document struct {
+		AsyncAPI    string               `yaml:"asyncapi"`
+		Info        info                 `yaml:"info"`
+		ContentType string               `yaml:"defaultContentType"`
+		Channels    ordered[channelDoc]  `yaml:"channels"`
+		Operations  ordered[operation]   `yaml:"operations"`
+		Components  components           `yaml:"components"`
+		Streams     ordered[streamSetup] `yaml:"x-jetstream-streams"`
+	}
+	info struct {
+		Title       string `yaml:"title"`
+		Version     string `yaml:"version"`
+		Description string `yaml:"description"`
+	}
+	channelDoc struct {
+		Address    *string            `yaml:"address"`
+		Summary    string             `yaml:"summary"`
+		Messages   ordered[reference] `yaml:"messages"`
+		Parameters ordered[parameter] `yaml:"parameters,omitempty"`
+		JetStream  *channelStream     `yaml:"x-jetstream,omitempty"`
+	}
+	parameter struct {
+		Description string `yaml:"description"`
+	}
+	channelStream struct {
+		Stream string `yaml:"stream"`
+		// Guard says whether a second publish on a subject is refused.
+		Guard string `yaml:"guard"`
+	}
+	operation struct {
+		Action   string      `yaml:"action"`
+		Channel  reference   `yaml:"channel"`
+		Summary  string      `yaml:"summary"`
+		Messages []reference `yaml:"messages"`
+		Reply    *reply      `yaml:"reply,omitempty"`
+		Service  string      `yaml:"x-service"`
+	}
+	reply struct {
+		Address replyAddress `yaml:"address"`
+		Channel reference    `yaml:"channel"`
+	}
+	replyAddress struct {
+		Description string `yaml:"description"`
+		Location    string `yaml:"location"`
+	}
+	components struct {
+		Messages ordered[message] `yaml:"messages"`
+	}
+	message struct {
+		Name        string   `yaml:"name"`
+		Title       string   `yaml:"title"`
+		Summary     string   `yaml:"summary"`
+		ContentType string   `yaml:"contentType"`
+		Headers     *headers `yaml:"headers,omitempty"`
+		Payload     payload  `yaml:"payload"`
+	}
+	headers struct {
+		Type       string                `yaml:"type"`
+		Properties ordered[headerSchema] `yaml:"properties"`
+		Required   []string              `yaml:"required,flow"`
+	}
+	headerSchema struct {
+		Type        string `yaml:"type"`
+		Const       string `yaml:"const,omitempty"`
+		Description string `yaml:"description,omitempty"`
+	}
+	payload struct {
+		Format string    `yaml:"schemaFormat"`
+		Schema yaml.Node `yaml:"schema"`
+	}
+	reference struct {
+		Ref string `yaml:"$ref"`
+	}
+	streamSetup struct {
+		Purpose              string     `yaml:"purpose"`
+		Subjects             []string   `yaml:"subjects"`
+		Retention            string     `yaml:"retention"`
+		Discard              string     `yaml:"discard"`
+		MaxMsgsPerSubject    int        `yaml:"max_msgs_per_subject,omitempty"`
+		DiscardNewPerSubject bool       `yaml:"discard_new_per_subject,omitempty"`
+		MaxMsgs              int64      `yaml:"max_msgs,omitempty"`
+		MaxBytes             int64      `yaml:"max_bytes,omitempty"`
+		MaxAge               string     `yaml:"max_age,omitempty"`
+		DuplicateWindow      string     `yaml:"duplicate_window"`
+		AllowDirect          bool       `yaml:"allow_direct"`
+		Transform            *transform `yaml:"subject_transform,omitempty"`
+	}
+	transform struct {
+		Source string `yaml:"src"`
+		Dest   string `yaml:"dest"`
+	}
+)
+
+// ordered is a YAML map that keeps the order in which it was filled.
+type ordered[T any] []entry[T]
+
+type entry[T any] struct {
+	key   string
+	value T
+}
+
+func (o ordered[T]) MarshalYAML() (any, error) {
+	n := yaml.Node{Kind: yaml.MappingNode}
+	for _, e := range o {
+		var key, value yaml.Node
+		key.SetString(e.key)
+		if err := value.Encode(e.value); err != nil {
+			return nil, err
+		}
+		n.Content = append(n.Content, &key, &value)
+	}
+	return &n, nil
+}
+
+func (o ordered[T]) IsZero() bool { return len(o) == 0 }
+
+func asyncAPI() ([]byte, error) {
+	doc := document{
+		AsyncAPI: "3.0.0",
+		Info: info{
+			Title: "meander", Version: fmt.Sprintf("%d.0.0", schemas.Version),
+			Description: "Events of a diffusion rollout: prompts in, denoising steps, trajectories, rewards and advantages out. " +
+				"Every event is one msgpack map on a subject of its own; the message id is the subject without \"" + schemas.Prefix + "\".",
+		},
+		ContentType: schemas.ContentType,
+	}
+	for _, c := range channels {
+		d := channelDoc{Summary: c.summary, Messages: ordered[reference]{{c.name, reference{"#/components/messages/" + c.name}}}}
+		if c.address != "" {
+			d.Address = &c.address
+			d.JetStream = &channelStream{Stream: c.stream, Guard: guardOf(c.stream)}
+		}
+		for _, p := range placeholders(c.address) {
+			text, ok := parameters[p]
+			if !ok {
+				return nil, fmt.Errorf("channel %s: parameter %q is not described", c.name, p)
+			}
+			d.Parameters = append(d.Parameters, entry[parameter]{p, parameter{text}})
+		}
+		doc.Channels = append(doc.Channels, entry[channelDoc]{c.name, d})
+		doc.Operations = append(doc.Operations, operations(c)...)
+		doc.Components.Messages = append(doc.Components.Messages, entry[message]{c.name, messageOf(c)})
+	}
+	for _, s := range schemas.Streams() {
+		doc.Streams = append(doc.Streams, entry[streamSetup]{s.Name, setup(s)})
+	}
+	var out bytes.Buffer
+	out.WriteString("# Code generated by schemas/gen. DO NOT EDIT.\n")
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := enc.Encode(doc); err != nil {
+		return nil, fmt.Errorf("encode asyncapi: %w", err)
+	}
+	if err := enc.Close(); err != nil {
+		return nil, fmt.Errorf("encode asyncapi: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// placeholders are the names in braces, in order.
+func placeholders(address string) []string {
+	var names []string
+	for token := range strings.SplitSeq(address, ".") {
+		if name, ok := strings.CutPrefix(token, "{"); ok {
+			names = append(names, strings.TrimSuffix(name, "}"))
+		}
+	}
+	return names
+}
+
+func operations(c channel) []entry[operation] {
+	one := func(service, action string) entry[operation] {
+		o := operation{
+			Action: action, Channel: reference{"#/channels/" + c.name}, Summary: c.summary, Service: service,
+			Messages: []reference{{"#/channels/" + c.name + "/messages/" + c.name}},
+		}
+		if c.event == schemas.TypePrompt && action == "receive" {
+			o.Reply = &reply{
+				Address: replyAddress{"the inbox of a client that wants a receipt", "$message.header#/" + schemas.HeaderReply},
+				Channel: reference{"#/channels/receipt"},
+			}
+		}
+		return entry[operation]{strings.ReplaceAll(service, " ", "-") + "-" + action + "-" + c.name, o}
+	}
+	list := []entry[operation]{one(c.sender, "send")}
+	for _, r := range c.receivers {
+		list = append(list, one(r, "receive"))
+	}
+	return list
+}
+
+func messageOf(c channel) message {
+	if c.event == "" {
+		return message{
+			Name: "part", Title: "part", Summary: c.summary, ContentType: "application/octet-stream",
+			Payload: payload{Format: "application/vnd.aai.asyncapi+json;version=3.0.0", Schema: node(headerSchema{
+				Type:        "string",
+				Description: fmt.Sprintf("raw bytes, at most %d; the event's tensor says how many parts there are and their digest", schemas.MaxPartBytes),
+			})},
+		}
+	}
+	m := message{
+		Name: c.event, Title: c.name, Summary: c.summary, ContentType: schemas.ContentType,
+		Payload: payload{Format: "application/schema+json;version=draft-2020-12", Schema: node(reference{"./" + schemaFile(c.event)})},
+		Headers: &headers{
+			Type: "object", Required: []string{schemas.HeaderType, schemas.HeaderContentType},
+			Properties: ordered[headerSchema]{
+				{schemas.HeaderType, headerSchema{Type: "string", Const: c.event}},
+				{schemas.HeaderContentType, headerSchema{Type: "string", Const: schemas.ContentType}},
+				{"Nats-Msg-Id", headerSchema{Type: "string", Description: "deduplication id: the subject without \"" + schemas.Prefix + "\""}},
+				{schemas.HeaderTraceparent, headerSchema{Type: "string", Description: "W3C trace context"}},
+			},
+		},
+	}
+	if c.event == schemas.TypePrompt {
+		// Users may publish with any client: nothing but the payload is needed, and the
+		// message id is theirs to choose.
+		m.Headers.Required = []string{}
+		m.Headers.Properties[2].value.Description = "deduplication id, chosen by the publisher"
+		m.Headers.Properties = append(m.Headers.Properties,
+			entry[headerSchema]{schemas.HeaderReply, headerSchema{Type: "string", Description: "inbox that wants a receipt"}})
+	}
+	return m
+}
+
+func node(v any) yaml.Node {
+	var n yaml.Node
+	if err := n.Encode(v); err != nil {
+		panic(err) // only structs of this file come here
+	}
+	return n
+}
+
+func setup(s schemas.StreamSpec) streamSetup {
+	out := streamSetup{
+		Purpose: s.Purpose, Subjects: s.Subjects, Retention: "limits", Discard: "old", MaxMsgs: s.MaxMsgs, MaxBytes: s.MaxBytes,
+		DuplicateWindow: fmt.Sprintf("%dm", schemas.DedupWindow/time.Minute), AllowDirect: true,
+	}
+	if s.WorkQueue {
+		out.Retention = "workqueue"
+	}
+	if s.Guarded || s.DiscardNew {
+		out.Discard = "new"
+	}
+	if s.Guarded || s.WorkQueue {
+		out.MaxMsgsPerSubject, out.DiscardNewPerSubject = 1, true
+	}
+	if s.MaxAge > 0 {
+		out.MaxAge = fmt.Sprintf("%dh", s.MaxAge/time.Hour)
+	}
+	if s.TransformDest != "" {
+		out.Transform = &transform{s.TransformSource, s.TransformDest}
+	}
+	return out
+}
+
+func guardOf(stream string) string {
+	for _, s := range schemas.Streams() {
+		switch {
+		case s.Name != stream:
+		case s.Guarded:
+			return "one message per subject, for ever"
+		case s.WorkQueue:
+			return "one message per subject, while it waits"
+		}
+	}
+	return "message id within the duplicate window"
+}
