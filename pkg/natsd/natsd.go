@@ -1,0 +1,203 @@
+// Package natsd embeds a NATS server with JetStream in the process: for the
+// all-in-one command, for tests, and for anything else that wants the event plane
+// without operating one. It keeps the server's code out of every other package.
+//
+// The server stores to files, installs no signal handlers and opens no socket
+// unless asked. A store directory belongs to one server at a time: it is locked, and
+// while the server runs, a file beside the lock tells others how to join it.
+package natsd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+)
+
+// DefaultSyncInterval is how often the store is flushed to the disk when
+// Options.SyncInterval is 0. It is what a power failure may cost; the end of the
+// process alone costs nothing.
+const DefaultSyncInterval = time.Second
+
+// readyTimeout bounds the recovery of the streams at the start: gigabytes take seconds.
+const readyTimeout = 2 * time.Minute
+
+// Options of an embedded server.
+type Options struct {
+	// StoreDir holds the streams and is made when missing. Required.
+	StoreDir string
+	// SyncInterval is the time between flushes to the disk; 0: DefaultSyncInterval.
+	SyncInterval time.Duration
+	// SyncAlways flushes before each acknowledgement. It costs a large part of the
+	// throughput of small messages and survives a power failure without loss.
+	SyncAlways bool
+	// Listen is the host:port for other processes, e.g. "127.0.0.1:0" for any free port;
+	// empty: no socket at all.
+	Listen string
+	// Token is what clients that come through the socket must show; empty: none.
+	// Connections from within the process need none.
+	Token string
+	// MaxPayload is the largest message in bytes; 0: 1 MiB.
+	MaxPayload int
+	// MaxFileStore bounds what all streams may store, in bytes; 0: three quarters of the
+	// space that is free at the start.
+	MaxFileStore int64
+	// Log receives the server's warnings and errors, and the rest at debug level.
+	Log zerolog.Logger
+}
+
+// Server is a running embedded server.
+type Server struct {
+	ns    *server.Server
+	dir   string
+	lock  *os.File
+	close func() error
+}
+
+// Start locks the store, starts the server and returns when it is ready, or an
+// error that says what is in the way: *InUseError when another process has the
+// store, else the folder, the address or the server's own complaint. ctx bounds the
+// start only.
+func Start(ctx context.Context, opts Options) (*Server, error) {
+	native, err := opts.native()
+	if err != nil {
+		return nil, fmt.Errorf("start embedded server: %w", err)
+	}
+	if err := os.MkdirAll(opts.StoreDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make store: %w", err)
+	}
+	lock, err := lockStore(ctx, opts.StoreDir)
+	if err != nil {
+		return nil, err
+	}
+	ns, err := run(ctx, native, opts)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start embedded server on %q: %w", opts.StoreDir, err), unlockStore(opts.StoreDir, lock))
+	}
+	s := &Server{ns: ns, dir: opts.StoreDir, lock: lock}
+	s.close = sync.OnceValue(s.shutdown)
+	if err := writeInfo(opts.StoreDir, Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token}); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// native checks the options and translates them.
+func (o Options) native() (*server.Options, error) {
+	if o.StoreDir == "" {
+		return nil, errors.New("store_dir: empty; must be a folder")
+	}
+	if o.SyncInterval < 0 {
+		return nil, fmt.Errorf("sync_interval: %v; must not be negative", o.SyncInterval)
+	}
+	const maxPayload = 64 << 20 // the server's own hard limit
+	if o.MaxPayload < 0 || o.MaxPayload > maxPayload {
+		return nil, fmt.Errorf("max_payload: %d; must be between 0 and %d", o.MaxPayload, maxPayload)
+	}
+	if o.MaxFileStore < 0 {
+		return nil, fmt.Errorf("max_file_store: %d; must not be negative", o.MaxFileStore)
+	}
+	if o.SyncInterval == 0 {
+		o.SyncInterval = DefaultSyncInterval
+	}
+	n := &server.Options{
+		ServerName: "meander-" + strconv.Itoa(os.Getpid()),
+		JetStream:  true, StoreDir: o.StoreDir, JetStreamMaxStore: o.MaxFileStore,
+		SyncInterval: o.SyncInterval, SyncAlways: o.SyncAlways,
+		MaxPayload: int32(o.MaxPayload),
+		DontListen: true, NoSigs: true, DisableJetStreamBanner: true,
+	}
+	if o.Listen != "" {
+		host, port, err := net.SplitHostPort(o.Listen)
+		if err != nil {
+			return nil, fmt.Errorf("listen: %w", err)
+		}
+		n.Host, n.DontListen = host, false
+		if n.Port, err = strconv.Atoi(port); err != nil || n.Port < 0 || n.Port > 65535 {
+			return nil, fmt.Errorf("listen: port %q; must be 0 (any) to 65535", port)
+		}
+		if n.Port == 0 {
+			n.Port = server.RANDOM_PORT
+		}
+		if o.Token != "" {
+			n.CustomClientAuthentication = tokenAuth(o.Token)
+		}
+	}
+	return n, nil
+}
+
+// run starts the server and waits until it accepts connections.
+func run(ctx context.Context, native *server.Options, opts Options) (*server.Server, error) {
+	if !native.DontListen {
+		// The server would only log that it cannot listen, and wait.
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
+		if err != nil {
+			return nil, err
+		}
+		if err := l.Close(); err != nil {
+			return nil, err
+		}
+	}
+	ns, err := server.NewServer(native)
+	if err != nil {
+		return nil, err
+	}
+	bridge := &logBridge{log: opts.Log}
+	ns.SetLoggerV2(bridge, opts.Log.GetLevel() <= zerolog.DebugLevel, false, false)
+	ns.Start()
+	deadline := time.Now().Add(readyTimeout)
+	for !ns.ReadyForConnections(50 * time.Millisecond) {
+		err := bridge.fatal()
+		switch {
+		case err != nil:
+		case ctx.Err() != nil:
+			err = ctx.Err()
+		case time.Now().After(deadline):
+			err = fmt.Errorf("not ready after %v", readyTimeout)
+		default:
+			continue
+		}
+		ns.Shutdown()
+		ns.WaitForShutdown()
+		return nil, err
+	}
+	return ns, nil
+}
+
+// InProcess gives clients of this process their connections, without a socket.
+func (s *Server) InProcess() nats.InProcessConnProvider { return s.ns }
+
+// ClientURL is where other processes connect; empty without a listener.
+func (s *Server) ClientURL() string {
+	if s.ns.Addr() == nil {
+		return ""
+	}
+	return s.ns.ClientURL()
+}
+
+// SlowConsumers counts the clients that the server has cut off for not reading
+// fast enough. It should stay 0.
+func (s *Server) SlowConsumers() int64 { return s.ns.NumSlowConsumers() }
+
+// Close stops the server, waits until the store is written, and frees it. Later
+// calls return what the first did. Clients are to be closed before.
+func (s *Server) Close() error { return s.close() }
+
+func (s *Server) shutdown() error {
+	s.ns.Shutdown()
+	s.ns.WaitForShutdown()
+	err := os.Remove(filepath.Join(s.dir, infoFile))
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, unlockStore(s.dir, s.lock))
+}
