@@ -1,0 +1,140 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+const (
+	// MaxBlob is the largest blob that PutBlob and GetBlob move, in bytes: they hold it in
+	// memory.
+	MaxBlob = 1 << 30
+	// blobChunk is the message size of a blob's bytes.
+	blobChunk = 256 << 10
+)
+
+// blobStore is the handle of the object store, made at first use.
+type blobStore struct {
+	mu sync.Mutex
+	os jetstream.ObjectStore
+}
+
+func (b *Bus) objects(ctx context.Context) (jetstream.ObjectStore, error) {
+	b.blobs.mu.Lock()
+	defer b.blobs.mu.Unlock()
+	if b.blobs.os == nil {
+		os, err := b.js.ObjectStore(ctx, schemas.BlobBucket)
+		if err != nil {
+			return nil, fmt.Errorf("open bucket %s: %w", schemas.BlobBucket, err)
+		}
+		b.blobs.os = os
+	}
+	return b.blobs.os, nil
+}
+
+// PutBlob stores data under its sha-256 and returns the reference. Data that is stored
+// already is not written again. A full store is ErrStreamFull.
+func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
+	sum := sha256.Sum256(data)
+	ref := schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}
+	if len(data) > MaxBlob {
+		return ref, Terminal(schemas.CodeTooLarge, fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data), MaxBlob))
+	}
+	os, err := b.objects(ctx)
+	if err != nil {
+		return ref, fmt.Errorf("put blob: %w", err)
+	}
+	info, err := os.GetInfo(ctx, ref.Digest)
+	if err == nil && int64(info.Size) == ref.Size && info.Digest == objectDigest(sum) {
+		return ref, nil
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
+	}
+	meta := jetstream.ObjectMeta{Name: ref.Digest, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(min(blobChunk, max(1, b.MaxInline())))}}
+	if _, err = os.Put(ctx, meta, bytes.NewReader(data)); err != nil {
+		if v := judge(err); v == verdictFull || v == verdictRefused {
+			err = fmt.Errorf("%w: %w", ErrStreamFull, err)
+		}
+		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
+	}
+	return ref, nil
+}
+
+// objectDigest is how the object store writes a sha-256.
+func objectDigest(sum [32]byte) string {
+	return "SHA-256=" + base64.URLEncoding.EncodeToString(sum[:])
+}
+
+// GetBlob fetches a blob and checks its size and digest: ErrNotFound when there is
+// none, ErrCorrupt when the bytes are not the ones named.
+func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
+	if ref.Bucket != schemas.BlobBucket {
+		return nil, fmt.Errorf("get blob: bucket %q; must be %s", ref.Bucket, schemas.BlobBucket)
+	}
+	if raw, err := hex.DecodeString(ref.Digest); err != nil || len(raw) != sha256.Size || strings.ToLower(ref.Digest) != ref.Digest {
+		return nil, fmt.Errorf("get blob: digest %q; must be 64 lower-case hex digits", ref.Digest)
+	}
+	if ref.Size < 0 || ref.Size > MaxBlob {
+		return nil, fmt.Errorf("get blob %s: %d bytes; must be at most %d", ref.Digest, ref.Size, MaxBlob)
+	}
+	os, err := b.objects(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("get blob: %w", err)
+	}
+	data, err := fetch(ctx, os, ref)
+	if err != nil && !errors.Is(err, ErrNotFound) && ctx.Err() == nil {
+		// Two writers of one blob at once: the later one removes what the earlier one
+		// wrote, perhaps under a reader.
+		data, err = fetch(ctx, os, ref)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get blob %s: %w", ref.Digest, err)
+	}
+	return data, nil
+}
+
+func fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.Ref) ([]byte, error) {
+	r, err := os.Get(ctx, ref.Digest)
+	if errors.Is(err, jetstream.ErrObjectNotFound) {
+		return nil, ErrNotFound
+	}
+	if err != nil {
+		return nil, err
+	}
+	data, err := read(r, ref)
+	return data, errors.Join(err, r.Close())
+}
+
+func read(r jetstream.ObjectResult, ref schemas.Ref) ([]byte, error) {
+	info, err := r.Info()
+	if err != nil {
+		return nil, err
+	}
+	if int64(info.Size) != ref.Size {
+		return nil, fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
+	}
+	var buf bytes.Buffer
+	if _, err := io.Copy(&buf, io.LimitReader(r, ref.Size+1)); err != nil {
+		if errors.Is(err, jetstream.ErrDigestMismatch) {
+			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		return nil, err
+	}
+	if int64(buf.Len()) != ref.Size || digestOf(buf.Bytes()) != ref.Digest {
+		return nil, ErrCorrupt
+	}
+	return buf.Bytes(), nil
+}

@@ -1,0 +1,270 @@
+package bus
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+)
+
+// Config says how to reach the server. Exactly one of URL and InProcess is set.
+type Config struct {
+	// URL of the server, or several separated by commas: "nats://127.0.0.1:4222".
+	URL string
+	// InProcess connects to a server in this process.
+	InProcess nats.InProcessConnProvider
+	// Token or CredsFile prove who we are; both optional.
+	Token     string
+	CredsFile string
+	// CAFile, CertFile and KeyFile are PEM files for TLS; all optional.
+	CAFile   string
+	CertFile string
+	KeyFile  string
+	// Name is this client in the server's lists and logs.
+	Name string
+	// InboxPrefix of replies, where permissions ask for one per service; default "_INBOX".
+	InboxPrefix string
+	// ConnectTimeout bounds Connect; default 10 s, negative: as long as its context.
+	ConnectTimeout time.Duration
+}
+
+// Validate joins every fault by field name.
+func (c Config) Validate() error {
+	var errs []error
+	if (c.URL == "") == (c.InProcess == nil) {
+		errs = append(errs, errors.New("url: exactly one of a URL and an in-process server is needed"))
+	}
+	if c.Token != "" && c.CredsFile != "" {
+		errs = append(errs, errors.New("token: excludes creds_file; use one of them"))
+	}
+	if (c.CertFile == "") != (c.KeyFile == "") {
+		errs = append(errs, errors.New("tls_cert: needs tls_key, and tls_key needs tls_cert"))
+	}
+	return errors.Join(errs...)
+}
+
+const (
+	defaultConnectTimeout = 10 * time.Second
+	// headroom is what MaxInline leaves of the payload limit for headers, which count.
+	headroom = 8 << 10
+	// apiTimeout bounds one request to the server.
+	apiTimeout = 5 * time.Second
+	// closeTimeout bounds the drain of a closing connection.
+	closeTimeout = 10 * time.Second
+)
+
+// Bus is one connection with its streams. Safe for concurrent use.
+type Bus struct {
+	nc  *nats.Conn
+	js  jetstream.JetStream
+	log zerolog.Logger
+
+	closed chan struct{} // by the connection's last callback
+	done   context.Context
+	cancel context.CancelFunc
+
+	// denied are subjects the server refused to let us publish on.
+	denied       sync.Map // subject -> time.Time
+	slow         atomic.Uint64
+	reconnects   atomic.Uint64
+	waitLog      limiter
+	blobs        blobStore
+	publisherSeq atomic.Uint64
+}
+
+// Connect returns when the connection is up, or an error when it is not within
+// Config.ConnectTimeout. Afterwards a lost connection is made again for ever, and
+// what waits for it waits.
+func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = defaultConnectTimeout
+	}
+	if cfg.ConnectTimeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, cfg.ConnectTimeout)
+		defer stop()
+	}
+	b := &Bus{log: log, closed: make(chan struct{})}
+	b.done, b.cancel = context.WithCancel(context.Background())
+	opts := b.options(cfg)
+	where := cfg.URL
+	if cfg.InProcess != nil {
+		where = "in-process server"
+	}
+	var waiting limiter
+	for {
+		nc, err := nats.Connect(cfg.URL, opts...)
+		if err == nil {
+			b.nc = nc
+			break
+		}
+		if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || !retryable(err) {
+			return nil, fmt.Errorf("connect to %s: %w", where, err)
+		}
+		if waiting.allow() {
+			log.Info().Str("url", where).Err(err).Msg("waiting for the server")
+		}
+		if pause(ctx, 100*time.Millisecond) != nil {
+			return nil, fmt.Errorf("connect to %s: %w", where, err)
+		}
+	}
+	js, err := jetstream.New(b.nc, jetstream.WithDefaultTimeout(apiTimeout))
+	if err != nil {
+		b.nc.Close()
+		return nil, fmt.Errorf("connect to %s: %w", where, err)
+	}
+	b.js = js
+	return b, nil
+}
+
+// retryable says whether another try to connect makes sense: a mistake in a file or
+// an address does not go away.
+func retryable(err error) bool {
+	var certificate *tls.CertificateVerificationError
+	switch {
+	case errors.Is(err, nats.ErrInvalidConnection), errors.As(err, &certificate):
+		return false
+	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
+		return true
+	}
+	s := err.Error()
+	return !strings.Contains(s, "no such file") && !strings.Contains(s, "invalid URL") && !strings.Contains(s, "parse ")
+}
+
+func (b *Bus) options(cfg Config) []nats.Option {
+	var lost limiter
+	opts := []nats.Option{
+		nats.Name(cfg.Name), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
+		nats.ReconnectWait(250 * time.Millisecond), nats.ReconnectJitter(100*time.Millisecond, time.Second),
+		// A publish during an outage fails at once and is tried again by us: buffered,
+		// it would be sent once by the buffer and once more by the retry.
+		nats.ReconnectBufSize(-1),
+		nats.DrainTimeout(closeTimeout),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if lost.allow() && err != nil {
+				b.log.Warn().Err(err).Msg("connection lost, reconnecting")
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			b.reconnects.Add(1)
+			b.log.Info().Str("url", nc.ConnectedUrlRedacted()).Msg("connected again")
+		}),
+		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
+		nats.ErrorHandler(b.asyncError),
+	}
+	if cfg.InProcess != nil {
+		opts = append(opts, nats.InProcessServer(cfg.InProcess))
+	}
+	if cfg.Token != "" {
+		opts = append(opts, nats.Token(cfg.Token))
+	}
+	if cfg.CredsFile != "" {
+		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
+	}
+	if cfg.CAFile != "" {
+		opts = append(opts, nats.RootCAs(cfg.CAFile))
+	}
+	if cfg.CertFile != "" {
+		opts = append(opts, nats.ClientCert(cfg.CertFile, cfg.KeyFile))
+	}
+	if cfg.InboxPrefix != "" {
+		opts = append(opts, nats.CustomInboxPrefix(cfg.InboxPrefix))
+	}
+	return opts
+}
+
+// asyncError takes what the server says outside of any reply. A refused publish
+// looks like a timeout to its caller: the reason arrives only here.
+func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
+	switch {
+	case errors.Is(err, nats.ErrPermissionViolation):
+		if _, rest, ok := strings.Cut(err.Error(), `Publish to "`); ok {
+			subject, _, _ := strings.Cut(rest, `"`)
+			b.denied.Store(subject, time.Now())
+		}
+		b.log.Error().Err(err).Msg("no permission")
+	case errors.Is(err, nats.ErrSlowConsumer):
+		b.slow.Add(1)
+		subject := ""
+		if sub != nil {
+			subject = sub.Subject
+		}
+		b.log.Error().Str("subject", subject).Msg("messages dropped: too slow to take them")
+	default:
+		b.log.Warn().Err(err).Msg("connection error")
+	}
+}
+
+// wasDenied says whether a publish on subject has been refused since then.
+func (b *Bus) wasDenied(subject string, since time.Time) bool {
+	at, ok := b.denied.Load(subject)
+	return ok && !at.(time.Time).Before(since)
+}
+
+// Close drains the connection and waits until everything is delivered and it is
+// closed, up to 10 s. Publishers and consumers are to be closed before.
+func (b *Bus) Close() error {
+	b.cancel()
+	err := b.nc.Drain()
+	if err != nil {
+		b.nc.Close()
+		if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrConnectionReconnecting) {
+			err = nil
+		}
+	}
+	select {
+	case <-b.closed:
+	case <-time.After(closeTimeout + time.Second):
+		b.nc.Close()
+		err = errors.Join(err, fmt.Errorf("connection did not drain in %v", closeTimeout))
+	}
+	return err
+}
+
+// Conn is the connection, for core NATS requests and subscriptions.
+func (b *Bus) Conn() *nats.Conn { return b.nc }
+
+// JetStream is the client library's view of the same connection.
+func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+
+// MaxInline is the largest event that travels as one message, in bytes: the server's
+// payload limit less room for headers.
+func (b *Bus) MaxInline() int { return max(0, int(b.nc.MaxPayload())-headroom) }
+
+// request is one call of the server's JSON API.
+func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	ctx, stop := context.WithTimeout(ctx, apiTimeout)
+	defer stop()
+	return b.nc.RequestMsgWithContext(ctx, m)
+}
+
+// pause waits for d or the end of ctx, whose error it returns.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// limiter lets one log line through every 10 s: an outage must not fill the log.
+type limiter struct{ last atomic.Int64 }
+
+func (l *limiter) allow() bool {
+	now, last := time.Now().UnixNano(), l.last.Load()
+	return now-last > int64(10*time.Second) && l.last.CompareAndSwap(last, now)
+}

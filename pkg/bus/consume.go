@@ -1,0 +1,279 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Handler works on one message: it publishes what comes of it, then returns.
+//
+//   - nil: the message is acked, and the ack confirmed;
+//   - a TerminalError: OnGiveUp, dead letter, then the message is terminated;
+//   - an error that is ErrStreamFull: the stream after this one is full, which is no
+//     fault of the message. The handler is run again after a pause; the delivery does
+//     not count;
+//   - any other error: the message is delivered again after a pause that grows with
+//     its deliveries, and given up (code "exhausted") after the last.
+//
+// A panic is a TerminalError with the code "panic". A handler that settled the message
+// itself may return anything.
+//
+// The context carries a logger (zerolog.Ctx) with the message's subject, sequence and
+// delivery, and its trace context. It outlives the shutdown signal by DrainTimeout.
+type Handler func(ctx context.Context, m *Message) error
+
+// CodePanic is the code of a dead letter whose handler panicked.
+const CodePanic = "panic"
+
+// Consume makes or binds the durable and works on its messages until ctx ends and
+// every handler has returned; then it returns nil. It returns an error when the
+// durable cannot be made or the bus is closed; lost connections, restarted servers and
+// deleted durables it survives.
+func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
+	c, err := c.withDefaults()
+	if err != nil {
+		return err
+	}
+	if err := b.bindPatiently(ctx, c); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	p, err := b.newPuller(c, func(ctx context.Context) error { return b.bindPatiently(ctx, c) })
+	if err != nil {
+		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, err)
+	}
+	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: newKeeper(), log: b.log.With().Str("consumer", c.Durable).Logger()}
+	return w.run(ctx)
+}
+
+// consumer is one Consume.
+type consumer struct {
+	bus     *Bus
+	config  ConsumerConfig
+	handler Handler
+	puller  *puller
+	keeper  *keeper
+	log     zerolog.Logger
+
+	mu   sync.Mutex
+	busy int
+}
+
+func (w *consumer) run(ctx context.Context) error {
+	// Handlers and their signs of life outlive ctx while they drain.
+	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWork()
+	live, stopLive := context.WithCancel(context.WithoutCancel(ctx))
+	watch, stopWatch := context.WithCancel(ctx)
+	var helpers, handlers sync.WaitGroup
+	helpers.Go(func() { w.keeper.run(live, w.config.AckWait) })
+	helpers.Go(func() { w.puller.watch(watch) })
+	defer helpers.Wait()
+	defer stopLive()
+	defer stopWatch()
+	closed := w.bus.nc.StatusChanged(nats.CLOSED)
+	defer w.bus.nc.RemoveStatusListener(closed)
+
+	w.puller.setRoom(w.config.Slots)
+	for open := true; open; {
+		select {
+		case <-ctx.Done():
+			open = false
+		case <-closed:
+			stopWork()
+			handlers.Wait()
+			return fmt.Errorf("consume %q of %s: %w", w.config.Durable, w.config.Stream, ErrClosed)
+		case <-w.puller.ready:
+			w.handBackLost()
+			w.startAll(work, ctx, &handlers)
+		}
+	}
+	stopWatch()
+	w.puller.stop()
+	finished := make(chan struct{})
+	go func() {
+		handlers.Wait()
+		close(finished)
+	}()
+	t := time.NewTimer(w.config.DrainTimeout)
+	defer t.Stop()
+	select {
+	case <-finished:
+	case <-t.C:
+		w.log.Warn().Dur("drain_timeout", w.config.DrainTimeout).Msg("handlers still at work are cancelled")
+		stopWork()
+		<-finished
+	}
+	return nil
+}
+
+// handBackLost gives up what is in hand when the pin went elsewhere: the handlers run
+// on, but their messages are another client's now.
+func (w *consumer) handBackLost() {
+	if !w.puller.lostPin() {
+		return
+	}
+	for _, m := range w.keeper.all() {
+		_ = m.NakWithDelay(handBackDelay)
+	}
+}
+
+// startAll runs a handler, each in a goroutine of its own, for what waits in the queue
+// as far as there are slots.
+func (w *consumer) startAll(work, shutdown context.Context, handlers *sync.WaitGroup) {
+	for w.free() > 0 {
+		m := w.puller.pop()
+		if m == nil {
+			return
+		}
+		if !w.keeper.hold(m) {
+			continue
+		}
+		w.account(1)
+		handlers.Go(func() {
+			defer w.account(-1)
+			w.process(w.contextOf(work, m), shutdown, m)
+		})
+	}
+}
+
+func (w *consumer) free() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.config.Slots - w.busy
+}
+
+// account keeps the room for messages at the free slots.
+func (w *consumer) account(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.busy += n
+	w.puller.setRoom(w.config.Slots - w.busy)
+	if n < 0 {
+		notify(w.puller.ready)
+	}
+}
+
+func (w *consumer) contextOf(ctx context.Context, m *Message) context.Context {
+	log := w.log.With().Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Uint64("delivered", m.Delivered).Logger()
+	return WithTraceparent(log.WithContext(ctx), traceparentOf(m.Header))
+}
+
+// process runs the handler and settles the message. shutdown ends before ctx does.
+func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
+	defer w.keeper.release(m)
+	log := zerolog.Ctx(ctx)
+	wait := retryMin
+	for {
+		var err error
+		if w.config.spent(m) {
+			err = Terminal(schemas.CodeExhausted, errExhausted)
+		} else {
+			err = w.call(ctx, m)
+		}
+		if m.Settled() {
+			return
+		}
+		if err == nil {
+			w.ack(ctx, m)
+			return
+		}
+		if ctx.Err() != nil {
+			log.Info().Err(err).Msg("handed back unfinished")
+			w.nak(m, handBackDelay)
+			return
+		}
+		_, terminal := errors.AsType[*TerminalError](err)
+		full := errors.Is(err, ErrStreamFull)
+		if terminal || !full && w.config.last(m) {
+			if err = w.giveUp(ctx, m, err); err == nil {
+				return
+			}
+			full = errors.Is(err, ErrStreamFull)
+		}
+		if !full {
+			d := w.config.backoff(m.Delivered)
+			log.Warn().Err(err).Dur("delay", d).Msg("will be tried again")
+			w.nak(m, d)
+			return
+		}
+		if w.bus.waitLog.allow() {
+			log.Warn().Err(err).Msg("waiting for space")
+		}
+		if pause(shutdown, wait) != nil {
+			w.nak(m, handBackDelay)
+			return
+		}
+		wait = min(2*wait, retryMax)
+	}
+}
+
+// call runs the handler; a panic becomes a terminal error.
+func (w *consumer) call(ctx context.Context, m *Message) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = Terminal(CodePanic, fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack()))
+		}
+	}()
+	return w.handler(ctx, m)
+}
+
+// giveUp tells the stages after, writes the dead letter, and takes the message off
+// the stream, in this order: a crash in between repeats, and loses nothing.
+func (w *consumer) giveUp(ctx context.Context, m *Message, cause error) error {
+	zerolog.Ctx(ctx).Error().Err(cause).Str("code", Code(cause)).Msg("given up")
+	if w.config.OnGiveUp != nil {
+		if err := w.onGiveUp(ctx, m, cause); err != nil {
+			return fmt.Errorf("give up: %w", err)
+		}
+	}
+	if err := w.bus.Dead(ctx, w.config.Stage, Code(cause), cause.Error(), m); err != nil {
+		return err
+	}
+	if err := m.Term(Code(cause)); err != nil && !errors.Is(err, ErrSettled) {
+		zerolog.Ctx(ctx).Warn().Err(err).Msg("not terminated, will come again")
+	}
+	return nil
+}
+
+func (w *consumer) onGiveUp(ctx context.Context, m *Message, cause error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			// The dead letter must not depend on a hook that panics.
+			zerolog.Ctx(ctx).Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("give-up hook panicked")
+			err = nil
+		}
+	}()
+	return w.config.OnGiveUp(ctx, m, cause)
+}
+
+// ack confirms the ack; when that fails the message comes again, and its handler is
+// idempotent.
+func (w *consumer) ack(ctx context.Context, m *Message) {
+	ctx = context.WithoutCancel(ctx)
+	var err error
+	for range 3 {
+		if err = m.Ack(ctx); err == nil || errors.Is(err, ErrSettled) {
+			return
+		}
+		_ = pause(ctx, retryMin)
+	}
+	zerolog.Ctx(ctx).Warn().Err(err).Msg("ack not confirmed, may come again")
+}
+
+func (w *consumer) nak(m *Message, d time.Duration) {
+	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, ErrSettled) {
+		w.log.Debug().Err(err).Uint64("stream_seq", m.Seq).Msg("not handed back, comes again after the ack wait")
+	}
+}

@@ -1,0 +1,203 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Defaults of a ConsumerConfig.
+const (
+	DefaultAckWait      = 30 * time.Second
+	DefaultMaxDeliver   = 5
+	DefaultSlots        = 1
+	DefaultDrainTimeout = 10 * time.Second
+	DefaultPinnedTTL    = 10 * time.Second
+	DefaultRetryDelay   = time.Second
+	// maxRetryDelay bounds the doubling of RetryDelay.
+	maxRetryDelay = time.Minute
+	// minAckPending is the least that a consumer may have in hand over all replicas.
+	minAckPending = 1000
+	// deliverSlack is how many deliveries the server allows beyond MaxDeliver. The client
+	// gives a message up, with a dead letter, on sight of delivery MaxDeliver+1; the
+	// server's own limit, which leaves only an advisory, is for clients that cannot.
+	deliverSlack = 5
+)
+
+// ConsumerConfig describes a durable consumer and how this process works on it. Its
+// replicas share the durable: each message goes to one of them.
+type ConsumerConfig struct {
+	// Stream and Durable name the consumer. Required.
+	Stream  string
+	Durable string
+	// Filters are stored subjects to take; none: all.
+	Filters []string
+	// AckWait is the time without a sign of life after which a message goes to someone
+	// else; default 30 s. Signs are given automatically.
+	AckWait time.Duration
+	// MaxDeliver is how often a message is tried before it is given up; default 5,
+	// negative: for ever. A message that was handed back untried at shutdown counts too.
+	MaxDeliver int
+	// MaxAckPending bounds the messages in hand over all replicas; default 1000 or
+	// 16 * Slots, whichever is more.
+	MaxAckPending int
+	// Slots is how many handlers run at once (Consume), or how many messages are fetched
+	// ahead (Subscription); default 1.
+	Slots int
+	// PriorityGroup pins the consumer to one client at a time, the others being hot
+	// standbys; empty: all clients are active. When the pinned client has not asked for
+	// messages for PinnedTTL (default 10 s), another takes over.
+	PriorityGroup string
+	PinnedTTL     time.Duration
+	// DrainTimeout bounds the handlers at shutdown; default 10 s. Then their context
+	// ends, and their messages are handed back.
+	DrainTimeout time.Duration
+	// RetryDelay is the pause after the first failure, doubled after each and varied by a
+	// fifth; default 1 s, at most a minute.
+	RetryDelay time.Duration
+	// Stage is named in dead letters; default Durable up to its first "-".
+	Stage string
+	// OnGiveUp runs before the dead letter of a message that failed for good, so that the
+	// stages after can be told. When it fails, the message comes again.
+	OnGiveUp func(ctx context.Context, m *Message, cause error) error
+	// OnRelease is called by Subscription.Next when the pin went to another client and
+	// every message held has been handed back.
+	OnRelease func()
+}
+
+func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
+	var errs []error
+	if c.Stream == "" {
+		errs = append(errs, errors.New("stream: empty"))
+	}
+	if c.Durable == "" || strings.ContainsAny(c.Durable, ".*> \t\r\n") {
+		errs = append(errs, fmt.Errorf("durable: %q; must be a name without dots, wildcards and spaces", c.Durable))
+	}
+	for name, v := range map[string]int64{
+		"ack_wait": int64(c.AckWait), "max_ack_pending": int64(c.MaxAckPending), "slots": int64(c.Slots),
+		"pinned_ttl": int64(c.PinnedTTL), "drain_timeout": int64(c.DrainTimeout), "retry_delay": int64(c.RetryDelay),
+	} {
+		if v < 0 {
+			errs = append(errs, fmt.Errorf("%s: %d; must not be negative", name, v))
+		}
+	}
+	if len(errs) > 0 {
+		return c, fmt.Errorf("consumer config: %w", errors.Join(errs...))
+	}
+	orDefault(&c.AckWait, DefaultAckWait)
+	orDefault(&c.MaxDeliver, DefaultMaxDeliver)
+	orDefault(&c.Slots, DefaultSlots)
+	orDefault(&c.MaxAckPending, max(minAckPending, 16*c.Slots))
+	orDefault(&c.PinnedTTL, DefaultPinnedTTL)
+	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
+	orDefault(&c.RetryDelay, DefaultRetryDelay)
+	if c.Stage == "" {
+		c.Stage = stageOf(c.Durable)
+	}
+	return c, nil
+}
+
+func orDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// stageOf is the stage that a durable belongs to: "sampler-tiny" is of the sampler.
+func stageOf(durable string) string {
+	stage, _, _ := strings.Cut(durable, "-")
+	return stage
+}
+
+// native translates c.
+func (c ConsumerConfig) native() jetstream.ConsumerConfig {
+	n := jetstream.ConsumerConfig{
+		Durable: c.Durable, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
+		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, FilterSubjects: c.Filters,
+	}
+	if c.MaxDeliver > 0 {
+		n.MaxDeliver = c.MaxDeliver + deliverSlack
+	}
+	if c.PriorityGroup != "" {
+		n.PriorityPolicy, n.PriorityGroups, n.PinnedTTL = jetstream.PriorityPolicyPinned, []string{c.PriorityGroup}, c.PinnedTTL
+	}
+	return n
+}
+
+// bind makes the durable or brings it up to date. A durable that is as wanted is left
+// alone, so that a service without the permission to make one can use it.
+func (b *Bus) bind(ctx context.Context, c ConsumerConfig) error {
+	want := c.native()
+	have, err := b.js.Consumer(ctx, c.Stream, c.Durable)
+	switch {
+	case err == nil && sameConsumer(have.CachedInfo().Config, want):
+		return nil
+	case err == nil:
+		_, err = b.js.UpdateConsumer(ctx, c.Stream, want)
+	case errors.Is(err, jetstream.ErrConsumerNotFound):
+		_, err = b.js.CreateOrUpdateConsumer(ctx, c.Stream, want)
+	}
+	if err != nil {
+		return fmt.Errorf("bind consumer %q of %s: %w", c.Durable, c.Stream, err)
+	}
+	return nil
+}
+
+func sameConsumer(have, want jetstream.ConsumerConfig) bool {
+	filters := have.FilterSubjects
+	if have.FilterSubject != "" {
+		filters = []string{have.FilterSubject}
+	}
+	return slices.Equal(filters, want.FilterSubjects) && have.AckPolicy == want.AckPolicy && have.AckWait == want.AckWait &&
+		have.MaxDeliver == want.MaxDeliver && have.MaxAckPending == want.MaxAckPending &&
+		have.PriorityPolicy == want.PriorityPolicy && slices.Equal(have.PriorityGroups, want.PriorityGroups) &&
+		have.PinnedTTL == want.PinnedTTL
+}
+
+// bindPatiently is bind, again while the server is away or the stream not yet there.
+func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
+	for {
+		err := b.bind(ctx, c)
+		if err == nil || ctx.Err() != nil || b.nc.IsClosed() {
+			return err
+		}
+		if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.Code >= 400 && api.Code < 500 && api.Code != 404 {
+			return err
+		}
+		if b.waitLog.allow() {
+			b.log.Warn().Err(err).Msg("consumer not ready, trying again")
+		}
+		if pause(ctx, rebindPause) != nil {
+			return err
+		}
+	}
+}
+
+// backoff is the pause before delivery d+1: RetryDelay, doubled with each delivery,
+// varied by a fifth so that what failed together does not come back together.
+func (c ConsumerConfig) backoff(delivered uint64) time.Duration {
+	d := maxRetryDelay
+	if shift := delivered - 1; delivered > 0 && shift < 16 {
+		d = min(d, c.RetryDelay<<shift)
+	}
+	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
+}
+
+// last says whether this delivery is the last that is tried.
+func (c ConsumerConfig) last(m *Message) bool {
+	return c.MaxDeliver > 0 && m.Delivered >= uint64(c.MaxDeliver)
+}
+
+// spent says whether a message has come more often than it may be tried.
+func (c ConsumerConfig) spent(m *Message) bool {
+	return c.MaxDeliver > 0 && m.Delivered > uint64(c.MaxDeliver)
+}
+
+var errExhausted = errors.New("every delivery ended without a result: the process died, or handed it back")

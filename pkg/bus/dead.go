@@ -1,0 +1,159 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// HeaderRef is a header in a dead letter whose original was too large to be inside:
+// "<bucket>/<digest>/<size>" of the bytes in the object store (DeadData reads it).
+const HeaderRef = "Mdr-Ref"
+
+// Dead writes a dead letter: why the message could not be used, with its original
+// bytes and headers. It returns when the letter is stored; the message is the
+// caller's to terminate, afterwards. Writing the same letter again within
+// schemas.DedupWindow stores one.
+//
+// Run and uid are read from the subject, and the uid of a prompt from the prompt.
+// An original too large to be inside goes to the object store (HeaderRef).
+func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) error {
+	run, uid := names(m)
+	d := &schemas.Dead{
+		Stage: stage, Code: code, Reason: reason, Run: run, UID: uid,
+		OriginalSubject: m.Subject, Stream: m.Stream, StreamSeq: m.Seq, Deliveries: m.Delivered,
+		Headers: headersOf(m), Data: m.Data, At: time.Now().UnixNano(),
+	}
+	if d.Data == nil {
+		d.Data = []byte{}
+	}
+	if limit := b.MaxInline(); len(m.Data) > limit-stepOverhead-headerSize(d.Headers) {
+		ref, err := b.PutBlob(ctx, m.Data)
+		if err != nil {
+			return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
+		}
+		d.Data = []byte{}
+		d.Headers = append([]schemas.Header{{Name: HeaderRef, Value: ref.Bucket + "/" + ref.Digest + "/" + strconv.FormatInt(ref.Size, 10)}}, d.Headers...)
+	}
+	msg, err := encode(ctx, d)
+	if err != nil {
+		return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
+	}
+	msg.Header[jetstream.MsgIDHeader] = []string{fmt.Sprintf("dead.%s.%s.%d", d.Stage, m.Stream, m.Seq)}
+	if _, err := b.publish(ctx, msg); err != nil {
+		return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
+	}
+	return nil
+}
+
+// DeadData returns the original bytes of a dead letter, wherever they are.
+func (b *Bus) DeadData(ctx context.Context, d *schemas.Dead) ([]byte, error) {
+	if len(d.Headers) == 0 || d.Headers[0].Name != HeaderRef || len(d.Data) > 0 {
+		return d.Data, nil
+	}
+	value := d.Headers[0].Value
+	parts := strings.Split(value, "/")
+	if len(parts) != 3 {
+		return nil, fmt.Errorf("dead letter: header %s: %q is no reference", HeaderRef, value)
+	}
+	size, err := strconv.ParseInt(parts[2], 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("dead letter: header %s: %w", HeaderRef, err)
+	}
+	return b.GetBlob(ctx, schemas.Ref{Bucket: parts[0], Digest: parts[1], Size: size})
+}
+
+// headersOf lists the headers sorted by name: maps have no order, letters do.
+func headersOf(m *Message) []schemas.Header {
+	out := []schemas.Header{}
+	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+		for _, v := range m.Header[name] {
+			out = append(out, schemas.Header{Name: name, Value: v})
+		}
+	}
+	return out
+}
+
+func headerSize(headers []schemas.Header) int {
+	n := 0
+	for _, h := range headers {
+		n += len(h.Name) + len(h.Value) + 32
+	}
+	return n
+}
+
+// names are the run and the uid of an event, as far as they can be read.
+func names(m *Message) (run, uid string) {
+	run, _ = schemas.RunOf(m.Subject)
+	t := strings.Split(schemas.MessageID(m.Subject), ".")
+	at := map[string]int{"request": 3, "step": 2, "trajectory": 2, "reward": 3, "advantage": 2, "dead": 3}[t[0]]
+	if t[0] == "reward" && len(t) == 6 {
+		at = 4 // behind the partition
+	}
+	if at > 0 && at < len(t) {
+		uid = t[at]
+	}
+	if t[0] == "prompt" {
+		var p schemas.Prompt
+		if schemas.Decode(m.Data, &p) == nil {
+			uid = p.UID
+		}
+	}
+	return run, uid
+}
+
+// advisory is what the server says when it has given a message up.
+type advisory struct {
+	Stream     string `json:"stream"`
+	Consumer   string `json:"consumer"`
+	StreamSeq  uint64 `json:"stream_seq"`
+	Deliveries uint64 `json:"deliveries"`
+}
+
+// WatchAdvisories turns the server's own max-deliveries advisories into dead letters,
+// until ctx ends: the safety net for consumers that died before they could write
+// one. From a work queue, where it would stay for ever, the message is then deleted.
+// Replicas share the work.
+func (b *Bus) WatchAdvisories(ctx context.Context) error {
+	return b.Consume(ctx, ConsumerConfig{
+		Stream: schemas.StreamAdvisories, Durable: "advisories", MaxDeliver: -1,
+		Filters: []string{"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"},
+	}, b.bury)
+}
+
+func (b *Bus) bury(ctx context.Context, m *Message) error {
+	var a advisory
+	if err := json.Unmarshal(m.Data, &a); err != nil {
+		return Terminal(schemas.CodeDecode, fmt.Errorf("read advisory: %w", err))
+	}
+	spec, ours := specNamed(a.Stream)
+	if !ours || a.Stream == schemas.StreamAdvisories {
+		return nil // of someone else in the same account
+	}
+	original, err := b.Get(ctx, a.Stream, a.StreamSeq)
+	if errors.Is(err, ErrNotFound) {
+		return nil // settled, purged or expired meanwhile
+	}
+	if err != nil {
+		return err
+	}
+	original.Delivered = a.Deliveries
+	reason := fmt.Sprintf("consumer %s got it %d times and settled it none", a.Consumer, a.Deliveries)
+	if err := b.Dead(ctx, stageOf(a.Consumer), schemas.CodeExhausted, reason, original); err != nil {
+		return err
+	}
+	if spec.WorkQueue {
+		return b.Delete(ctx, a.Stream, a.StreamSeq)
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package bus
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+var (
+	// ErrStreamFull is returned when a stream or the server's storage has no room. It
+	// passes when consumers, age or a purge make room.
+	ErrStreamFull = errors.New("stream is full")
+	// ErrNotFound is returned when no stored message or object has the name asked for.
+	ErrNotFound = errors.New("not found")
+	// ErrTooLarge is returned when a message is larger than the server's payload limit.
+	ErrTooLarge = errors.New("message too large for the server")
+	// ErrPermission is returned when the server refused the publish for want of
+	// permission. The server answers such a publish with silence and a note on the
+	// connection, which is where this comes from.
+	ErrPermission = errors.New("no permission")
+	// ErrSettled is returned when a message that was acked, nakked or terminated is
+	// to be settled again.
+	ErrSettled = errors.New("message already settled")
+	// ErrClosed is returned when the bus, a publisher or a subscription has been closed.
+	ErrClosed = errors.New("closed")
+	// ErrIncompatible is returned by Setup when a stream or bucket exists in a form that
+	// cannot be changed into the contract's.
+	ErrIncompatible = errors.New("exists with incompatible settings")
+	// ErrCorrupt is returned when stored bytes do not have the digest they are named by.
+	ErrCorrupt = errors.New("digest mismatch")
+)
+
+// TerminalError marks a failure that no retry can change.
+type TerminalError struct {
+	// Code is the class of the reason, one of schemas.DeadCodes or a handler's own.
+	Code string
+	Err  error
+}
+
+func (e *TerminalError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *TerminalError) Unwrap() error { return e.Err }
+
+// Terminal marks err as terminal, with the code for the dead letter; nil stays nil.
+func Terminal(code string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &TerminalError{Code: code, Err: err}
+}
+
+// Code returns the code of a terminal error, and "exhausted" for any other error:
+// that is what it becomes when the deliveries have run out.
+func Code(err error) string {
+	if t, ok := errors.AsType[*TerminalError](err); ok {
+		return t.Code
+	}
+	return schemas.CodeExhausted
+}
+
+// Codes of the server's API errors that publishing meets (nats-server, errors.json).
+const (
+	codeResourceLimits     = 10002
+	codeInsufficient       = 10023
+	codeMemoryExceeded     = 10028
+	codeStorageExceeded    = 10047
+	codeMessageExceeds     = 10054
+	codeStoreFailed        = 10077 // one code for three limits; see outcome
+	codeStreamWrongLastSeq = 10071
+)
+
+// verdict is what a failed publish means.
+type verdict int
+
+const (
+	verdictRetry   verdict = iota // it may pass
+	verdictRefused                // the stream is full, or has the subject already
+	verdictFull                   // the server has no room
+	verdictFatal                  // it will never succeed
+)
+
+func judge(err error) verdict {
+	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
+		switch api.ErrorCode {
+		case codeStoreFailed:
+			// "maximum messages exceeded", "maximum bytes exceeded" and "maximum messages
+			// per subject exceeded" share this code with failures of the disk.
+			if strings.Contains(api.Description, "maximum") {
+				return verdictRefused
+			}
+			return verdictRetry
+		case codeStreamWrongLastSeq:
+			return verdictRefused
+		case codeResourceLimits, codeInsufficient, codeMemoryExceeded, codeStorageExceeded:
+			return verdictFull
+		case codeMessageExceeds:
+			return verdictFatal
+		}
+		if api.Code >= 400 && api.Code < 500 && api.Code != 404 && api.Code != 408 {
+			return verdictFatal
+		}
+		return verdictRetry
+	}
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrHeadersNotSupported),
+		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		return verdictFatal
+	}
+	return verdictRetry
+}
+
+// publishError names the subject, and the sentinel a caller can branch on.
+func publishError(subject string, err error) error {
+	api, _ := errors.AsType[*jetstream.APIError](err)
+	switch {
+	case errors.Is(err, nats.ErrMaxPayload), api != nil && api.ErrorCode == codeMessageExceeds:
+		err = Terminal(schemas.CodeTooLarge, fmt.Errorf("%w: %w", ErrTooLarge, err))
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		err = fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	return fmt.Errorf("publish %q: %w", subject, err)
+}

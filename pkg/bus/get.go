@@ -1,0 +1,346 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Headers and statuses of direct gets (NATS ADR-31).
+const (
+	headerStatus       = "Status"
+	headerDescription  = "Description"
+	headerNumPending   = "Nats-Num-Pending"
+	headerLastSequence = "Nats-Last-Sequence"
+	headerUpToSequence = "Nats-UpTo-Sequence"
+
+	statusEOB      = "204"
+	statusNotFound = "404"
+	statusTooMany  = "413"
+	statusNoServer = "503"
+)
+
+// directRequest is the body of a direct get.
+type directRequest struct {
+	Seq       uint64   `json:"seq,omitempty"`
+	LastFor   string   `json:"last_by_subj,omitempty"`
+	Batch     int      `json:"batch,omitempty"`
+	MaxBytes  int      `json:"max_bytes,omitempty"`
+	MultiLast []string `json:"multi_last,omitempty"`
+	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
+}
+
+func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream }
+
+// Last returns the newest message on a subject, which may have wildcards, or
+// ErrNotFound. The subject is the stored one; see RewardFilter.
+func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error) {
+	m, err := b.direct(ctx, stream, directRequest{LastFor: subject})
+	if err != nil {
+		return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
+	}
+	return m, nil
+}
+
+// Newest returns the newest message of a stream, or ErrNotFound.
+func (b *Bus) Newest(ctx context.Context, stream string) (*Message, error) {
+	return b.Last(ctx, stream, ">")
+}
+
+// Get returns the message at a sequence, or ErrNotFound.
+func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (*Message, error) {
+	if seq == 0 {
+		return nil, fmt.Errorf("get %s 0: %w", stream, ErrNotFound)
+	}
+	m, err := b.direct(ctx, stream, directRequest{Seq: seq})
+	if err != nil {
+		return nil, fmt.Errorf("get %s %d: %w", stream, seq, err)
+	}
+	return m, nil
+}
+
+// direct asks for one message. While the server is away it asks again, until ctx ends.
+func (b *Bus) direct(ctx context.Context, stream string, req directRequest) (*Message, error) {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, err
+	}
+	wait := retryMin
+	for range 5 {
+		var resp *nats.Msg
+		if resp, err = b.request(ctx, &nats.Msg{Subject: directSubject(stream), Data: body}); err == nil {
+			if err = directError(resp); err == nil {
+				return stored(resp)
+			}
+			if !errors.Is(err, jetstream.ErrNoStreamResponse) {
+				return nil, err
+			}
+		} else if judge(err) == verdictFatal {
+			return nil, err
+		}
+		if pauseErr := pause(ctx, wait); pauseErr != nil {
+			return nil, errors.Join(err, pauseErr)
+		}
+		wait = min(2*wait, retryMax)
+	}
+	return nil, err
+}
+
+// directError is the status of a direct get's answer; nil for a message.
+func directError(m *nats.Msg) error {
+	switch status := m.Header.Get(headerStatus); {
+	case status == "" || m.Header.Get(jetstream.StreamHeader) != "":
+		return nil
+	case status == statusNotFound:
+		return ErrNotFound
+	case status == statusNoServer:
+		return jetstream.ErrNoStreamResponse
+	default:
+		return fmt.Errorf("server answers %s %s", status, m.Header.Get(headerDescription))
+	}
+}
+
+const (
+	// multiBatch bounds the messages, multiBytes the bytes of one answer to LastMany.
+	multiBatch = 256
+	multiBytes = 8 << 20
+)
+
+// LastMany returns the newest message of each subject that the filters match, sorted
+// by sequence and all as of one moment. No match gives an empty list. The stream must
+// be one of the contract's, which allow direct gets. The filters match stored subjects.
+func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]*Message, error) {
+	if len(filters) == 0 {
+		return nil, nil
+	}
+	req := directRequest{MultiLast: filters, Batch: multiBatch, MaxBytes: multiBytes}
+	var out []*Message
+	for {
+		page, upTo, pending, err := b.multiLast(ctx, stream, req)
+		if errors.Is(err, errTooMany) {
+			// The server resolves 1,024 subjects at once; an ordered reader any number.
+			return b.lastPerSubject(ctx, stream, filters)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("last of each subject of %s: %w", stream, err)
+		}
+		out = append(out, page...)
+		if len(page) == 0 || pending == 0 {
+			return out, nil
+		}
+		req.Seq, req.UpToSeq = page[len(page)-1].Seq+1, upTo
+	}
+}
+
+var errTooMany = errors.New("too many subjects")
+
+// multiLast is one page: messages until the end-of-batch status, which tells how many
+// are left and the sequence that the whole answer is bounded by.
+func (b *Bus) multiLast(ctx context.Context, stream string, req directRequest) (page []*Message, upTo, pending uint64, err error) {
+	body, err := json.Marshal(req)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	ctx, stop := context.WithTimeout(ctx, 2*apiTimeout)
+	defer stop()
+	inbox := b.nc.NewInbox()
+	sub, err := b.nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+	if err := b.nc.PublishMsg(&nats.Msg{Subject: directSubject(stream), Reply: inbox, Data: body}); err != nil {
+		return nil, 0, 0, err
+	}
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		switch m.Header.Get(headerStatus) {
+		case statusEOB:
+			if upTo, err = strconv.ParseUint(m.Header.Get(headerUpToSequence), 10, 64); err != nil {
+				return nil, 0, 0, fmt.Errorf("header %s: %w", headerUpToSequence, err)
+			}
+			if pending, err = strconv.ParseUint(m.Header.Get(headerNumPending), 10, 64); err != nil {
+				return nil, 0, 0, fmt.Errorf("header %s: %w", headerNumPending, err)
+			}
+			return page, upTo, pending, nil
+		case statusNotFound:
+			return nil, 0, 0, nil
+		case statusTooMany:
+			return nil, 0, 0, errTooMany
+		}
+		if err := directError(m); err != nil {
+			return nil, 0, 0, err
+		}
+		message, err := stored(m)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		page = append(page, message)
+	}
+}
+
+func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []string) ([]*Message, error) {
+	var out []*Message
+	for m, err := range b.Read(ctx, stream, filters, ReadOptions{lastPerSubject: true}) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// Subjects returns the stored subjects that match filter, with the number of messages
+// of each.
+func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
+	s, err := b.js.Stream(ctx, stream)
+	if err != nil {
+		return nil, fmt.Errorf("subjects of %s: %w", stream, err)
+	}
+	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
+	if err != nil {
+		return nil, fmt.Errorf("subjects of %s: %w", stream, err)
+	}
+	if info.State.Subjects == nil {
+		return map[string]uint64{}, nil
+	}
+	return info.State.Subjects, nil
+}
+
+// Delete removes the message at a sequence; one that is gone already is no error.
+func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
+	s, err := b.js.Stream(ctx, stream)
+	if err == nil {
+		err = s.DeleteMsg(ctx, seq)
+	}
+	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+		// The server reports a message that is not there as a failed delete.
+		if _, getErr := b.Get(ctx, stream, seq); errors.Is(getErr, ErrNotFound) {
+			return nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s %d: %w", stream, seq, err)
+	}
+	return nil
+}
+
+// Purge removes everything stored about a run: prompts, requests, steps,
+// trajectories, rewards, advantages and batches, and the run's spec. Pictures and
+// other blobs stay, because other runs may refer to the same content; dead letters
+// stay, because nobody has looked at them. It returns the number of messages removed.
+// A run id must not be used again: for the length of schemas.DedupWindow the server
+// would take its events for duplicates and store nothing.
+func (b *Bus) Purge(ctx context.Context, run string) (uint64, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return 0, fmt.Errorf("purge run: %w", err)
+	}
+	removed := uint64(0)
+	for stream, filters := range map[string][]string{
+		schemas.StreamPrompts:      {schemas.PromptSubject(run)},
+		schemas.StreamRequests:     {schemas.Prefix + "request." + run + ".>"},
+		schemas.StreamSteps:        {schemas.Prefix + "step." + run + ".>"},
+		schemas.StreamTrajectories: {schemas.Prefix + "trajectory." + run + ".>"},
+		schemas.StreamRewards:      {schemas.Prefix + "reward.*." + run + ".>"},
+		schemas.StreamAdvantages:   {schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")},
+	} {
+		for _, filter := range filters {
+			n, err := b.PurgeSubject(ctx, stream, filter)
+			removed += n
+			if err != nil {
+				return removed, fmt.Errorf("purge run %q: %w", run, err)
+			}
+		}
+	}
+	return removed, b.deleteRun(ctx, run)
+}
+
+// PurgeSubject removes the messages of a stream whose stored subject matches filter,
+// and returns their number.
+func (b *Bus) PurgeSubject(ctx context.Context, stream, filter string) (uint64, error) {
+	body, err := json.Marshal(map[string]string{"filter": filter})
+	if err != nil {
+		return 0, err
+	}
+	resp, err := b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
+	if err != nil {
+		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
+	}
+	var answer struct {
+		Error  *jetstream.APIError `json:"error"`
+		Purged uint64              `json:"purged"`
+	}
+	if err := json.Unmarshal(resp.Data, &answer); err != nil {
+		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
+	}
+	if answer.Error != nil {
+		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, answer.Error)
+	}
+	return answer.Purged, nil
+}
+
+// StreamStats is a stream and how far its consumers are.
+type StreamStats struct {
+	Name     string `json:"name"`
+	Messages uint64 `json:"messages"`
+	Bytes    uint64 `json:"bytes"`
+	// MaxBytes is the limit; -1: none.
+	MaxBytes int64 `json:"max_bytes"`
+	// Oldest and Newest are when messages were stored; zero for an empty stream.
+	Oldest    time.Time       `json:"oldest"`
+	Newest    time.Time       `json:"newest"`
+	Consumers []ConsumerStats `json:"consumers"`
+}
+
+// ConsumerStats is how far one durable consumer is.
+type ConsumerStats struct {
+	Name string `json:"name"`
+	// Pending messages wait to be delivered, AckPending are in someone's hands,
+	// Redelivered of those came more than once.
+	Pending     uint64 `json:"pending"`
+	AckPending  int    `json:"ack_pending"`
+	Redelivered int    `json:"redelivered"`
+}
+
+// Stats describes the contract's streams in the order data flows, with their durable
+// consumers.
+func (b *Bus) Stats(ctx context.Context) ([]StreamStats, error) {
+	var out []StreamStats
+	for _, spec := range specs() {
+		s, err := b.js.Stream(ctx, spec.Name)
+		if err != nil {
+			return nil, fmt.Errorf("stats of %s: %w", spec.Name, err)
+		}
+		state, config := s.CachedInfo().State, s.CachedInfo().Config
+		stats := StreamStats{
+			Name: spec.Name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, Consumers: []ConsumerStats{},
+		}
+		if state.Msgs > 0 {
+			stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
+		}
+		consumers := s.ListConsumers(ctx)
+		for c := range consumers.Info() {
+			if c.Config.Durable != "" {
+				stats.Consumers = append(stats.Consumers, ConsumerStats{
+					Name: c.Name, Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered,
+				})
+			}
+		}
+		if err := consumers.Err(); err != nil {
+			return nil, fmt.Errorf("stats of %s: %w", spec.Name, err)
+		}
+		out = append(out, stats)
+	}
+	return out, nil
+}

@@ -1,0 +1,175 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// maxRunSpec bounds the spec of a run.
+const maxRunSpec = 512 << 10
+
+func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	kv, err := b.js.KeyValue(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("open bucket %s: %w", name, err)
+	}
+	return kv, nil
+}
+
+// CreateRun stores the spec of a run unless there is one, and returns the one that is
+// stored and whether it is this.
+func (b *Bus) CreateRun(ctx context.Context, run string, spec []byte) (stored []byte, created bool, err error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, false, fmt.Errorf("create run: %w", err)
+	}
+	if len(spec) > maxRunSpec {
+		return nil, false, fmt.Errorf("create run %q: spec of %d bytes; must be at most %d", run, len(spec), maxRunSpec)
+	}
+	kv, err := b.bucket(ctx, schemas.RunBucket)
+	if err != nil {
+		return nil, false, fmt.Errorf("create run %q: %w", run, err)
+	}
+	_, err = kv.Create(ctx, run, spec)
+	if err == nil {
+		return spec, true, nil
+	}
+	if !errors.Is(err, jetstream.ErrKeyExists) {
+		return nil, false, fmt.Errorf("create run %q: %w", run, err)
+	}
+	stored, err = b.Run(ctx, run)
+	return stored, false, err
+}
+
+// Run returns the spec of a run, or ErrNotFound.
+func (b *Bus) Run(ctx context.Context, run string) ([]byte, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, fmt.Errorf("run: %w", err)
+	}
+	kv, err := b.bucket(ctx, schemas.RunBucket)
+	if err != nil {
+		return nil, fmt.Errorf("run %q: %w", run, err)
+	}
+	e, err := kv.Get(ctx, run)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("run %q: %w", run, err)
+	}
+	return e.Value(), nil
+}
+
+func (b *Bus) deleteRun(ctx context.Context, run string) error {
+	kv, err := b.bucket(ctx, schemas.RunBucket)
+	if err == nil {
+		err = kv.Purge(ctx, run)
+	}
+	if err != nil {
+		return fmt.Errorf("delete run %q: %w", run, err)
+	}
+	return nil
+}
+
+// SetPolicy announces what a lane serves: to the history in MDR_POLICIES first, then as
+// the lane's current policy.
+func (b *Bus) SetPolicy(ctx context.Context, p *schemas.Policy) error {
+	if err := schemas.CheckToken("lane", p.Lane); err != nil {
+		return fmt.Errorf("set policy: %w", err)
+	}
+	data, err := schemas.Encode(p)
+	if err != nil {
+		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
+	}
+	if _, err := b.Publish(ctx, p); err != nil {
+		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
+	}
+	kv, err := b.bucket(ctx, schemas.PolicyBucket)
+	if err == nil {
+		_, err = kv.Put(ctx, p.Lane, data)
+	}
+	if err != nil {
+		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
+	}
+	return nil
+}
+
+// Policies returns the current policy of every lane, sorted by lane.
+func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
+	stored, err := b.LastMany(ctx, "KV_"+schemas.PolicyBucket, []string{"$KV." + schemas.PolicyBucket + ".>"})
+	if err != nil {
+		return nil, fmt.Errorf("policies: %w", err)
+	}
+	out := make([]*schemas.Policy, 0, len(stored))
+	for _, m := range stored {
+		if len(m.Data) == 0 {
+			continue // deleted
+		}
+		p := &schemas.Policy{}
+		if err := schemas.DecodeValid(m.Data, p); err != nil {
+			return nil, fmt.Errorf("policy %q: %w", m.Subject, err)
+		}
+		out = append(out, p)
+	}
+	sortByLane(out)
+	return out, nil
+}
+
+// WatchPolicies sends the current policy of every lane and then each new one, until
+// ctx ends and the channel is closed. A policy that cannot be read is logged and left
+// out.
+func (b *Bus) WatchPolicies(ctx context.Context) (<-chan *schemas.Policy, error) {
+	kv, err := b.bucket(ctx, schemas.PolicyBucket)
+	if err != nil {
+		return nil, fmt.Errorf("watch policies: %w", err)
+	}
+	w, err := kv.WatchAll(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("watch policies: %w", err)
+	}
+	out := make(chan *schemas.Policy)
+	go func() {
+		defer close(out)
+		defer func() { _ = w.Stop() }() // fails only on a closed connection
+		for {
+			var e jetstream.KeyValueEntry
+			var open bool
+			select {
+			case e, open = <-w.Updates():
+			case <-ctx.Done():
+				return
+			case <-b.done.Done():
+				return
+			}
+			if !open {
+				return
+			}
+			if e == nil || e.Operation() != jetstream.KeyValuePut {
+				continue
+			}
+			p := &schemas.Policy{}
+			if err := schemas.DecodeValid(e.Value(), p); err != nil {
+				b.log.Warn().Err(err).Str("lane", e.Key()).Msg("policy not readable")
+				continue
+			}
+			select {
+			case out <- p:
+			case <-ctx.Done():
+				return
+			case <-b.done.Done():
+				return
+			}
+		}
+	}()
+	return out, nil
+}
+
+func sortByLane(p []*schemas.Policy) {
+	slices.SortFunc(p, func(a, b *schemas.Policy) int { return strings.Compare(a.Lane, b.Lane) })
+}

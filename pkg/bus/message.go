@@ -1,0 +1,183 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Message is one stored message. Messages of Consume and Subscription are to be
+// settled once, by Ack, AckAsync, NakWithDelay or Term; those of Get, Last, LastMany
+// and Read cannot be.
+type Message struct {
+	// Subject as stored (for rewards: with the partition).
+	Subject string
+	Data    []byte
+	Header  nats.Header
+	// Stream and Seq say where it is stored, Time when it was.
+	Stream string
+	Seq    uint64
+	Time   time.Time
+	// Delivered counts the deliveries by this consumer, this one included; 0 when it was read.
+	Delivered uint64
+
+	nc      *nats.Conn
+	reply   string
+	pending uint64 // messages behind this one for its consumer
+	settled atomic.Bool
+	keeper  *keeper
+}
+
+// Acknowledgements, as the server reads them.
+const (
+	ackAck      = "+ACK"
+	ackNak      = "-NAK"
+	ackProgress = "+WPI"
+	ackTerm     = "+TERM"
+)
+
+// Ack settles the message as done and waits until the server has confirmed it. On an
+// error it may come again.
+func (m *Message) Ack(ctx context.Context) error {
+	if err := m.settle(); err != nil {
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, apiTimeout)
+	defer stop()
+	if _, err := m.nc.RequestWithContext(ctx, m.reply, []byte(ackAck)); err != nil {
+		m.settled.Store(false)
+		return fmt.Errorf("ack %s %d: %w", m.Stream, m.Seq, err)
+	}
+	return nil
+}
+
+// AckAsync settles the message as done without waiting. When the ack is lost, the
+// message comes again.
+func (m *Message) AckAsync() error { return m.send("ack", ackAck) }
+
+// NakWithDelay hands the message back; the server delivers it again after d, to
+// whoever asks first. d should not be 0: a failing message would spin.
+func (m *Message) NakWithDelay(d time.Duration) error {
+	return m.send("nak", ackNak+` {"delay":`+strconv.FormatInt(max(0, d).Nanoseconds(), 10)+"}")
+}
+
+// Term settles the message as never to be delivered again. The reason goes into the
+// server's advisory; the dead letter must have been written before (Bus.Dead).
+func (m *Message) Term(reason string) error {
+	reason = strings.Map(func(r rune) rune {
+		if r == '\r' || r == '\n' {
+			return ' '
+		}
+		return r
+	}, reason)
+	return m.send("terminate", ackTerm+" "+reason[:min(len(reason), 512)])
+}
+
+// InProgress tells the server that the message is still worked on: AckWait starts
+// anew. Consume and Subscription do so by themselves.
+func (m *Message) InProgress() error {
+	if m.reply == "" {
+		return errors.New("message was read, not consumed; it cannot be settled")
+	}
+	return m.nc.Publish(m.reply, []byte(ackProgress))
+}
+
+// Settled says whether the message has been acked, nakked or terminated here.
+func (m *Message) Settled() bool { return m.settled.Load() }
+
+func (m *Message) send(verb, payload string) error {
+	if err := m.settle(); err != nil {
+		return err
+	}
+	if err := m.nc.Publish(m.reply, []byte(payload)); err != nil {
+		return fmt.Errorf("%s %s %d: %w", verb, m.Stream, m.Seq, err)
+	}
+	return nil
+}
+
+// settle makes this the one settlement and ends the signs of life.
+func (m *Message) settle() error {
+	if m.reply == "" {
+		return errors.New("message was read, not consumed; it cannot be settled")
+	}
+	if !m.settled.CompareAndSwap(false, true) {
+		return ErrSettled
+	}
+	if m.keeper != nil {
+		m.keeper.release(m)
+	}
+	return nil
+}
+
+// delivered reads a message that a consumer got. Its reply subject has 9 tokens,
+//
+//	$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>
+//
+// or, from servers that tell domains apart, 11 or more, with the domain and the
+// account in front of the stream.
+func delivered(nc *nats.Conn, m *nats.Msg) (*Message, error) {
+	var tokens [12]string
+	n := 0
+	for rest := m.Reply; n < len(tokens); n++ {
+		token, after, more := strings.Cut(rest, ".")
+		tokens[n] = token
+		if !more {
+			n++
+			break
+		}
+		rest = after
+	}
+	at := 2
+	if n > 9 {
+		at = 4
+	}
+	if n < 9 || n == 10 || tokens[0] != "$JS" || tokens[1] != "ACK" {
+		return nil, fmt.Errorf("reply subject %q is none of a consumer", m.Reply)
+	}
+	count, err1 := strconv.ParseUint(tokens[at+2], 10, 64)
+	seq, err2 := strconv.ParseUint(tokens[at+3], 10, 64)
+	ns, err3 := strconv.ParseInt(tokens[at+5], 10, 64)
+	pending, err4 := strconv.ParseUint(tokens[at+6], 10, 64)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return nil, fmt.Errorf("reply subject %q: %w", m.Reply, err)
+	}
+	return &Message{
+		Subject: m.Subject, Data: m.Data, Header: m.Header, Stream: tokens[at], Seq: seq,
+		Time: time.Unix(0, ns), Delivered: count, nc: nc, reply: m.Reply, pending: pending,
+	}, nil
+}
+
+// stored reads the answer to a direct get.
+func stored(m *nats.Msg) (*Message, error) {
+	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("direct get: header %s: %w", jetstream.SequenceHeader, err)
+	}
+	at, err := time.Parse(time.RFC3339Nano, m.Header.Get(jetstream.TimeStampHeaer))
+	if err != nil {
+		return nil, fmt.Errorf("direct get: header %s: %w", jetstream.TimeStampHeaer, err)
+	}
+	out := &Message{
+		Subject: m.Header.Get(jetstream.SubjectHeader), Data: m.Data, Header: nats.Header{},
+		Stream: m.Header.Get(jetstream.StreamHeader), Seq: seq, Time: at,
+	}
+	if out.Subject == "" || out.Stream == "" {
+		return nil, errors.New("direct get: the answer does not say what it is")
+	}
+	for name, v := range m.Header {
+		switch name {
+		case jetstream.SubjectHeader, jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer,
+			headerNumPending, headerLastSequence:
+		default:
+			out.Header[name] = v
+		}
+	}
+	return out, nil
+}

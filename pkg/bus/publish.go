@@ -1,0 +1,228 @@
+package bus
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Ack says where a published event is.
+type Ack struct {
+	Stream string
+	// Seq is the event's sequence in Stream. For a duplicate it is the one stored
+	// first; 0 when that has been removed since.
+	Seq uint64
+	// Duplicate: the subject or the message id was there already, and what was stored
+	// first stays. That is success.
+	Duplicate bool
+	// Digest is the sha-256 of the stored payload in lower-case hex. Only a Publisher
+	// fills it in, and not when the stored payload is not the one given.
+	Digest string
+}
+
+// PublishOption changes one Publish.
+type PublishOption func(*publishOptions)
+
+type publishOptions struct{ wait bool }
+
+// WaitForSpace waits while the stream is full, until the context ends, instead of
+// returning ErrStreamFull.
+func WaitForSpace() PublishOption { return func(o *publishOptions) { o.wait = true } }
+
+const (
+	// retryMin and retryMax bound the pause before a publish is tried again.
+	retryMin = 50 * time.Millisecond
+	retryMax = 2 * time.Second
+)
+
+// Publish stores e under its subject and returns when the server has confirmed it or
+// refused it as a duplicate. Errors that may pass are tried again with the same
+// message id until ctx ends. A full stream is ErrStreamFull at once, unless
+// WaitForSpace is given. An event that cannot be encoded, is larger than the server's
+// payload limit (ErrTooLarge) or may not be published (ErrPermission) is terminal.
+func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOption) (Ack, error) {
+	m, err := encode(ctx, e)
+	if err != nil {
+		return Ack{}, err
+	}
+	return b.publish(ctx, m, opts...)
+}
+
+// PublishPrompt stores the encoded prompt of a run. It is not decoded: intake is the
+// authority on what is acceptable. Without a Nats-Msg-Id in header, the prompt gets a
+// random one, so that it is stored once however often the publish had to be tried.
+func (b *Bus) PublishPrompt(ctx context.Context, run string, prompt []byte, header nats.Header, opts ...PublishOption) (Ack, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return Ack{}, Terminal(schemas.CodeInvalid, err)
+	}
+	h := nats.Header{
+		schemas.HeaderType: {schemas.TypePrompt}, schemas.HeaderContentType: {schemas.ContentType},
+		jetstream.MsgIDHeader: {"prompt." + run + "." + randomToken()},
+	}
+	for name, v := range header {
+		h[name] = v
+	}
+	setTrace(ctx, h)
+	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, opts...)
+}
+
+// PublishRaw stores data as it is: for replays. The header is used as given, and id
+// is the message id; empty: none, and a publish that is tried again may be stored twice.
+func (b *Bus) PublishRaw(ctx context.Context, subject string, data []byte, header nats.Header, id string, opts ...PublishOption) (Ack, error) {
+	h := nats.Header{}
+	for name, v := range header {
+		h[name] = v
+	}
+	if id != "" {
+		h[jetstream.MsgIDHeader] = []string{id}
+	}
+	return b.publish(ctx, &nats.Msg{Subject: subject, Data: data, Header: h}, opts...)
+}
+
+// encode makes the message of an event.
+func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
+	data, err := schemas.Encode(e)
+	if err != nil {
+		code := schemas.CodeInvalid
+		if errors.Is(err, schemas.ErrTooLarge) {
+			code = schemas.CodeTooLarge
+		}
+		return nil, Terminal(code, err)
+	}
+	subject := e.Subject()
+	h := header(ctx, subject, e.Type(), schemas.ContentType)
+	if spec, ok := specOf(subject); !ok || !spec.Guarded && !spec.WorkQueue {
+		// Many events share the subject: the content tells them apart.
+		h[jetstream.MsgIDHeader] = []string{schemas.MessageID(subject) + "." + digestOf(data)[:16]}
+	}
+	return &nats.Msg{Subject: subject, Data: data, Header: h}, nil
+}
+
+func header(ctx context.Context, subject, typ, content string) nats.Header {
+	h := nats.Header{
+		schemas.HeaderType: {typ}, schemas.HeaderContentType: {content},
+		jetstream.MsgIDHeader: {schemas.MessageID(subject)},
+	}
+	setTrace(ctx, h)
+	return h
+}
+
+func setTrace(ctx context.Context, h nats.Header) {
+	if tp := Traceparent(ctx); tp != "" && traceparentOf(h) == "" {
+		h[schemas.HeaderTraceparent] = []string{tp}
+	}
+}
+
+// publish sends m until it is stored, refused, or ctx ends.
+func (b *Bus) publish(ctx context.Context, m *nats.Msg, opts ...PublishOption) (Ack, error) {
+	var o publishOptions
+	for _, opt := range opts {
+		opt(&o)
+	}
+	began := time.Now()
+	wait := retryMin
+	for {
+		ack, err := b.attempt(ctx, m)
+		if err == nil {
+			return ack, nil
+		}
+		switch {
+		case errors.Is(err, ErrStreamFull):
+			if !o.wait {
+				return Ack{}, publishError(m.Subject, err)
+			}
+		case b.wasDenied(m.Subject, began):
+			return Ack{}, Terminal(schemas.CodeInvalid, publishError(m.Subject, ErrPermission))
+		case judge(err) == verdictFatal:
+			return Ack{}, publishError(m.Subject, err)
+		}
+		if ctx.Err() != nil || b.nc.IsClosed() {
+			return Ack{}, publishError(m.Subject, errors.Join(err, ctx.Err()))
+		}
+		if b.waitLog.allow() {
+			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).Msg("publish not confirmed, trying again")
+		}
+		if pauseErr := pause(ctx, wait); pauseErr != nil {
+			return Ack{}, publishError(m.Subject, errors.Join(err, pauseErr))
+		}
+		wait = min(2*wait, retryMax)
+	}
+}
+
+// attempt is one try. A refusal because the subject is taken is no error.
+func (b *Bus) attempt(ctx context.Context, m *nats.Msg) (Ack, error) {
+	resp, err := b.request(ctx, m)
+	if err != nil {
+		return Ack{}, err
+	}
+	ack, err := readAck(resp)
+	if err != nil {
+		return b.refused(ctx, m, err)
+	}
+	return ack, nil
+}
+
+// pubAck is the server's answer to a publish.
+type pubAck struct {
+	Error     *jetstream.APIError `json:"error"`
+	Stream    string              `json:"stream"`
+	Seq       uint64              `json:"seq"`
+	Duplicate bool                `json:"duplicate"`
+}
+
+func readAck(resp *nats.Msg) (Ack, error) {
+	if len(resp.Data) == 0 && resp.Header.Get("Status") == "503" {
+		return Ack{}, jetstream.ErrNoStreamResponse
+	}
+	var a pubAck
+	if err := json.Unmarshal(resp.Data, &a); err != nil {
+		return Ack{}, fmt.Errorf("%w: %w", jetstream.ErrInvalidJSAck, err)
+	}
+	if a.Error != nil {
+		return Ack{}, a.Error
+	}
+	if a.Stream == "" {
+		return Ack{}, jetstream.ErrInvalidJSAck
+	}
+	return Ack{Stream: a.Stream, Seq: a.Seq, Duplicate: a.Duplicate}, nil
+}
+
+// refused finds out what a refusal means. The server has one code for a subject that
+// is taken and for a stream that is full, so the stream itself is asked: an event that
+// is there has been stored, whatever else is the matter.
+func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error) {
+	v := judge(cause)
+	if v == verdictFull {
+		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
+	}
+	if v != verdictRefused {
+		return Ack{}, cause
+	}
+	spec, ok := specOf(m.Subject)
+	if !ok || !(spec.Guarded || spec.WorkQueue) {
+		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
+	}
+	first, err := b.Last(ctx, spec.Name, storedSubject(spec, m.Subject))
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
+	case err != nil:
+		return Ack{}, err
+	}
+	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true}, nil
+}
+
+// digestOf is the sha-256 of data in lower-case hex.
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,429 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+const (
+	// ackTimeout is how long a publish waits for its ack before it is sent again.
+	ackTimeout = 5 * time.Second
+	// retriers is how many unconfirmed messages are sent again at once: after an outage
+	// a whole window waits.
+	retriers = 16
+)
+
+// Publisher publishes without waiting for each ack, within a window. It is for step
+// events: publishing must not hold up the denoising loop. Safe for concurrent use.
+//
+// Acks arrive in any order. What is not confirmed (an outage, a full stream) is tried
+// again with the same id, so a full stream fills the window, and then Publish blocks:
+// that is the backpressure.
+type Publisher struct {
+	b            *Bus
+	msgs, bytes  *semaphore.Weighted
+	maxBytes     int64
+	inbox        string // of acks, up to the token
+	sub          *nats.Subscription
+	ctx          context.Context // ends what is under way at Close
+	cancel       context.CancelFunc
+	retry        chan *Future
+	work         sync.WaitGroup
+	closed       atomic.Bool
+	next         atomic.Uint64
+	mu           sync.Mutex
+	waiting      map[uint64]*Future // by the token of the reply subject; nil after Close
+	pendingMsgs  atomic.Int64
+	pendingBytes atomic.Int64
+	stalled      atomic.Int64
+	retried      atomic.Uint64
+	duplicates   atomic.Uint64
+}
+
+// PublisherStats are counters of a Publisher.
+type PublisherStats struct {
+	// Pending and PendingBytes wait for their ack.
+	Pending      int64
+	PendingBytes int64
+	// Stalled is how long callers have waited for room in the window, all together.
+	Stalled time.Duration
+	// Retried messages were sent more than once; Duplicates were stored before.
+	Retried    uint64
+	Duplicates uint64
+}
+
+// NewPublisher makes a Publisher whose window holds that many messages and bytes (at
+// least one of each). It is to be closed before its bus.
+func (b *Bus) NewPublisher(window, bytes int) *Publisher {
+	window, bytes = max(1, window), max(1, bytes)
+	p := &Publisher{
+		b: b, msgs: semaphore.NewWeighted(int64(window)), bytes: semaphore.NewWeighted(int64(bytes)),
+		maxBytes: int64(bytes), inbox: b.nc.NewInbox() + ".", retry: make(chan *Future, window),
+		waiting: map[uint64]*Future{},
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	// A failure shows again at the first publish: every message then takes the
+	// confirmed path.
+	if sub, err := b.nc.Subscribe(p.inbox+"*", p.ack); err == nil {
+		_ = sub.SetPendingLimits(-1, -1) // the window bounds the acks
+		p.sub = sub
+	}
+	for range retriers {
+		p.work.Go(p.retrier)
+	}
+	p.work.Go(p.expire)
+	return p
+}
+
+// Future is the outcome of one publish.
+type Future struct {
+	msg    *nats.Msg
+	digest string
+	size   int64
+	sent   time.Time
+
+	done chan struct{}
+	ack  Ack
+	err  error
+}
+
+// Done is closed when the outcome is known.
+func (f *Future) Done() <-chan struct{} { return f.done }
+
+// Wait returns the outcome, or the error of ctx when that ends first. Ack.Digest is
+// the sha-256 of the payload, empty when something else was stored on the subject
+// before.
+func (f *Future) Wait(ctx context.Context) (Ack, error) {
+	select {
+	case <-f.done:
+		return f.ack, f.err
+	default:
+	}
+	select {
+	case <-f.done:
+		return f.ack, f.err
+	case <-ctx.Done():
+		return Ack{}, ctx.Err()
+	}
+}
+
+// Publish sends an event and returns as soon as there is room in the window. ctx
+// bounds the wait for room, not the delivery.
+func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed) (*Future, error) {
+	m, err := encode(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	f, err := p.admit(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	p.send(f)
+	return f, nil
+}
+
+// PublishStep is Publish for a step of any size: when it is too large for one
+// message, its tensors travel as parts (SplitParts), and the step is sent when all
+// parts are stored, so whoever sees a step can load it. e is not modified.
+func (p *Publisher) PublishStep(ctx context.Context, e *schemas.Step) (*Future, error) {
+	limit := p.b.MaxInline()
+	if inlineSize(e) > limit-stepOverhead {
+		return p.publishParts(ctx, e, limit)
+	}
+	return p.Publish(ctx, e)
+}
+
+func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int) (*Future, error) {
+	step := *e
+	parts := SplitParts(&step, limit)
+	m, err := encode(ctx, &step)
+	if err != nil {
+		return nil, err
+	}
+	if len(parts) == 0 {
+		return p.start(ctx, m)
+	}
+	futures := make([]*Future, len(parts))
+	for i, part := range parts {
+		subject := schemas.PartSubject(m.Subject, int64(i))
+		futures[i], err = p.start(ctx, &nats.Msg{Subject: subject, Data: part, Header: header(ctx, subject, partType, "application/octet-stream")})
+		if err != nil {
+			return nil, err
+		}
+	}
+	f, err := p.admit(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	p.work.Go(func() {
+		for i, part := range futures {
+			ack, err := part.Wait(p.ctx)
+			if err == nil && ack.Digest == "" {
+				err = fmt.Errorf("part %d: %q holds something else", i, part.msg.Subject)
+			}
+			if err != nil {
+				p.resolve(f, Ack{}, fmt.Errorf("part %d: %w", i, err))
+				return
+			}
+		}
+		p.send(f)
+	})
+	return f, nil
+}
+
+func (p *Publisher) start(ctx context.Context, m *nats.Msg) (*Future, error) {
+	f, err := p.admit(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	p.send(f)
+	return f, nil
+}
+
+// admit takes the message's place in the window.
+func (p *Publisher) admit(ctx context.Context, m *nats.Msg) (*Future, error) {
+	if p.closed.Load() {
+		return nil, publishError(m.Subject, ErrClosed)
+	}
+	if limit := p.b.nc.MaxPayload(); int64(m.Size()) > limit {
+		return nil, publishError(m.Subject, fmt.Errorf("%w: %d bytes with headers, the server takes %d", nats.ErrMaxPayload, m.Size(), limit))
+	}
+	f := &Future{
+		msg: m, digest: digestOf(m.Data), done: make(chan struct{}),
+		size: min(int64(len(m.Data)), p.maxBytes), // a message larger than the window has it alone
+	}
+	if !p.msgs.TryAcquire(1) {
+		began := time.Now()
+		if err := p.msgs.Acquire(ctx, 1); err != nil {
+			return nil, publishError(m.Subject, err)
+		}
+		p.stalled.Add(int64(time.Since(began)))
+	}
+	if !p.bytes.TryAcquire(f.size) {
+		began := time.Now()
+		if err := p.bytes.Acquire(ctx, f.size); err != nil {
+			p.msgs.Release(1)
+			return nil, publishError(m.Subject, err)
+		}
+		p.stalled.Add(int64(time.Since(began)))
+	}
+	p.pendingMsgs.Add(1)
+	p.pendingBytes.Add(f.size)
+	return f, nil
+}
+
+// send is the fast path: one message with a reply subject of its own.
+func (p *Publisher) send(f *Future) {
+	id := p.next.Add(1)
+	f.sent = time.Now()
+	p.mu.Lock()
+	open := p.waiting != nil
+	if open {
+		p.waiting[id] = f
+	}
+	p.mu.Unlock()
+	if !open {
+		p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+		return
+	}
+	err := ErrClosed
+	if p.sub != nil {
+		err = p.b.nc.PublishMsg(&nats.Msg{
+			Subject: f.msg.Subject, Reply: p.inbox + strconv.FormatUint(id, 36), Data: f.msg.Data, Header: f.msg.Header,
+		})
+	}
+	if err != nil && p.take(id) != nil {
+		p.again(f)
+	}
+}
+
+// take removes a waiting message; nil when someone else has.
+func (p *Publisher) take(id uint64) *Future {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f := p.waiting[id]
+	delete(p.waiting, id)
+	return f
+}
+
+// ack takes the server's answers, one after another.
+func (p *Publisher) ack(m *nats.Msg) {
+	id, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, p.inbox), 36, 64)
+	if err != nil {
+		return
+	}
+	f := p.take(id)
+	if f == nil {
+		return // a late answer to what was sent again
+	}
+	ack, ok := plainAck(m.Data)
+	if !ok {
+		if ack, err = readAck(m); err != nil || ack.Duplicate {
+			p.again(f) // the confirmed path finds out what it means
+			return
+		}
+	}
+	ack.Digest = f.digest
+	p.resolve(f, ack, nil)
+}
+
+// plainAck reads the usual answer, {"stream":"<name>","seq":<n>}, without the cost of
+// a JSON decoder.
+func plainAck(data []byte) (Ack, bool) {
+	s := string(data)
+	s, ok1 := strings.CutPrefix(s, `{"stream":"`)
+	stream, s, ok2 := strings.Cut(s, `"`)
+	s = strings.TrimLeft(s, ", ")
+	s, ok3 := strings.CutPrefix(s, `"seq":`)
+	s, ok4 := strings.CutSuffix(strings.TrimSpace(s), "}")
+	seq, err := strconv.ParseUint(strings.TrimSpace(s), 10, 64)
+	return Ack{Stream: stream, Seq: seq}, ok1 && ok2 && ok3 && ok4 && err == nil && stream != ""
+}
+
+// again hands a message to the confirmed path. There is room: the channel is as long
+// as the window.
+func (p *Publisher) again(f *Future) {
+	p.retried.Add(1)
+	p.mu.Lock()
+	open := p.waiting != nil
+	if open {
+		p.retry <- f
+	}
+	p.mu.Unlock()
+	if !open {
+		p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+	}
+}
+
+func (p *Publisher) retrier() {
+	for {
+		select {
+		case f := <-p.retry:
+			ack, err := p.confirm(f)
+			p.resolve(f, ack, err)
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+// confirm publishes one message until it is stored, and checks that what is stored is
+// this payload.
+func (p *Publisher) confirm(f *Future) (Ack, error) {
+	ack, err := p.b.publish(p.ctx, f.msg, WaitForSpace())
+	if err != nil {
+		return Ack{}, err
+	}
+	ack.Digest = f.digest
+	if !ack.Duplicate {
+		return ack, nil
+	}
+	p.duplicates.Add(1)
+	m, err := p.b.Get(p.ctx, ack.Stream, ack.Seq)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		ack.Seq, ack.Digest = 0, ""
+	case err != nil:
+		return Ack{}, err
+	case digestOf(m.Data) != f.digest:
+		ack.Digest = ""
+	}
+	return ack, nil
+}
+
+// expire sends again what the server has not answered: its answers go with the
+// connection.
+func (p *Publisher) expire() {
+	tick := time.NewTicker(ackTimeout / 4)
+	defer tick.Stop()
+	lost := p.b.nc.StatusChanged(nats.CONNECTED)
+	defer p.b.nc.RemoveStatusListener(lost)
+	for {
+		limit := time.Now().Add(-ackTimeout)
+		select {
+		case <-tick.C:
+		case <-lost:
+			limit = time.Now() // a new connection: every answer of the old one is lost
+		case <-p.ctx.Done():
+			return
+		}
+		var late []*Future
+		p.mu.Lock()
+		for id, f := range p.waiting {
+			if f.sent.Before(limit) {
+				delete(p.waiting, id)
+				late = append(late, f)
+			}
+		}
+		p.mu.Unlock()
+		for _, f := range late {
+			p.again(f)
+		}
+	}
+}
+
+func (p *Publisher) resolve(f *Future, ack Ack, err error) {
+	f.ack, f.err = ack, err
+	p.pendingMsgs.Add(-1)
+	p.pendingBytes.Add(-f.size)
+	p.bytes.Release(f.size)
+	p.msgs.Release(1)
+	close(f.done)
+}
+
+// Flush waits until everything published so far is resolved.
+func (p *Publisher) Flush(ctx context.Context) error {
+	for p.pendingMsgs.Load() > 0 {
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stats returns the counters.
+func (p *Publisher) Stats() PublisherStats {
+	return PublisherStats{
+		Pending: p.pendingMsgs.Load(), PendingBytes: p.pendingBytes.Load(), Stalled: time.Duration(p.stalled.Load()),
+		Retried: p.retried.Load(), Duplicates: p.duplicates.Load(),
+	}
+}
+
+// Close ends the publisher. Futures that are not resolved get ErrClosed; whether those
+// messages were stored is not known. Flush first, or wait for the futures.
+func (p *Publisher) Close() {
+	if p.closed.Swap(true) {
+		return
+	}
+	p.cancel()
+	if p.sub != nil {
+		_ = p.sub.Unsubscribe() // fails only on a closed connection
+	}
+	p.work.Wait()
+	p.mu.Lock()
+	rest := p.waiting
+	p.waiting = nil
+	p.mu.Unlock()
+	for _, f := range rest {
+		p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+	}
+	for {
+		select {
+		case f := <-p.retry:
+			p.resolve(f, Ack{}, publishError(f.msg.Subject, ErrClosed))
+		default:
+			return
+		}
+	}
+}

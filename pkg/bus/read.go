@@ -1,0 +1,132 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// ReadOptions say where a Read starts and whether it ends.
+type ReadOptions struct {
+	// FromSeq or FromTime is where to start; neither: at the beginning. FromSeq wins.
+	FromSeq  uint64
+	FromTime time.Time
+	// Live goes on with what is stored later, until the context ends or the loop does.
+	// Otherwise the read ends at the last sequence of the stream as of the call.
+	Live bool
+	// HeadersOnly leaves the payloads out.
+	HeadersOnly bool
+
+	lastPerSubject bool
+}
+
+const (
+	// readAhead bounds the bytes that a read has asked for: beyond 64 MiB the server
+	// takes the client for a slow one and cuts it off.
+	readAhead = 32 << 20
+	// readIdle is the silence after which a read that should end looks whether it has.
+	readIdle = time.Second
+)
+
+// Read yields the stored messages that match the filters (none: all) in stream order,
+// each once, and lost connections are made good. It ends with an error when the stream
+// cannot be read, and silently when ctx ends. Nothing is acked, and no state is left
+// on the server. For rewards, see RewardFilter.
+func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadOptions) iter.Seq2[*Message, error] {
+	return func(yield func(*Message, error) bool) {
+		if err := b.read(ctx, stream, filters, o, yield); err != nil && ctx.Err() == nil {
+			yield(nil, fmt.Errorf("read %s: %w", stream, err))
+		}
+	}
+}
+
+func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool) error {
+	s, err := b.js.Stream(ctx, stream)
+	if err != nil {
+		return err
+	}
+	last := s.CachedInfo().State.LastSeq
+	if !o.Live && (s.CachedInfo().State.Msgs == 0 || o.FromSeq > last) {
+		return nil
+	}
+	c, err := s.OrderedConsumer(ctx, o.native(filters))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+		defer stop()
+		// What stays behind on a failure goes by itself after a while.
+		_ = s.DeleteConsumer(ctx, c.CachedInfo().Name)
+	}()
+	if !o.Live && c.CachedInfo().NumPending == 0 {
+		return nil
+	}
+	ahead := max(1, min(256, readAhead/max(1, int(b.nc.MaxPayload()))))
+	it, err := c.Messages(jetstream.PullMaxMessages(ahead))
+	if err != nil {
+		return err
+	}
+	defer it.Stop()
+	for {
+		m, err := b.nextOf(ctx, it, c, o.Live)
+		if err != nil || m == nil {
+			return err
+		}
+		if !o.Live && m.Seq > last {
+			return nil
+		}
+		if !yield(m, nil) || !o.Live && (m.Seq == last || m.pending == 0) {
+			return nil
+		}
+	}
+}
+
+// nextOf waits for the next message. Nil means that there is none any more: what was
+// pending at the start has been deleted meanwhile.
+func (b *Bus) nextOf(ctx context.Context, it jetstream.MessagesContext, c jetstream.Consumer, live bool) (*Message, error) {
+	for {
+		wait, stop := ctx, context.CancelFunc(func() {})
+		if !live {
+			wait, stop = context.WithTimeout(ctx, readIdle)
+		}
+		raw, err := it.Next(jetstream.NextContext(wait))
+		stop()
+		switch {
+		case err == nil:
+			m, err := delivered(b.nc, &nats.Msg{Subject: raw.Subject(), Reply: raw.Reply(), Data: raw.Data(), Header: raw.Headers()})
+			if err != nil {
+				return nil, err
+			}
+			m.reply, m.Delivered = "", 0
+			return m, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case errors.Is(err, jetstream.ErrNoHeartbeat):
+			continue // the library makes the consumer again
+		case !errors.Is(err, context.DeadlineExceeded):
+			return nil, err
+		}
+		if info, err := c.Info(ctx); err == nil && info.NumPending == 0 {
+			return nil, nil
+		}
+	}
+}
+
+func (o ReadOptions) native(filters []string) jetstream.OrderedConsumerConfig {
+	c := jetstream.OrderedConsumerConfig{FilterSubjects: filters, HeadersOnly: o.HeadersOnly, DeliverPolicy: jetstream.DeliverAllPolicy}
+	switch {
+	case o.lastPerSubject:
+		c.DeliverPolicy = jetstream.DeliverLastPerSubjectPolicy
+	case o.FromSeq > 0:
+		c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverByStartSequencePolicy, o.FromSeq
+	case !o.FromTime.IsZero():
+		c.DeliverPolicy, c.OptStartTime = jetstream.DeliverByStartTimePolicy, &o.FromTime
+	}
+	return c
+}

@@ -1,0 +1,202 @@
+package bus
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+const (
+	// minStreamBytes is the least a stream is scaled down to.
+	minStreamBytes = 1 << 20
+	// Limits of the buckets.
+	kvBytes   = 64 << 20
+	kvHistory = 5
+	blobBytes = 8 << 30
+	// readyTimeout bounds Ready.
+	readyTimeout = 2 * time.Minute
+)
+
+// Setup makes the contract's streams and buckets, or brings them up to date: it is the
+// admin role's. Doing it again changes nothing. Limits (bytes, count, age, replicas) of
+// what exists are the operator's and stay; what the contract relies on (subjects,
+// retention, guard, direct gets) is put right where the server can, and is
+// ErrIncompatible where it cannot. New streams get their limits from the registry, all
+// scaled down by the same factor when the server's storage is smaller than their sum.
+func (b *Bus) Setup(ctx context.Context) error {
+	var missing []jetstream.StreamConfig
+	for _, spec := range specs() {
+		s, err := b.js.Stream(ctx, spec.Name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			missing = append(missing, streamConfig(spec))
+			continue
+		}
+		if err == nil {
+			err = b.update(ctx, s.CachedInfo().Config, streamConfig(spec))
+		}
+		if err != nil {
+			return fmt.Errorf("set up stream %s: %w", spec.Name, err)
+		}
+	}
+	for scale := int64(1); ; scale *= 2 {
+		err := b.create(ctx, missing, scale)
+		if err == nil {
+			break
+		}
+		if judge(err) != verdictFull || scale > 1<<16 {
+			return err
+		}
+		if scale == 1 {
+			b.log.Info().Msg("the server's storage is smaller than the streams' limits; scaling them down")
+		}
+	}
+	return nil
+}
+
+// create makes streams and buckets that are missing, with limits divided by scale.
+func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scale int64) error {
+	for _, c := range missing {
+		if c.MaxBytes > 0 {
+			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale)
+		}
+		if _, err := b.js.CreateOrUpdateStream(ctx, c); err != nil {
+			return fmt.Errorf("set up stream %s: %w", c.Name, err)
+		}
+	}
+	for _, name := range []string{schemas.RunBucket, schemas.PolicyBucket} {
+		if _, err := b.js.KeyValue(ctx, name); err == nil {
+			continue
+		}
+		_, err := b.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket: name, History: kvHistory, MaxBytes: max(minStreamBytes, kvBytes/scale), Storage: jetstream.FileStorage,
+		})
+		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
+			return fmt.Errorf("set up bucket %s: %w", name, err)
+		}
+	}
+	if _, err := b.js.ObjectStore(ctx, schemas.BlobBucket); err == nil {
+		return nil
+	}
+	_, err := b.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
+		Bucket: schemas.BlobBucket, Description: "pictures, embeddings and checkpoints by their sha-256",
+		MaxBytes: max(minStreamBytes, blobBytes/scale), Storage: jetstream.FileStorage,
+	})
+	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
+		return fmt.Errorf("set up bucket %s: %w", schemas.BlobBucket, err)
+	}
+	return nil
+}
+
+// streamConfig is the stream of a spec.
+func streamConfig(s schemas.StreamSpec) jetstream.StreamConfig {
+	c := jetstream.StreamConfig{
+		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage, Replicas: 1,
+		MaxMsgs: cmp.Or(s.MaxMsgs, -1), MaxBytes: cmp.Or(s.MaxBytes, -1), MaxAge: s.MaxAge,
+		Duplicates: schemas.DedupWindow, AllowDirect: true,
+	}
+	if s.WorkQueue {
+		c.Retention = jetstream.WorkQueuePolicy
+	}
+	if s.DiscardNew || s.Guarded {
+		c.Discard = jetstream.DiscardNew
+	}
+	if s.Guarded || s.WorkQueue {
+		c.MaxMsgsPerSubject, c.DiscardNewPerSubject = 1, true
+	}
+	if s.TransformSource != "" {
+		c.SubjectTransform = &jetstream.SubjectTransformConfig{Source: s.TransformSource, Destination: s.TransformDest}
+	}
+	return c
+}
+
+// update changes a stream that exists as far as the contract needs.
+func (b *Bus) update(ctx context.Context, have, want jetstream.StreamConfig) error {
+	var faults []string
+	differ := func(setting string, have, want any) {
+		if have != want {
+			faults = append(faults, fmt.Sprintf("%s is %v, must be %v", setting, have, want))
+		}
+	}
+	differ("retention", have.Retention, want.Retention)
+	differ("storage", have.Storage, want.Storage)
+	differ("discard", have.Discard, want.Discard)
+	differ("max_msgs_per_subject", max(0, have.MaxMsgsPerSubject), want.MaxMsgsPerSubject)
+	differ("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
+	differ("subject_transform", transform(have), transform(want))
+	if len(faults) > 0 {
+		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible, strings.Join(faults, "; "))
+	}
+	next, changed := have, false
+	for _, subject := range want.Subjects {
+		if !slices.Contains(next.Subjects, subject) {
+			next.Subjects, changed = append(slices.Clone(next.Subjects), subject), true
+		}
+	}
+	if !have.AllowDirect {
+		next.AllowDirect, changed = true, true
+	}
+	if have.Duplicates != want.Duplicates {
+		next.Duplicates, changed = want.Duplicates, true
+	}
+	if !changed {
+		return nil
+	}
+	_, err := b.js.UpdateStream(ctx, next)
+	return err
+}
+
+func transform(c jetstream.StreamConfig) string {
+	if c.SubjectTransform == nil {
+		return "none"
+	}
+	return c.SubjectTransform.Source + " -> " + c.SubjectTransform.Destination
+}
+
+// Ready waits until someone has run Setup: every stream and bucket is there. It gives
+// up after two minutes, or when ctx ends, naming what is missing.
+func (b *Bus) Ready(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, readyTimeout)
+	defer stop()
+	var told limiter
+	for {
+		missing, err := b.missing(ctx)
+		if err == nil && missing == "" {
+			return nil
+		}
+		if told.allow() {
+			b.log.Info().Str("missing", missing).AnErr("err", err).Msg("waiting for the streams to be set up")
+		}
+		if waitErr := pause(ctx, rebindPause); waitErr != nil {
+			if missing != "" {
+				return fmt.Errorf("wait for set-up: %s is missing: %w", missing, waitErr)
+			}
+			return fmt.Errorf("wait for set-up: %w", errors.Join(err, waitErr))
+		}
+	}
+}
+
+// missing names the first stream or bucket that is not there.
+func (b *Bus) missing(ctx context.Context) (string, error) {
+	names := []string{"KV_" + schemas.RunBucket, "KV_" + schemas.PolicyBucket, "OBJ_" + schemas.BlobBucket}
+	for _, spec := range specs() {
+		names = append(names, spec.Name)
+	}
+	for _, name := range names {
+		_, err := b.js.Stream(ctx, name)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			return name, nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}

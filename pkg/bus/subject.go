@@ -1,0 +1,86 @@
+package bus
+
+import (
+	"crypto/rand"
+	"hash/fnv"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+var specs = sync.OnceValue(schemas.Streams)
+
+// specOf is the stream that stores a subject.
+func specOf(subject string) (schemas.StreamSpec, bool) {
+	for _, s := range specs() {
+		for _, pattern := range s.Subjects {
+			if matches(pattern, subject) {
+				return s, true
+			}
+		}
+	}
+	return schemas.StreamSpec{}, false
+}
+
+// specNamed is the stream of that name.
+func specNamed(name string) (schemas.StreamSpec, bool) {
+	for _, s := range specs() {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return schemas.StreamSpec{}, false
+}
+
+// matches says whether a subject fits a pattern with * and >.
+func matches(pattern, subject string) bool {
+	for {
+		p, patternRest, morePattern := strings.Cut(pattern, ".")
+		s, subjectRest, moreSubject := strings.Cut(subject, ".")
+		switch {
+		case p == ">":
+			return s != ""
+		case p != "*" && p != s, s == "":
+			return false
+		case !morePattern || !moreSubject:
+			return morePattern == moreSubject
+		}
+		pattern, subject = patternRest, subjectRest
+	}
+}
+
+// storedSubject is the subject a stream keeps an event under.
+func storedSubject(spec schemas.StreamSpec, subject string) string {
+	if spec.TransformDest == "" {
+		return subject
+	}
+	// The one transform there is: mdr.v1.reward.<partition>.<run>.<batch>.<uid>.<sample>.
+	rest := strings.TrimPrefix(subject, schemas.Prefix+"reward.")
+	tokens := strings.Split(rest, ".")
+	if len(tokens) != 4 {
+		return subject
+	}
+	return schemas.Prefix + "reward." + strconv.Itoa(Partition(tokens[1])) + "." + rest
+}
+
+// Partition is the partition of MDR_REWARDS that holds a batch: the server's own hash
+// (FNV-1a, 32 bits) modulo schemas.RewardPartitions.
+func Partition(batch string) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(batch)) // never fails
+	return int(h.Sum32() % schemas.RewardPartitions)
+}
+
+// RewardFilter matches the stored rewards of a run, a batch and a uid, each of which
+// may be "*". Stored rewards have a partition token that schemas.RewardSubject lacks.
+func RewardFilter(run, batch, uid string) string {
+	partition := "*"
+	if batch != "*" {
+		partition = strconv.Itoa(Partition(batch))
+	}
+	return schemas.Prefix + "reward." + partition + "." + run + "." + batch + "." + uid + ".*"
+}
+
+func randomToken() string { return strings.ToLower(rand.Text()[:16]) }

@@ -1,0 +1,105 @@
+package bus
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Subscription is a durable consumer whose messages are settled by the caller, at any
+// later time. The server is told that they are in hand until then, so a caller may
+// hold many for long: as many as MaxAckPending.
+//
+// With a PriorityGroup one client is active and the others stand by. A client that
+// loses the pin hands back what it holds, and Next calls OnRelease.
+type Subscription struct {
+	bus     *Bus
+	config  ConsumerConfig
+	puller  *puller
+	keeper  *keeper
+	helpers sync.WaitGroup
+	stop    context.CancelFunc
+	closed  chan nats.Status
+	once    func() error
+}
+
+// Subscription makes or binds the durable. It is to be closed before the bus.
+func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if err := b.bindPatiently(ctx, c); err != nil {
+		return nil, err
+	}
+	p, err := b.newPuller(c, func(ctx context.Context) error { return b.bindPatiently(ctx, c) })
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Durable, c.Stream, err)
+	}
+	live, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s := &Subscription{bus: b, config: c, puller: p, keeper: newKeeper(), stop: stop, closed: b.nc.StatusChanged(nats.CLOSED)}
+	s.once = sync.OnceValue(s.close)
+	s.helpers.Go(func() { s.keeper.run(live, c.AckWait) })
+	s.helpers.Go(func() { p.watch(live) })
+	p.setRoom(c.Slots)
+	return s, nil
+}
+
+// Next returns the next message, or the error of ctx when that ends first, or
+// ErrClosed. Only one goroutine may call it.
+func (s *Subscription) Next(ctx context.Context) (*Message, error) {
+	for {
+		if s.puller.lostPin() {
+			s.handBack()
+			if s.config.OnRelease != nil {
+				s.config.OnRelease()
+			}
+		}
+		if m := s.puller.pop(); m != nil {
+			s.puller.setRoom(s.config.Slots)
+			if s.keeper.hold(m) {
+				return m, nil
+			}
+			continue
+		}
+		select {
+		case <-s.puller.ready:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.closed:
+			return nil, fmt.Errorf("subscription %q of %s: %w", s.config.Durable, s.config.Stream, ErrClosed)
+		}
+	}
+}
+
+// Held is the number of messages that were returned and not settled.
+func (s *Subscription) Held() int {
+	s.keeper.mu.Lock()
+	defer s.keeper.mu.Unlock()
+	return len(s.keeper.held)
+}
+
+func (s *Subscription) handBack() {
+	for _, m := range s.keeper.all() {
+		_ = m.NakWithDelay(handBackDelay) // lost, it comes again after AckWait
+	}
+}
+
+// Close ends the subscription and hands back what is not settled, so that another
+// client gets it at once. Later calls do nothing.
+func (s *Subscription) Close() error { return s.once() }
+
+func (s *Subscription) close() error {
+	s.puller.stop()
+	s.stop()
+	s.helpers.Wait()
+	s.bus.nc.RemoveStatusListener(s.closed)
+	s.handBack()
+	if s.bus.nc.IsClosed() || !s.bus.nc.IsConnected() {
+		return nil
+	}
+	return s.bus.nc.FlushTimeout(time.Second)
+}

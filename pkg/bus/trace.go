@@ -1,0 +1,41 @@
+package bus
+
+import (
+	"context"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+type traceKey struct{}
+
+// WithTraceparent returns a context whose publishes carry the W3C trace context.
+// Handlers get the one of their message already.
+func WithTraceparent(ctx context.Context, traceparent string) context.Context {
+	if traceparent == "" {
+		return ctx
+	}
+	return context.WithValue(ctx, traceKey{}, traceparent)
+}
+
+// Traceparent returns the trace context of ctx; empty: none.
+func Traceparent(ctx context.Context) string {
+	s, _ := ctx.Value(traceKey{}).(string)
+	return s
+}
+
+// traceparentOf reads the header in any spelling: clients in other languages write
+// it in lower case, as the recommendation has it, and Go's canonical form differs.
+func traceparentOf(h nats.Header) string {
+	if v := h[schemas.HeaderTraceparent]; len(v) > 0 {
+		return v[0]
+	}
+	for name, v := range h {
+		if len(v) > 0 && strings.EqualFold(name, schemas.HeaderTraceparent) {
+			return v[0]
+		}
+	}
+	return ""
+}
