@@ -88,7 +88,7 @@ logs: ## follow the containers' logs
 	docker compose logs --follow
 
 demo: build ## build, then 4 prompts x 4 samples: a table and a contact sheet
-	bin/meander run --group-size 4 --out meander-out/demo --prompts deploy/demo/prompts.txt
+	bin/meander run --group-size 4 --prompts deploy/demo/prompts.txt --out meander-out/demo
 
 ci: ## everything CI runs
 	.ci/all

@@ -251,3 +251,21 @@ func loadFlags(k *koanf.Koanf, fields []*field, fs *pflag.FlagSet) error {
 	}), nil)
 	return errors.Join(append(errs, err)...)
 }
+
+// fill sets the setting path, a text, in every struct of cfg that has it.
+func fill[T any](cfg *T, path, text string) error {
+	fields, err := fieldsOf(reflect.TypeFor[T](), "")
+	if err != nil {
+		return err
+	}
+	for _, f := range fields {
+		if f.path == path {
+			value, err := f.parse(text)
+			if err != nil {
+				return err
+			}
+			f.set(reflect.ValueOf(cfg).Elem(), value)
+		}
+	}
+	return nil
+}

@@ -21,12 +21,13 @@ func TestHealth(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	var broken error
 	h.Check("nats", func() error { return broken })
 
 	get := func(path string) (int, map[string]any) {
 		t.Helper()
-		resp, err := http.Get("http://" + addr + path)
+		resp, err := client.Get("http://" + addr + path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +71,7 @@ func TestHealth(t *testing.T) {
 		t.Errorf("taken port: got %v, want a hint at --health-addr", err)
 	}
 	stop()
-	if _, err := http.Get("http://" + addr + "/healthz"); err == nil {
+	if _, err := client.Get("http://" + addr + "/healthz"); err == nil {
 		t.Error("still served after stop")
 	}
 }

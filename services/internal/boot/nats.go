@@ -7,12 +7,14 @@ import (
 	"net/url"
 	"os"
 	"strings"
+
+	"github.com/meander-rl/meander/pkg/bus"
 )
 
 // NATS is how a program reaches the NATS server. The variables are shared by all
 // programs: use it as a field with the tags koanf:"nats" env:"MEANDER_NATS_".
 type NATS struct {
-	URL       string `koanf:"url" help:"NATS server, or several separated by spaces"`
+	URL       string `koanf:"url" help:"NATS server, or several separated by commas"`
 	Token     string `koanf:"token" secret:"true" help:"authentication token; the environment keeps it out of the process list"`
 	CredsFile string `koanf:"creds" help:"user credentials file (JWT and key)"`
 	TLSCA     string `koanf:"tls_ca" help:"PEM file of the authority that signed the server's certificate"`
@@ -62,4 +64,14 @@ func NewInstance() string {
 	}
 	host = strings.Trim(notInTags.ReplaceAllString(host, "-"), "-")
 	return fmt.Sprintf("%s-%d-%s", host[:min(len(host), 40)], os.Getpid(), strings.ToLower(rand.Text()[:8]))
+}
+
+// Bus is the settings as package bus takes them. A server that is not there yet is
+// waited for, as long as the program runs: the order in which programs start does
+// not matter.
+func (n NATS) Bus(name string) bus.Config {
+	return bus.Config{
+		URL: strings.Join(n.Servers(), ","), Token: n.Token, CredsFile: n.CredsFile,
+		CAFile: n.TLSCA, CertFile: n.TLSCert, KeyFile: n.TLSKey, Name: name, ConnectTimeout: -1,
+	}
 }

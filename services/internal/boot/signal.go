@@ -2,7 +2,6 @@ package boot
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -11,15 +10,12 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// ErrSignal is the cause (context.Cause) of a context that Signals ended.
-var ErrSignal = fmt.Errorf("stopped by a signal: %w", context.Canceled)
-
 // Signals returns a context that ends at the first SIGINT or SIGTERM, so that the
 // program drains: it finishes or hands back the work in hand. A second signal ends
 // the process at once with ExitFailure. Call stop when the work is done; it gives
 // the signals back and waits for the goroutine that watched them.
 func Signals(parent context.Context, log zerolog.Logger) (ctx context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(parent)
+	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
@@ -35,7 +31,7 @@ func Signals(parent context.Context, log zerolog.Logger) (ctx context.Context, s
 					os.Exit(ExitFailure)
 				}
 				log.Info().Stringer("signal", s).Msg("draining: a second signal exits at once")
-				cancel(ErrSignal)
+				cancel()
 			}
 		}
 	})
@@ -45,7 +41,7 @@ func Signals(parent context.Context, log zerolog.Logger) (ctx context.Context, s
 			signal.Stop(signals)
 			close(done)
 			watching.Wait()
-			cancel(context.Canceled)
+			cancel()
 		})
 	}
 }

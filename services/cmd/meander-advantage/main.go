@@ -1,0 +1,22 @@
+// Command meander-advantage closes groups of rewards and computes their advantages. See --help.
+package main
+
+import (
+	"github.com/meander-rl/meander/services/advantage"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+func main() {
+	boot.Main(boot.Service[advantage.Config]{
+		Name:       "advantage",
+		Summary:    "closes groups of rewards and computes their advantages",
+		Default:    advantage.DefaultConfig(),
+		HealthAddr: "127.0.0.1:8084",
+		Examples: []string{
+			"meander-advantage",
+			"meander-advantage --drain-timeout 1m --log-format json",
+			"meander-advantage --print-config > advantage.yaml",
+		},
+		Run: advantage.Run,
+	})
+}

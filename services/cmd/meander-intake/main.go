@@ -1,0 +1,24 @@
+// Command meander-intake turns prompts into one request per sample. See --help.
+package main
+
+import (
+	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+func main() {
+	boot.Main(boot.Service[intake.Config]{
+		Name:       "intake",
+		Summary:    "turns prompts into one request per sample",
+		Default:    intake.DefaultConfig(),
+		HealthAddr: "127.0.0.1:8081",
+		Setup:      true, // the one program every pipeline has once
+		Examples: []string{
+			"meander-intake --nats-url nats://127.0.0.1:4222",
+			"meander-intake --reward jpeg_incompressibility --log-level debug",
+			"MEANDER_NATS_TOKEN=... meander-intake --config intake.yaml",
+			"meander-intake --print-config > intake.yaml",
+		},
+		Run: intake.Run,
+	})
+}

@@ -1,0 +1,22 @@
+// Command meander-reward scores the pictures of trajectories. See --help.
+package main
+
+import (
+	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/reward"
+)
+
+func main() {
+	boot.Main(boot.Service[reward.Config]{
+		Name:       "reward",
+		Summary:    "scores the pictures of trajectories",
+		Default:    reward.DefaultConfig(),
+		HealthAddr: "127.0.0.1:8083",
+		Examples: []string{
+			"meander-reward",
+			"meander-reward --nats-url nats://nats.example:4222 --nats-creds reward.creds",
+			"meander-reward --print-config > reward.yaml",
+		},
+		Run: reward.Run,
+	})
+}

@@ -1,0 +1,23 @@
+// Command meander-sampler denoises requests into steps and trajectories. See --help.
+package main
+
+import (
+	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+func main() {
+	boot.Main(boot.Service[sampler.Config]{
+		Name:       "sampler",
+		Summary:    "denoises requests into steps and trajectories",
+		Default:    sampler.DefaultConfig(),
+		HealthAddr: "127.0.0.1:8082",
+		Examples: []string{
+			"meander-sampler --model synthetic --batch 16",
+			"meander-sampler --model models/signs --workers 2",
+			"meander-sampler --health-addr 127.0.0.1:8182   # a second one on this machine",
+			"meander-sampler --print-config > sampler.yaml",
+		},
+		Run: sampler.Run,
+	})
+}

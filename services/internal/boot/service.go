@@ -1,0 +1,242 @@
+package boot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/micro"
+	"github.com/rs/zerolog"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/bus"
+)
+
+// Service is one program that serves one stage of the pipeline until it is stopped.
+type Service[T any] struct {
+	// Name is the stage: "intake" is the program meander-intake, with variables MEANDER_INTAKE_*.
+	Name string
+	// Summary is what the program does, in a sentence without a period.
+	Summary string
+	// Examples for --help, one command per line.
+	Examples []string
+	// Default settings of the service. Keys it shares with the common ones (instance,
+	// drain_timeout) are one setting, and its defaults decide.
+	Default T
+	// HealthAddr is where health is served by default.
+	HealthAddr string
+	// Setup says whether the program creates the streams by default.
+	Setup bool
+	// Run serves until ctx ends and the work in hand is finished or handed back.
+	Run func(ctx context.Context, cfg T, b *bus.Bus, log zerolog.Logger) error
+}
+
+// common is the settings every service program has.
+type common struct {
+	Instance     string        `koanf:"instance" help:"name of this process in logs, events and service discovery; default host, process id and a random end"`
+	HealthAddr   string        `koanf:"health_addr" help:"host:port of /healthz and /readyz; empty for none"`
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
+	Setup        bool          `koanf:"setup" help:"create or update the streams at start; one program of a pipeline has to"`
+	NATS         NATS          `koanf:"nats" env:"MEANDER_NATS_"`
+	Log          Log           `koanf:"log" env:"MEANDER_LOG_"`
+}
+
+// settings puts the service's own settings beside the common ones.
+type settings[T any] struct {
+	Service T      `koanf:",squash"` // first: its defaults and help count
+	Common  common `koanf:",squash"`
+}
+
+// Validate joins the faults of all parts.
+func (s settings[T]) Validate() error {
+	var errs []error
+	if c, ok := any(s.Service).(interface{ Validate() error }); ok {
+		errs = append(errs, c.Validate())
+	}
+	if s.Common.DrainTimeout <= 0 {
+		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", s.Common.DrainTimeout))
+	}
+	return errors.Join(append(errs, s.Common.NATS.Validate(), s.Common.Log.Validate())...)
+}
+
+// grace is how long after the drain timeout a program that still runs is ended.
+const grace = 5 * time.Second
+
+// Main is the whole main function of a service program.
+func Main[T any](s Service[T]) {
+	os.Exit(s.Execute(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+// Execute runs one command line and returns the exit status.
+func (s Service[T]) Execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
+	err := s.execute(ctx, args, environ, stdout, stderr)
+	code := ExitCode(err)
+	if err != nil {
+		fmt.Fprintf(stderr, "meander-%s: %v\n", s.Name, err)
+	}
+	if code == ExitUsage {
+		fmt.Fprintf(stderr, "See 'meander-%s --help'\n", s.Name)
+	}
+	return code
+}
+
+func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout, stderr io.Writer) error {
+	def := settings[T]{Service: s.Default, Common: common{
+		HealthAddr: s.HealthAddr, DrainTimeout: 20 * time.Second, Setup: s.Setup, NATS: DefaultNATS(), Log: DefaultLog(),
+	}}
+	fs := pflag.NewFlagSet("meander-"+s.Name, pflag.ContinueOnError)
+	fs.SortFlags = false
+	fs.SetOutput(io.Discard)
+	help := fs.BoolP("help", "h", false, "print this help and exit")
+	version := fs.Bool("version", false, "print the version and exit")
+	healthcheck := fs.Bool("healthcheck", false, "ask the running program at --health-addr whether it is ready, and exit 0 or 1")
+	if err := AddFlags(fs, s.Name, def); err != nil {
+		return err
+	}
+	if err := fs.Parse(args); err != nil {
+		return Usage(err)
+	}
+	switch {
+	case *help:
+		_, err := io.WriteString(stdout, s.help(fs))
+		return err
+	case *version:
+		_, err := fmt.Fprintf(stdout, "meander-%s %s\n", s.Name, Version())
+		return err
+	case fs.NArg() > 0:
+		return Usage(fmt.Errorf("%q is not a flag, and meander-%s takes no arguments", fs.Arg(0), s.Name))
+	}
+	cfg, err := Load(s.Name, def, fs, environ)
+	switch {
+	case err != nil:
+		return err
+	case PrintWanted(fs):
+		return Print(stdout, cfg)
+	case *healthcheck:
+		return askHealth(ctx, cfg.Common.HealthAddr)
+	}
+	if cfg.Common.Instance == "" {
+		if err := fill(&cfg, "instance", NewInstance()); err != nil {
+			return err
+		}
+	}
+	return s.serve(ctx, cfg, stderr)
+}
+
+// serve connects, serves and drains.
+func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer) error {
+	c := cfg.Common
+	log := c.Log.Logger(stderr, s.Name, c.Instance)
+	ctx, stop := Signals(ctx, log)
+	defer stop()
+	health := NewHealth(s.Name, c.Instance)
+	_, stopHealth, err := health.Serve(c.HealthAddr, log)
+	if err != nil {
+		return err
+	}
+	defer stopHealth()
+	b, err := bus.Connect(ctx, c.NATS.Bus("meander-"+s.Name+" "+c.Instance), log)
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	err = s.consume(ctx, cfg, b, health, log)
+	if closing := b.Close(); closing != nil {
+		err = errors.Join(err, fmt.Errorf("close the connection: %w", closing))
+	}
+	return stopped(ctx, err)
+}
+
+// consume runs the service between two states of readiness.
+func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger) error {
+	prepare := b.Ready
+	if cfg.Common.Setup {
+		prepare = b.Setup
+	}
+	if err := prepare(ctx); err != nil {
+		return err
+	}
+	discovery, err := micro.AddService(b.Conn(), micro.Config{
+		Name: "meander-" + s.Name, Version: semver(Version()), Description: s.Summary,
+		Metadata: map[string]string{"instance": cfg.Common.Instance, "version": Version()},
+	})
+	if err != nil {
+		return fmt.Errorf("service discovery: %w", err)
+	}
+	health.Check("nats", func() error {
+		if !b.Conn().IsConnected() {
+			return errors.New(strings.ToLower(b.Conn().Status().String()))
+		}
+		return nil
+	})
+	health.SetReady(true)
+	log.Info().Str("server", b.Conn().ConnectedUrlRedacted()).Msg("serving")
+
+	draining := context.AfterFunc(ctx, func() { health.SetReady(false) })
+	defer draining()
+	err = s.runBounded(ctx, cfg, b, log)
+	health.SetReady(false)
+	if stopping := discovery.Stop(); stopping != nil {
+		err = errors.Join(err, fmt.Errorf("leave service discovery: %w", stopping))
+	}
+	log.Info().Err(err).Msg("stopped")
+	return err
+}
+
+// runBounded runs the service and, once ctx has ended, waits for it no longer than the
+// drain timeout and some grace: what it still holds is redelivered to another.
+func (s Service[T]) runBounded(ctx context.Context, cfg settings[T], b *bus.Bus, log zerolog.Logger) error {
+	work, end := context.WithCancel(ctx)
+	defer end()
+	g, work := errgroup.WithContext(work)
+	g.Go(func() error {
+		defer end() // the service decides when the program is done
+		return s.Run(work, cfg.Service, b, log)
+	})
+	if cfg.Common.Setup {
+		// Whoever sets the streams up also watches what the server gave up on.
+		g.Go(func() error { return b.WatchAdvisories(work) })
+	}
+	done := make(chan error, 1)
+	go func() { done <- g.Wait() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	late := time.NewTimer(cfg.Common.DrainTimeout + grace)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+		return fmt.Errorf("not drained within %v; what was in hand will be redelivered", cfg.Common.DrainTimeout+grace)
+	}
+}
+
+// stopped takes the end of ctx for what it is: what was asked for, no failure.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+func (s Service[T]) help(fs *pflag.FlagSet) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "meander-%s %s\n\nUsage:\n  meander-%s [flags]\n\nExamples:\n", s.Name, s.Summary, s.Name)
+	for _, e := range s.Examples {
+		fmt.Fprintf(&b, "  %s\n", e)
+	}
+	fmt.Fprintf(&b, "\nFlags:\n%s", fs.FlagUsagesWrapped(100))
+	b.WriteString(`
+Settings come from, in rising order of precedence: defaults, the file of --config, the
+environment, flags. Durations and sizes carry units (30s, 64MiB).
+Exit status: 0 stopped as asked, 1 failed, 2 called wrongly.
+`)
+	return b.String()
+}

@@ -1,0 +1,234 @@
+package boot_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+// stage is the configuration of a small service. It shares two keys with the common settings.
+type stage struct {
+	Slots        int           `koanf:"slots" help:"work at once"`
+	Instance     string        `koanf:"instance" help:"own name"`
+	DrainTimeout time.Duration `koanf:"drain_timeout" help:"patience"`
+}
+
+func (c stage) Validate() error {
+	if c.Slots < 1 {
+		return fmt.Errorf("slots: %d; must be at least 1", c.Slots)
+	}
+	return nil
+}
+
+func service(run func(context.Context, stage, *bus.Bus, zerolog.Logger) error) boot.Service[stage] {
+	return boot.Service[stage]{
+		Name: "stage", Summary: "does nothing, for a test", Examples: []string{"meander-stage --slots 2"},
+		Default: stage{Slots: 4, DrainTimeout: 3 * time.Second}, HealthAddr: "127.0.0.1:0", Run: run,
+	}
+}
+
+// output is a buffer that a program writes while the test reads.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+func TestExecute_CommandLine(t *testing.T) {
+	never := func(context.Context, stage, *bus.Bus, zerolog.Logger) error { return errors.New("was run") }
+	for _, tc := range []struct {
+		name           string
+		args, env      []string
+		want           int
+		stdout, stderr string
+	}{
+		{name: "help", args: []string{"--help"}, stdout: "meander-stage --slots 2"},
+		{name: "help tells the shared default", args: []string{"-h"}, stdout: "patience [$MEANDER_STAGE_DRAIN_TIMEOUT] (default 3s)"},
+		{name: "version", args: []string{"--version"}, stdout: "meander-stage " + boot.Version()},
+		{name: "print config", args: []string{"--print-config", "--slots=9"}, stdout: "slots: 9\n"},
+		{name: "print config hides the token", args: []string{"--print-config"}, env: []string{"MEANDER_NATS_TOKEN=hunter2"}, stdout: `token: "***"`},
+		{name: "unknown flag", args: []string{"--slotz"}, want: 2, stderr: "--slotz"},
+		{name: "argument", args: []string{"now"}, want: 2, stderr: `"now" is not a flag`},
+		{name: "bad setting", args: []string{"--slots=0"}, want: 2, stderr: "slots: 0; must be at least 1"},
+		{name: "bad common setting", args: []string{"--log-level=loud", "--drain-timeout=0s"}, want: 2, stderr: "drain_timeout: 0s; must be positive"},
+		{name: "unknown variable", env: []string{"MEANDER_STAGE_SLOT=1"}, want: 2, stderr: "MEANDER_STAGE_SLOT: unknown variable; did you mean MEANDER_STAGE_SLOTS?"},
+		{name: "bad health address", args: []string{"--health-addr=nowhere"}, want: 1, stderr: "health endpoint"},
+		{name: "health of nobody", args: []string{"--healthcheck", "--health-addr=127.0.0.1:1"}, want: 1, stderr: "127.0.0.1:1"},
+		{name: "health without an address", args: []string{"--healthcheck", "--health-addr="}, want: 1, stderr: "health address"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var stdout, stderr output
+			got := service(never).Execute(t.Context(), tc.args, tc.env, &stdout, &stderr)
+			if got != tc.want {
+				t.Errorf("exit status %d, want %d\n%s", got, tc.want, &stderr)
+			}
+			if !strings.Contains(stdout.String(), tc.stdout) || !strings.Contains(stderr.String(), tc.stderr) {
+				t.Errorf("stdout\n%s\nwant %q\nstderr\n%s\nwant %q", &stdout, tc.stdout, &stderr, tc.stderr)
+			}
+			if tc.want == 0 && stderr.String() != "" {
+				t.Errorf("stderr %q on success", &stderr)
+			}
+		})
+	}
+}
+
+func TestExecute_PrintedConfigIsReadBack(t *testing.T) {
+	s := service(nil)
+	var first, second, stderr output
+	if code := s.Execute(t.Context(), []string{"--print-config", "--slots=7", "--log-format=json", "--instance=here"}, nil, &first, &stderr); code != 0 {
+		t.Fatalf("exit status %d: %s", code, &stderr)
+	}
+	path := filepath.Join(t.TempDir(), "stage.yaml")
+	if err := os.WriteFile(path, []byte(first.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code := s.Execute(t.Context(), []string{"--print-config", "--config", path}, nil, &second, &stderr); code != 0 {
+		t.Fatalf("exit status %d: %s", code, &stderr)
+	}
+	if first.String() != second.String() {
+		t.Errorf("got\n%s\nwant\n%s", &second, &first)
+	}
+}
+
+// startServer is a NATS server on loopback.
+func startServer(t *testing.T) *natsd.Server {
+	t.Helper()
+	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return server
+}
+
+func TestExecute_Serves(t *testing.T) {
+	server := startServer(t)
+	listen, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	health := listen.Addr().String()
+	if err := listen.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	running, drained := make(chan stage, 1), make(chan struct{})
+	s := service(func(ctx context.Context, cfg stage, b *bus.Bus, log zerolog.Logger) error {
+		running <- cfg
+		<-ctx.Done()
+		close(drained)
+		return ctx.Err()
+	})
+	s.Setup = true
+	var stdout, stderr output
+	exit := make(chan int, 1)
+	go func() {
+		exit <- s.Execute(ctx, []string{"--nats-url", server.ClientURL(), "--health-addr", health, "--slots=2"}, nil, &stdout, &stderr)
+	}()
+
+	var cfg stage
+	select {
+	case cfg = <-running:
+	case code := <-exit:
+		t.Fatalf("exit status %d\n%s", code, &stderr)
+	case <-time.After(20 * time.Second):
+		t.Fatalf("not running\n%s", &stderr)
+	}
+	if cfg.Slots != 2 || cfg.Instance == "" {
+		t.Errorf("service got %+v; want its flag and an instance name", cfg)
+	}
+
+	// Ready, by its own health check.
+	var out, errs output
+	if code := s.Execute(t.Context(), []string{"--healthcheck", "--health-addr", health}, nil, &out, &errs); code != 0 {
+		t.Errorf("health check: exit status %d: %s", code, &errs)
+	}
+	// Found by service discovery, under the name the service was given.
+	nc, err := nats.Connect(server.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	reply, err := nc.Request("$SRV.PING.meander-stage", nil, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ping micro.Ping
+	if err := json.Unmarshal(reply.Data, &ping); err != nil || ping.Metadata["instance"] != cfg.Instance {
+		t.Errorf("discovery says %+v, %v; want instance %s", ping, err, cfg.Instance)
+	}
+
+	cancel()
+	select {
+	case code := <-exit:
+		if code != 0 {
+			t.Errorf("exit status %d after a stop, want 0\n%s", code, &stderr)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("did not stop\n%s", &stderr)
+	}
+	select {
+	case <-drained:
+	default:
+		t.Error("ended before the service had drained")
+	}
+	if !strings.Contains(stderr.String(), `"message":"serving"`) {
+		t.Errorf("log\n%s", &stderr)
+	}
+}
+
+func TestExecute_Fails(t *testing.T) {
+	server := startServer(t)
+	args := []string{"--nats-url", server.ClientURL(), "--setup"}
+
+	s := service(func(context.Context, stage, *bus.Bus, zerolog.Logger) error { return errors.New("lost it") })
+	var stdout, stderr output
+	if code := s.Execute(t.Context(), args, nil, &stdout, &stderr); code != 1 || !strings.Contains(stderr.String(), "lost it") {
+		t.Errorf("exit status %d, want 1 and the reason\n%s", code, &stderr)
+	}
+
+	// A health port that is taken.
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	var out, errs output
+	if code := s.Execute(t.Context(), append(args, "--health-addr", taken.Addr().String()), nil, &out, &errs); code != 1 || !strings.Contains(errs.String(), "--health-addr") {
+		t.Errorf("exit status %d, want 1 and a hint\n%s", code, &errs)
+	}
+}
