@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Reads the golden events with a msgpack decoder of its own and checks them.
+
+For every golden/<name>.msgpack: it is one map that uses nothing beyond the contract,
+it says what golden/<name>.json says, and the digests in it and in digests.json are
+those of its fields. Standard library only. Run from anywhere; exits 1 on a fault.
+"""
+
+import base64
+import hashlib
+import json
+import pathlib
+import struct
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class F32(float):
+    """A number that was stored in 32 bits."""
+
+
+def decode(data):
+    """The one value that data is."""
+    value, end = read(data, 0)
+    if end != len(data):
+        raise ValueError(f"{len(data) - end} bytes after the value")
+    return value
+
+
+def read(b, i):
+    """The value at b[i] and where it ends."""
+    c = b[i]
+    i += 1
+
+    def big(fmt):
+        size = struct.calcsize(">" + fmt)
+        return struct.unpack(">" + fmt, b[i : i + size])[0], i + size
+
+    def raw(n, i):
+        if i + n > len(b):
+            raise ValueError("ends within a value")
+        return b[i : i + n], i + n
+
+    def items(n, i):
+        out = []
+        for _ in range(n):
+            v, i = read(b, i)
+            out.append(v)
+        return out, i
+
+    def mapping(n, i):
+        flat, i = items(2 * n, i)
+        keys = flat[::2]
+        if len(set(keys)) != n or not all(isinstance(k, str) for k in keys):
+            raise ValueError("keys must be strings, each once")
+        return dict(zip(keys, flat[1::2])), i
+
+    if c < 0x80:
+        return c, i
+    if c >= 0xE0:
+        return c - 256, i
+    if c < 0x90:
+        return mapping(c & 15, i)
+    if c < 0xA0:
+        return items(c & 15, i)
+    if c < 0xC0:
+        s, i = raw(c & 31, i)
+        return s.decode(), i
+    if c in (0xC0, 0xC2, 0xC3):
+        return {0xC0: None, 0xC2: False, 0xC3: True}[c], i
+    if c == 0xCA:
+        v, i = big("f")
+        return F32(v), i
+    numbers = {0xCB: "d", 0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q", 0xD0: "b", 0xD1: "h", 0xD2: "i", 0xD3: "q"}
+    if c in numbers:
+        return big(numbers[c])
+    lengths = {0xC4: "B", 0xC5: "H", 0xC6: "I", 0xD9: "B", 0xDA: "H", 0xDB: "I", 0xDC: "H", 0xDD: "I", 0xDE: "H", 0xDF: "I"}
+    if c not in lengths:
+        raise ValueError(f"code {c:#x} is not in the contract")
+    n, i = big(lengths[c])
+    if c <= 0xC6:
+        return raw(n, i)
+    if c <= 0xDB:
+        s, i = raw(n, i)
+        return s.decode(), i
+    return items(n, i) if c <= 0xDD else mapping(n, i)
+
+
+def same(value, twin):
+    """Whether a decoded value is what its JSON twin says."""
+    if isinstance(value, bytes):
+        return isinstance(twin, str) and value == base64.b64decode(twin)
+    if isinstance(value, dict):
+        return isinstance(twin, dict) and value.keys() == twin.keys() and all(same(v, twin[k]) for k, v in value.items())
+    if isinstance(value, list):
+        return isinstance(twin, list) and len(value) == len(twin) and all(map(same, value, twin))
+    if isinstance(value, F32):
+        return struct.pack("<f", value) == struct.pack("<f", twin)
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value is twin or isinstance(value, str) and value == twin
+    return not isinstance(twin, (bool, str)) and value == twin
+
+
+class Digest:
+    """SHA-256 over fields, laid out as digest.go documents."""
+
+    def __init__(self, domain):
+        self.h = hashlib.sha256()
+        self.text(domain)
+
+    def integer(self, n):
+        self.h.update(struct.pack("<Q", n % 2**64))
+
+    def double(self, x):
+        self.h.update(struct.pack("<d", x))
+
+    def single(self, x):
+        self.h.update(struct.pack("<f", x))
+
+    def text(self, s):
+        self.integer(len(s.encode()))
+        self.h.update(s.encode())
+
+    def optional(self, x):
+        self.h.update(b"\0" if x is None else b"\1" + struct.pack("<d", x))
+
+    def list(self, items, put):
+        self.integer(len(items or []))
+        for item in items or []:
+            put(item)
+
+    def tensor(self, t):
+        self.text(t["dtype"])
+        self.list(t["shape"], self.integer)
+        travels = t.get("ref") or t.get("parts")
+        self.h.update(bytes.fromhex(travels["digest"]) if travels else hashlib.sha256(t["data"]).digest())
+
+    def hex(self):
+        return self.h.hexdigest()
+
+
+def schedule_digest(e):
+    d = Digest("meander schedule 1")
+    d.list(e["sigmas"], d.single)
+    d.list(e["transitions"], d.text)
+    d.double(e["noise_level"])
+    for field in ("solver", "log_prob_kind", "latents_dtype"):
+        d.text(e[field])
+    d.double(e["true_cfg_scale"])
+    for n in (e["height"], e["width"], len(e["transitions"])):
+        d.integer(n)
+    return d.hex()
+
+
+def step_digest(e):
+    d = Digest("meander step 1")
+    d.text(e["uid"])
+    for field in ("sample_index", "step_index", "num_inference_steps"):
+        d.integer(e[field])
+    d.text(e["transition"])
+    d.double(e["noise_level"])
+    for field in ("sigma", "sigma_next", "timestep"):
+        d.single(e[field])
+    d.double(e["std_dev_t"])
+    d.double(e["noise_std"])
+    d.optional(e["log_prob"])
+    d.text(e["log_prob_kind"])
+    d.optional(e["log_prob_sum"])
+    d.integer(e["element_count"])
+    d.list(e["latents"], lambda t: (d.integer(t["index"]), d.tensor(t["tensor"])))
+    d.list(e["debug"], lambda t: (d.text(t["name"]), d.tensor(t["tensor"])))
+    d.integer(e["policy_version"])
+    d.text(e["weights_digest"])
+    d.text(e["schedule_digest"])
+    return d.hex()
+
+
+def advantage_digest(e):
+    d = Digest("meander advantage 1")
+    for field in ("uid", "batch", "status"):
+        d.text(e[field])
+    d.integer(e["group_size"])
+    d.list(e["members"], lambda m: (d.integer(m["sample_index"]), d.optional(m["reward"]), d.optional(m["advantage"]), d.text(m["status"])))
+    d.optional(e["mean"])
+    d.optional(e["std"])
+    for field in ("scale", "std_basis", "estimator"):
+        d.text(e[field])
+    d.double(e["epsilon"])
+    d.integer(e["trained_steps"])
+    d.text(e["schedule_digest"])
+    d.integer(e["policy_version_min"])
+    d.integer(e["policy_version_max"])
+    return d.hex()
+
+
+def main():
+    faults = []
+    files = sorted((HERE / "golden").glob("*.msgpack"))
+    digests = json.loads((HERE / "digests.json").read_text())
+    for file in files:
+        name = file.stem
+        try:
+            event = decode(file.read_bytes())
+            if not isinstance(event, dict) or event.get("v") != 1:
+                faults.append(f"{name}: not a map of version 1")
+            if not same(event, json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))):
+                faults.append(f"{name}: differs from its JSON twin")
+            kind = name.split("-")[0]
+            if kind == "request" and schedule_digest(event) != event["schedule_digest"]:
+                faults.append(f"{name}: schedule_digest differs")
+            compute = {"step": step_digest, "advantage": advantage_digest}.get(kind)
+            if compute and compute(event) != digests[name]:
+                faults.append(f"{name}: content digest differs")
+        except (ValueError, KeyError, IndexError, UnicodeDecodeError, struct.error) as e:
+            faults.append(f"{name}: {type(e).__name__}: {e}")
+    if len(files) < 20:
+        faults.append(f"only {len(files)} goldens in {HERE / 'golden'}")
+    vector = {
+        "sigmas": [1, 0.5, 0], "transitions": ["sde", "ode"], "noise_level": 0.7, "solver": "euler", "log_prob_kind": "density",
+        "latents_dtype": "BF16", "true_cfg_scale": 4, "height": 64, "width": 128,
+    }
+    print("schedule vector:", schedule_digest(vector))
+    print("\n".join(faults) if faults else f"{len(files)} goldens agree")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
