@@ -29,7 +29,7 @@ var badPrompts = []struct{ name, line, want string }{
 	{"infinite noise level", `{"prompt": "a", "rollout": {"noise_level": 1e999}}`, "noise_level"},
 	{"negative noise level", `{"prompt": "a", "rollout": {"noise_level": -0.5}}`, "noise_level"},
 	{"cps noise level above 1", `{"prompt": "a", "rollout": {"sde_type": "cps", "sde_step_indices": [1], "noise_level": 1.5}}`, "noise_level"},
-	{"density of a step without noise", `{"prompt": "a", "rollout": {"sde_type": "cps"}}`, "step 9"},
+	{"density of a step without noise", `{"prompt": "a", "rollout": {"sde_type": "cps"}}`, "sde_step_indices"},
 	{"sde step out of range", `{"prompt": "a", "num_inference_steps": 4, "rollout": {"sde_step_indices": [4]}}`, "sde_step_indices"},
 	{"sde step out of the default range", `{"prompt": "a", "rollout": {"sde_step_indices": [10]}}`, "sde_step_indices"},
 	{"negative sde step", `{"prompt": "a", "rollout": {"sde_step_indices": [-1]}}`, "sde_step_indices"},

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -9,13 +10,16 @@ import (
 // SyntheticName is the name under which Open and every Card know the closed-form model.
 const SyntheticName = "synthetic"
 
+// ErrUnknown is returned by Open for a name that is no model.
+var ErrUnknown = errors.New("no such model")
+
 // Open returns the model called name: SyntheticName, or a folder in the diffusers
 // layout. The caller closes it.
 func Open(name string) (Model, error) {
 	if name == SyntheticName {
 		return NewSynthetic(), nil
 	}
-	return nil, fmt.Errorf("model %q: want %q", name, SyntheticName)
+	return nil, fmt.Errorf("model %q: %w: want %q", name, ErrUnknown, SyntheticName)
 }
 
 // NameOf returns the name that the model at a path has in events: the last element

@@ -131,7 +131,7 @@ func (s *service) score(ctx context.Context, t *schemas.Trajectory, r *schemas.R
 	parts := make([]scorer.Part, len(t.Group.Reward))
 	for i, spec := range t.Group.Reward {
 		part := scorer.Part{Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required}
-		score := schemas.Score{Name: spec.Name, Weight: *spec.Weight, Status: schemas.StatusScored}
+		score := schemas.Score{Name: spec.Name, Weight: *spec.Weight}
 		began := time.Now()
 		if sc, ok := s.scorers[spec.Name]; ok {
 			score.Version = sc.Version()
@@ -142,15 +142,17 @@ func (s *service) score(ctx context.Context, t *schemas.Trajectory, r *schemas.R
 			part.Err = fmt.Errorf("reward function %q is not available here", spec.Name)
 		}
 		score.DurationNS = time.Since(began).Nanoseconds()
-		if part.Err != nil {
-			score.Status, score.Error = schemas.StatusFailed, part.Err.Error()
-		} else {
-			score.Value = &part.Value
-		}
 		parts[i] = part
 		r.Scores = append(r.Scores, score)
 	}
 	sum, err := scorer.Combine(parts)
+	for i, part := range parts { // after Combine, which fails values that are no numbers
+		if part.Err != nil {
+			r.Scores[i].Status, r.Scores[i].Error = schemas.StatusFailed, part.Err.Error()
+		} else {
+			r.Scores[i].Status, r.Scores[i].Value = schemas.StatusScored, new(part.Value)
+		}
+	}
 	if err != nil {
 		r.Status, r.Error = schemas.StatusFailed, err.Error()
 		return nil

@@ -37,7 +37,7 @@ dead-letter stream with the reason.`,
 				fmt.Fprintln(t, "ID\tWHEN\tSTAGE\tCODE\tRUN\tUID\tREASON")
 			}
 			n := 0
-			for m, err := range conn.Read(c.Context(), schemas.StreamDead, []string{schemas.DeadSubject("*", run, "*")}, bus.ReadOptions{}) {
+			for m, err := range conn.Read(c.Context(), schemas.StreamDead, []string{schemas.Prefix + "dead.*." + run + ".*"}, bus.ReadOptions{}) {
 				if err != nil {
 					return fmt.Errorf("read dead letters: %w", err)
 				}

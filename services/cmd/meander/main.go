@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
@@ -49,6 +50,7 @@ func main() {
 
 // execute runs one command line and returns its exit status.
 func execute(ctx context.Context, args []string) int {
+	zerolog.TimeFieldFormat = time.RFC3339Nano // milliseconds matter here
 	root := newRoot()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)

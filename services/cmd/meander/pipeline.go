@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/intake"
@@ -113,15 +114,22 @@ func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error
 		return usage(fmt.Errorf("--replicas: %d; must be between 1 and 64", s.replicas))
 	}
 	named := func(name string) zerolog.Logger { return log.With().Str("service", name).Logger() }
-	g, ctx := errgroup.WithContext(ctx)
+	g, work := errgroup.WithContext(ctx)
 	for range s.replicas {
-		g.Go(func() error { return intake.Run(ctx, s.intake, b, named("intake")) })
-		g.Go(func() error { return sampler.Run(ctx, s.sampler, b, named("sampler")) })
-		g.Go(func() error { return reward.Run(ctx, s.reward, b, named("reward")) })
-		g.Go(func() error { return advantage.Run(ctx, s.advantage, b, named("advantage")) })
+		g.Go(func() error { return intake.Run(work, s.intake, b, named("intake")) })
+		g.Go(func() error { return sampler.Run(work, s.sampler, b, named("sampler")) })
+		g.Go(func() error { return reward.Run(work, s.reward, b, named("reward")) })
+		g.Go(func() error { return advantage.Run(work, s.advantage, b, named("advantage")) })
 	}
-	g.Go(func() error { return b.WatchAdvisories(ctx) })
-	return g.Wait()
+	g.Go(func() error { return b.WatchAdvisories(work) })
+	err := g.Wait()
+	switch {
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return nil // stopped before it was up
+	case errors.Is(err, model.ErrUnknown):
+		return usage(err)
+	}
+	return err
 }
 
 // newRunID is unique and sorts by time.

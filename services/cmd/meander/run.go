@@ -105,13 +105,13 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	}
 	outcome, err := r.follow(work, conn, prompts, stderr, log)
 	stop(nil)
-	if serveErr := <-served; serveErr != nil {
+	serveErr := <-served
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return fmt.Errorf("interrupted; go on with: meander run --run %s --store %s and the same prompts", r.id, r.store)
+	case serveErr != nil:
 		return fmt.Errorf("pipeline: %w", serveErr)
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("interrupted; go on with: meander run --run %s --store %s and the same prompts", r.id, r.store)
-		}
+	case err != nil:
 		return err
 	}
 	outcome.seconds = time.Since(began).Seconds()

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -106,6 +108,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io
 		}
 		trajectories = append(trajectories, &t)
 	}
+	slices.SortFunc(trajectories, func(a, b *schemas.Trajectory) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
 	if adv == nil && len(trajectories) == 0 {
 		return fmt.Errorf("run %q has no group %q; 'meander show --run %s' lists the groups", run, uid, run)
 	}

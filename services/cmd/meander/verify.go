@@ -156,7 +156,7 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	if v.model == nil {
 		m, err := model.Open(t.Lane)
 		if err != nil {
-			return usage(fmt.Errorf("%w; name the model with --model", err))
+			return usage(fmt.Errorf("%w; say where it is with --model", err))
 		}
 		v.model = m
 	}

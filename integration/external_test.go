@@ -1,0 +1,104 @@
+package integration_test
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// process is a long-running program of a test.
+type process struct {
+	cmd *exec.Cmd
+	log *bytes.Buffer
+}
+
+// launch starts a program that is stopped, with time to drain, at the end of the test.
+func launch(t *testing.T, dir, path string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(path, args...), log: &bytes.Buffer{}}
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, p.log, p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		done := make(chan error, 1)
+		go func() { done <- p.cmd.Wait() }()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("%s did not stop cleanly: %v\n%s", filepath.Base(path), err, p.log)
+			}
+		case <-time.After(30 * time.Second):
+			_ = p.cmd.Process.Kill()
+			t.Errorf("%s did not stop within 30 s of SIGTERM\n%s", filepath.Base(path), p.log)
+		}
+		if t.Failed() {
+			t.Logf("%s:\n%s", filepath.Base(path), p.log)
+		}
+	})
+	return p
+}
+
+// natsServer builds and runs the server that go.mod names, as a process of its own.
+func natsServer(t *testing.T) (url string) {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "nats-server")
+	if out, err := exec.Command("go", "build", "-o", path, "github.com/nats-io/nats-server/v2").CombinedOutput(); err != nil {
+		t.Fatalf("build nats-server: %v\n%s", err, out)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().(*net.TCPAddr)
+	_ = l.Close()
+	cmd := exec.Command(path, "-a", "127.0.0.1", "-p", strconv.Itoa(address.Port), "-js", "-sd", filepath.Join(dir, "store"))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		_ = cmd.Wait()
+	})
+	for range 100 {
+		if c, err := net.Dial("tcp", address.String()); err == nil {
+			_ = c.Close()
+			return "nats://" + address.String()
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatal("nats-server does not listen")
+	return ""
+}
+
+// Four programs around a NATS server of their own give the digest of the single process.
+func TestExternal_SameDigest(t *testing.T) {
+	dir := t.TempDir()
+	run := func(more ...string) summary {
+		args := append([]string{"run", "--json", "--seed", "3", "-n", "5", "--sde-steps", "1-4", "--out", "-", "a red fox", "two owls", "rain"}, more...)
+		_, sum := meander(t, dir, args...).must(t, 0).parse(t)
+		return sum
+	}
+	want := run("--model", "synthetic")
+
+	url := natsServer(t)
+	for _, service := range []string{"advantage", "reward", "sampler", "sampler", "intake"} {
+		args := []string{"--nats-url", url, "--health-addr", ""}
+		if service == "sampler" {
+			args = append(args, "--model", "synthetic", "--batch", "2")
+		}
+		launch(t, dir, program(t, "meander-"+service), args...)
+	}
+	if got := run("--nats", url); got.Digest != want.Digest || got.Trajectories != 15 {
+		t.Errorf("digest %s of %d trajectories, want %s of 15", got.Digest, got.Trajectories, want.Digest)
+	}
+	meander(t, dir, "verify", "--nats", url, "--json").must(t, 0)
+}
