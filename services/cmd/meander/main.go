@@ -99,6 +99,8 @@ that runs on it, or opens it itself with an embedded NATS server.`,
   # what happened, and proof that the log-probs are right
   meander show
   meander verify`,
+		Args:          args(cobra.NoArgs),
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
