@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
-	"unicode/utf8"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -19,8 +17,9 @@ var ErrTooLarge = errors.New("event too large")
 // bytes. e is not modified; a V other than 0 or Version is refused.
 //
 // Encode does not call Validate, but it never returns bytes that Decode's structural
-// check would refuse. Dead letters must always go out: theirs are repaired instead,
-// text that is not UTF-8 with U+FFFD and text beyond its limit by cutting it.
+// check would refuse. Failures must always go out: the error of an event, and every
+// text of a dead letter, is repaired instead, what is not UTF-8 with U+FFFD and what
+// is beyond its limit by cutting it.
 func Encode(e Event) ([]byte, error) {
 	v, err := versioned(e)
 	if err != nil {
@@ -76,17 +75,29 @@ func versioned(e Event) (any, error) {
 	case *Step:
 		v, c = copied(e, func(c *Step) *int64 { return &c.V })
 	case *Trajectory:
-		v, c = copied(e, func(c *Trajectory) *int64 { return &c.V })
+		v, c = copied(e, func(c *Trajectory) *int64 {
+			c.repair()
+			return &c.V
+		})
 	case *Reward:
-		v, c = copied(e, func(c *Reward) *int64 { return &c.V })
+		v, c = copied(e, func(c *Reward) *int64 {
+			c.repair()
+			return &c.V
+		})
 	case *Advantage:
-		v, c = copied(e, func(c *Advantage) *int64 { return &c.V })
+		v, c = copied(e, func(c *Advantage) *int64 {
+			c.repair()
+			return &c.V
+		})
 	case *Batch:
 		v, c = copied(e, func(c *Batch) *int64 { return &c.V })
 	case *Policy:
 		v, c = copied(e, func(c *Policy) *int64 { return &c.V })
 	case *Receipt:
-		v, c = copied(e, func(c *Receipt) *int64 { return &c.V })
+		v, c = copied(e, func(c *Receipt) *int64 {
+			c.repair()
+			return &c.V
+		})
 	case *Dead:
 		v, c = copied(e, func(c *Dead) *int64 {
 			c.repair()
@@ -111,42 +122,6 @@ func copied[T any](e *T, version func(*T) *int64) (*int64, *T) {
 	}
 	c := *e
 	return version(&c), &c
-}
-
-// repair makes every text of d legal; the original bytes stay as they are.
-func (d *Dead) repair() {
-	d.Reason = legalText(d.Reason, MaxText)
-	d.OriginalSubject = legalText(d.OriginalSubject, MaxSubject)
-	d.Stream = legalText(d.Stream, MaxName)
-	d.Run = legalText(d.Run, MaxToken)
-	d.UID = legalText(d.UID, MaxToken)
-	if d.Headers == nil {
-		return
-	}
-	headers := make([]Header, min(len(d.Headers), MaxHeaders))
-	for i := range headers {
-		headers[i] = Header{
-			Name: legalText(d.Headers[i].Name, MaxHeaderName), Value: legalText(d.Headers[i].Value, MaxHeaderValue),
-		}
-	}
-	d.Headers = headers
-}
-
-// legalText is s as UTF-8 of at most limit bytes, cut between characters.
-func legalText(s string, limit int) string {
-	if len(s) > limit {
-		cut := limit
-		for cut > 0 && limit-cut < utf8.UTFMax && !utf8.RuneStart(s[cut]) {
-			cut--
-		}
-		s = s[:cut]
-	}
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	for len(s) > limit { // a replaced byte takes three
-		_, size := utf8.DecodeLastRuneInString(s)
-		s = s[:len(s)-size]
-	}
-	return s
 }
 
 // Decode reads one event into e, which must be a pointer to one of the contract's

@@ -328,6 +328,35 @@ func TestEncode_deadLetterIsRepaired(t *testing.T) {
 	}
 }
 
+// A failure is reported whatever its text is.
+func TestEncode_errorsAreRepaired(t *testing.T) {
+	long, bad := strings.Repeat("x", schemas.MaxText+1), "a\xffb"
+	r := find[schemas.Reward](t, "reward-scored")
+	r.Status, r.Reward, r.Error, r.Scores[1].Error = "failed", nil, long, bad
+	var reward schemas.Reward
+	if err := schemas.DecodeValid(encoded(t, r), &reward); err != nil {
+		t.Fatal(err)
+	}
+	if reward.Error != long[1:] || reward.Scores[1].Error != "a\uFFFDb" {
+		t.Errorf("errors are %d bytes and %q", len(reward.Error), reward.Scores[1].Error)
+	}
+	if r.Error != long || r.Scores[1].Error != bad {
+		t.Error("Encode changed the caller's event")
+	}
+	j := find[schemas.Trajectory](t, "trajectory-failed")
+	j.Error = bad
+	var trajectory schemas.Trajectory
+	if err := schemas.DecodeValid(encoded(t, j), &trajectory); err != nil || trajectory.Error != "a\uFFFDb" {
+		t.Errorf("error is %q, %v", trajectory.Error, err)
+	}
+	c := find[schemas.Receipt](t, "receipt-refused")
+	c.Error = long
+	var receipt schemas.Receipt
+	if err := schemas.DecodeValid(encoded(t, c), &receipt); err != nil || len(receipt.Error) != schemas.MaxText {
+		t.Errorf("error has %d bytes, %v", len(receipt.Error), err)
+	}
+}
+
 func BenchmarkEncode(b *testing.B) {
 	s := largeStep()
 	b.SetBytes(int64(len(encoded(b, s))))

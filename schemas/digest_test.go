@@ -20,9 +20,11 @@ func (l layout) text(s string) layout { return append(l.int(int64(len(s))), s...
 func (l layout) f64(x float64) layout {
 	return binary.LittleEndian.AppendUint64(l, math.Float64bits(x))
 }
+
 func (l layout) f32(x float32) layout {
 	return binary.LittleEndian.AppendUint32(l, math.Float32bits(x))
 }
+
 func (l layout) hex() string {
 	sum := sha256.Sum256(l)
 	return hex.EncodeToString(sum[:])

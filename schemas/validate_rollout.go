@@ -212,13 +212,7 @@ func (e *Trajectory) completed(f *faults) {
 		f.add("latents_shape", fmt.Sprint(e.LatentsShape[:min(len(e.LatentsShape), MaxTensorDims+1)]), "must be the shape of a tensor, [S, C]")
 	}
 	if f.exactly("steps", len(e.Steps), steps, "one per step") {
-		for i := range e.Steps {
-			g := f.item("steps", i)
-			if e.Steps[i].Seq == 0 {
-				g.add("seq", "0", "must be positive")
-			}
-			g.digest("digest", e.Steps[i].Digest)
-		}
+		e.stepRefs(f)
 	}
 	f.digest("content_digest", e.ContentDigest)
 	f.digest("schedule_digest", e.ScheduleDigest)
@@ -248,11 +242,23 @@ func (e *Trajectory) notCompleted(f *faults) {
 	f.indices("latent_step_indices", e.LatentStepIndices, MaxSteps)
 	f.length("latents_shape", len(e.LatentsShape), 0, MaxTensorDims)
 	f.optionalEnum("latents_dtype", e.LatentsDType, LatentsDTypes)
-	f.length("steps", len(e.Steps), 0, MaxSteps)
+	if f.length("steps", len(e.Steps), 0, MaxSteps) {
+		e.stepRefs(f)
+	}
 	f.optionalDigest("content_digest", e.ContentDigest)
 	f.optionalDigest("schedule_digest", e.ScheduleDigest)
 	if e.Image != nil {
 		f.add("image", "present", "must be absent unless completed")
+	}
+}
+
+func (e *Trajectory) stepRefs(f *faults) {
+	for i := range e.Steps {
+		g := f.item("steps", i)
+		if e.Steps[i].Seq == 0 {
+			g.add("seq", "0", "must be positive")
+		}
+		g.digest("digest", e.Steps[i].Digest)
 	}
 }
 

@@ -254,7 +254,7 @@ var rules = map[string][]limit{
 	"Trajectory.sampler":             {name},
 	"Trajectory.backend":             {name},
 
-	"StepRef.digest": {digestOrEmpty},
+	"StepRef.digest": {digest},
 	"Image.format":   {enum(schemas.ImageFormats)},
 	"Image.width":    {between(1, schemas.MaxSide)},
 	"Image.height":   {between(1, schemas.MaxSide)},

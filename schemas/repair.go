@@ -1,0 +1,68 @@
+package schemas
+
+import (
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// The errors of an event come from anywhere: a scorer, a driver, the refused bytes
+// themselves. repair makes them legal in a shallow copy of the event, so that what
+// they report is not lost.
+
+func (e *Trajectory) repair() { e.Error = legalText(e.Error, MaxText) }
+
+func (e *Advantage) repair() { e.Error = legalText(e.Error, MaxText) }
+
+func (e *Receipt) repair() { e.Error = legalText(e.Error, MaxText) }
+
+func (e *Reward) repair() {
+	e.Error = legalText(e.Error, MaxText)
+	cloned := false
+	for i := range e.Scores {
+		text := legalText(e.Scores[i].Error, MaxText)
+		if text == e.Scores[i].Error {
+			continue
+		}
+		if !cloned {
+			e.Scores, cloned = slices.Clone(e.Scores), true // the caller's stay as they are
+		}
+		e.Scores[i].Error = text
+	}
+}
+
+// repair leaves the original bytes as they are.
+func (d *Dead) repair() {
+	d.Reason = legalText(d.Reason, MaxText)
+	d.OriginalSubject = legalText(d.OriginalSubject, MaxSubject)
+	d.Stream = legalText(d.Stream, MaxName)
+	d.Run = legalText(d.Run, MaxToken)
+	d.UID = legalText(d.UID, MaxToken)
+	if d.Headers == nil {
+		return
+	}
+	headers := make([]Header, min(len(d.Headers), MaxHeaders))
+	for i := range headers {
+		headers[i] = Header{
+			Name: legalText(d.Headers[i].Name, MaxHeaderName), Value: legalText(d.Headers[i].Value, MaxHeaderValue),
+		}
+	}
+	d.Headers = headers
+}
+
+// legalText is s as UTF-8 of at most limit bytes, cut between characters.
+func legalText(s string, limit int) string {
+	if len(s) > limit {
+		cut := limit
+		for cut > 0 && limit-cut < utf8.UTFMax && !utf8.RuneStart(s[cut]) {
+			cut--
+		}
+		s = s[:cut]
+	}
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	for len(s) > limit { // a replaced byte takes three
+		_, size := utf8.DecodeLastRuneInString(s)
+		s = s[:len(s)-size]
+	}
+	return s
+}
