@@ -43,24 +43,32 @@ func (*Policy) Type() string     { return TypePolicy }
 func (*Dead) Type() string       { return TypeDead }
 func (*Receipt) Type() string    { return TypeReceipt }
 
+// Subject is where the event is published: its run, lane, uid and sample name it.
 func (e *Request) Subject() string {
 	return RequestSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
 }
 
+// Subject is where the event is published: its run, uid, sample, attempt and step name it.
 func (e *Step) Subject() string {
 	return StepSubject(e.Run, e.UID, e.SampleIndex, e.Attempt, e.StepIndex)
 }
 
+// Subject is where the event is published: its run, uid and sample name it.
 func (e *Trajectory) Subject() string { return TrajectorySubject(e.Run, e.UID, e.SampleIndex) }
 
+// Subject is where the event is published: its run, batch, uid and sample name it.
 func (e *Reward) Subject() string {
 	return RewardSubject(e.Run, e.Group.Batch, e.UID, e.SampleIndex)
 }
 
+// Subject is where the event is published: its run and uid name it.
 func (e *Advantage) Subject() string { return AdvantageSubject(e.Run, e.UID) }
 
+// Subject is where the event is published: its run and batch id name it.
 func (e *Batch) Subject() string { return BatchSubject(e.Run, e.Batch) }
 
+// Subject is where the event is published: its lane names it.
 func (e *Policy) Subject() string { return PolicySubject(e.Lane) }
 
+// Subject is where the event is published: its stage, run and uid name it.
 func (e *Dead) Subject() string { return DeadSubject(e.Stage, e.Run, e.UID) }
