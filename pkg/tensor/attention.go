@@ -86,10 +86,10 @@ func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg Attention) {
 		panic(fmt.Sprintf("tensor: attention of %d heads, %d key heads", cfg.Heads, cfg.KVHeads))
 	}
 	t.d, t.dv = q.Cols/t.heads, v.Cols/t.kvHeads
-	q.check("attention: q", q.Rows, t.heads*t.d)
-	k.check("attention: k", k.Rows, t.kvHeads*t.d)
-	v.check("attention: v", k.Rows, t.kvHeads*t.dv)
-	dst.check("attention: dst", q.Rows, t.heads*t.dv)
+	q.check("attention", "q", q.Rows, t.heads*t.d)
+	k.check("attention", "k", k.Rows, t.kvHeads*t.d)
+	v.check("attention", "v", k.Rows, t.kvHeads*t.dv)
+	dst.check("attention", "dst", q.Rows, t.heads*t.dv)
 	if t.d == 0 || t.dv == 0 {
 		panic("tensor: attention: empty heads")
 	}

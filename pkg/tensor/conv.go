@@ -103,8 +103,8 @@ func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v Conv, e Epilogue) {
 			v, x.N, x.H, x.W, x.C, w.Out, w.In, w.KH, w.KW, dst.N, dst.H, dst.W, dst.C))
 	}
 	rows := dst.N * oh * ow
-	dst.Matrix().valid("convolution: dst")
-	x.Matrix().valid("convolution: x")
+	dst.Matrix().valid("convolution", "dst")
+	x.Matrix().valid("convolution", "x")
 	e.check(rows, w.Out)
 	if rows == 0 {
 		return
@@ -176,10 +176,8 @@ func (t *convTask) row(s *slot, n, y int) {
 	if t.e.plain() {
 		return
 	}
-	for x := range t.dst.W {
-		p := out[x*w.Out : (x+1)*w.Out]
-		t.e.row(kern, p, p, row0+x, 0, w.Out)
-	}
+	y0 := NewMatrix(out, t.dst.W, w.Out)
+	t.e.finish(kern, y0, y0, row0, 0)
 }
 
 // Upsample2 computes dst[n, y, x] = x[n, y/2, x/2]: nearest neighbour, twice the size.

@@ -32,10 +32,10 @@ func (e *Epilogue) check(rows, n int) {
 		panic(fmt.Sprintf("tensor: bias of %d elements, want %d", len(e.Bias), n))
 	}
 	if !e.Residual.IsZero() {
-		e.Residual.check("residual", rows, n)
+		e.Residual.check("epilogue", "residual", rows, n)
 	}
 	if !e.Gate.IsZero() {
-		e.Gate.check("gate", e.Gate.Rows, n)
+		e.Gate.check("epilogue", "gate", e.Gate.Rows, n)
 		checkGroup(e.Group, rows, e.Gate.Rows)
 	}
 	if e.Act < Identity || e.Act > GELU {
@@ -71,8 +71,8 @@ func (e *Epilogue) plain() bool {
 //
 // dst must not overlap x; the residual may be dst itself.
 func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
-	dst.check("linear: dst", x.Rows, w.n)
-	x.check("linear: x", x.Rows, w.k)
+	dst.check("linear", "dst", x.Rows, w.n)
+	x.check("linear", "x", x.Rows, w.k)
 	e.check(x.Rows, w.n)
 	if x.Rows == 0 {
 		return
@@ -82,9 +82,9 @@ func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
 
 // MatMul computes dst [M, N] = a [M, K] b [K, N].
 func (c *CPU) MatMul(dst, a, b Matrix) {
-	dst.check("matmul: dst", a.Rows, b.Cols)
-	a.check("matmul: a", a.Rows, b.Rows)
-	b.valid("matmul: b")
+	dst.check("matmul", "dst", a.Rows, b.Cols)
+	a.check("matmul", "a", a.Rows, b.Rows)
+	b.valid("matmul", "b")
 	if a.Rows == 0 || b.Cols == 0 {
 		return
 	}
@@ -99,9 +99,9 @@ func (c *CPU) MatMul(dst, a, b Matrix) {
 
 // MatMulT computes dst [M, N] = a [M, K] b^T, b [N, K].
 func (c *CPU) MatMulT(dst, a, b Matrix) {
-	dst.check("matmulT: dst", a.Rows, b.Rows)
-	a.check("matmulT: a", a.Rows, b.Cols)
-	b.valid("matmulT: b")
+	dst.check("matmulT", "dst", a.Rows, b.Rows)
+	a.check("matmulT", "a", a.Rows, b.Cols)
+	b.valid("matmulT", "b")
 	if a.Rows == 0 || b.Rows == 0 {
 		return
 	}
@@ -288,39 +288,51 @@ func tileHeight(rows, most int) int {
 
 // finish applies the epilogue to y, the product of rows i0:i1 and columns j0:j1.
 func (t *linearTask) finish(y Matrix, i0, i1, j0, j1 int) {
-	for i := i0; i < i1; i++ {
-		row := y.Row(i - i0)
-		dst := t.dst.Data[i*t.dst.Stride+j0:][: j1-j0 : j1-j0]
-		t.e.row(t.c.k, dst, row, i, j0, j1)
+	t.e.finish(t.c.k, t.dst.SliceRows(i0, i1).SliceCols(j0, j1), y, i0, j0)
+}
+
+// finish applies the epilogue to y, whose first element is (i0, j0) of the product,
+// and puts the result to dst, the same part of the destination; dst may be y.
+func (e *Epilogue) finish(kern *kernelSet, dst, y Matrix, i0, j0 int) {
+	gated, added := !e.Gate.IsZero(), !e.Residual.IsZero()
+	var res Matrix
+	if added {
+		res = e.Residual.SliceRows(i0, i0+y.Rows).SliceCols(j0, j0+y.Cols)
+	}
+	if !gated && dst.isDense() && y.isDense() && res.isDense() {
+		e.apply(kern, dst.dense(0, y.Rows), y.dense(0, y.Rows), nil, res.dense(0, res.Rows))
+		return
+	}
+	for i := range y.Rows {
+		var g, r []float32
+		if gated {
+			n := 0
+			if e.Group != nil {
+				n = int(e.Group[i0+i])
+			}
+			g = e.Gate.Row(n)[j0 : j0+y.Cols]
+		}
+		if added {
+			r = res.Row(i)
+		}
+		e.apply(kern, dst.Row(i), y.Row(i), g, r)
 	}
 }
 
-// row applies the epilogue to columns j0:j1 of row i, from y to dst.
-func (e *Epilogue) row(kern *kernelSet, dst, y []float32, i, j0, j1 int) {
+// apply is the epilogue of one run of elements; gate and res may be nil.
+func (e *Epilogue) apply(kern *kernelSet, dst, y, gate, res []float32) {
 	switch e.Act {
 	case SiLU:
 		kern.silu(y, y)
 	case GELU:
 		kern.gelu(y, y)
 	}
-	gated, added := !e.Gate.IsZero(), !e.Residual.IsZero()
-	var gate, res []float32
-	if gated {
-		g := 0
-		if e.Group != nil {
-			g = int(e.Group[i])
-		}
-		gate = e.Gate.Row(g)[j0:j1]
-	}
-	if added {
-		res = e.Residual.Row(i)[j0:j1]
-	}
 	switch {
-	case gated && added:
+	case gate != nil && res != nil:
 		kern.gate(dst, gate, y, res)
-	case gated:
+	case gate != nil:
 		kern.mul(dst, y, gate)
-	case added:
+	case res != nil:
 		kern.add(dst, y, res)
 	case &dst[0] != &y[0]:
 		copy(dst, y)

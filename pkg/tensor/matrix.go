@@ -58,19 +58,30 @@ func (m Matrix) Reshape(rows, cols int) Matrix {
 	return Matrix{Data: m.Data, Rows: rows, Cols: cols, Stride: cols}
 }
 
-// check panics unless m is a well-formed rows x cols view.
-func (m Matrix) check(name string, rows, cols int) {
-	if m.Rows != rows || m.Cols != cols {
-		panic(fmt.Sprintf("tensor: %s is %d x %d, want %d x %d", name, m.Rows, m.Cols, rows, cols))
+func (m Matrix) isDense() bool { return m.Stride == m.Cols }
+
+// dense returns rows i0:i1 of a dense matrix in one slice, nil for the absent one.
+func (m Matrix) dense(i0, i1 int) []float32 {
+	if m.IsZero() {
+		return nil
 	}
-	m.valid(name)
+	return m.Data[i0*m.Cols : i1*m.Cols]
 }
 
-func (m Matrix) valid(name string) {
+// check panics unless m is a well-formed rows x cols view.
+func (m Matrix) check(op, name string, rows, cols int) {
+	if m.Rows != rows || m.Cols != cols {
+		panic(fmt.Sprintf("tensor: %s: %s is %d x %d, want %d x %d", op, name, m.Rows, m.Cols, rows, cols))
+	}
+	m.valid(op, name)
+}
+
+// valid panics unless the data holds the view.
+func (m Matrix) valid(op, name string) {
 	if m.Rows == 0 || m.Cols == 0 {
 		return
 	}
 	if m.Rows < 0 || m.Cols < 0 || m.Stride < m.Cols || len(m.Data) < (m.Rows-1)*m.Stride+m.Cols {
-		panic(fmt.Sprintf("tensor: %s: %d elements for %d x %d, stride %d", name, len(m.Data), m.Rows, m.Cols, m.Stride))
+		panic(fmt.Sprintf("tensor: %s: %s has %d elements for %d x %d, stride %d", op, name, len(m.Data), m.Rows, m.Cols, m.Stride))
 	}
 }

@@ -16,7 +16,8 @@ type rowTask struct {
 	ids          []int32
 	a            float32
 	act          Activation
-	step         int
+	step         int  // rows of a part
+	flat         bool // all rows of a part at once
 }
 
 type rowOp int
@@ -29,17 +30,22 @@ const (
 	opSiLU
 	opGELU
 	opSiLUMul
-	opSoftmax
-	opLayerNorm
 	opRMSNorm
 	opL2Norm
+	lastElementsOp = opL2Norm
+)
+
+// Operations that work row by row.
+const (
+	opSoftmax rowOp = iota + lastElementsOp + 1
+	opLayerNorm
 	opModulate
 	opRopePairs
 	opRopeHalves
 	opGather
 )
 
-// partRows is the least number of elements of a part.
+// partElements is the least number of elements of a part.
 const partElements = 1 << 13
 
 func (c *CPU) eachRow(t rowTask) {
@@ -48,6 +54,7 @@ func (c *CPU) eachRow(t rowTask) {
 	}
 	t.c = c
 	t.step = max(1, partElements/t.dst.Cols)
+	t.flat = t.op <= lastElementsOp && t.dst.isDense() && t.x.isDense() && t.y.isDense()
 	c.each = t
 	c.run(&c.each, (t.dst.Rows+t.step-1)/t.step, c.threadsFor(16*t.dst.Rows*t.dst.Cols))
 	c.each = rowTask{}
@@ -55,32 +62,20 @@ func (c *CPU) eachRow(t rowTask) {
 
 func (t *rowTask) part(i, _ int) {
 	k := t.c.k
-	for r := i * t.step; r < min((i+1)*t.step, t.dst.Rows); r++ {
+	r0, r1 := i*t.step, min((i+1)*t.step, t.dst.Rows)
+	if t.flat {
+		// Rows without gaps between them are one long row.
+		t.elements(k, t.dst.dense(r0, r1), t.x.dense(r0, r1), t.y.dense(r0, r1))
+		return
+	}
+	for r := r0; r < r1; r++ {
 		dst := t.dst.Row(r)
 		switch t.op {
-		case opAdd:
-			k.add(dst, t.x.Row(r), t.y.Row(r))
-		case opMul:
-			k.mul(dst, t.x.Row(r), t.y.Row(r))
-		case opScale:
-			k.scale(dst, t.x.Row(r), t.a)
-		case opAxpy:
-			k.axpy(dst, t.x.Row(r), t.y.Row(r), t.a)
-		case opSiLU:
-			k.silu(dst, t.x.Row(r))
-		case opGELU:
-			k.gelu(dst, t.x.Row(r))
-		case opSiLUMul:
-			k.siluMul(dst, t.x.Row(r), t.y.Row(r))
 		case opSoftmax:
 			copy(dst, t.x.Row(r))
 			k.scale(dst, dst, 1/k.expSum(dst, k.maxOf(dst), 1))
 		case opLayerNorm:
 			t.layerNorm(k, dst, r)
-		case opRMSNorm:
-			t.rmsNorm(k, dst, t.x.Row(r))
-		case opL2Norm:
-			t.l2Norm(k, dst, t.x.Row(r))
 		case opModulate:
 			g := t.groupOf(r)
 			k.normMod(dst, t.x.Row(r), t.scale.Row(g), t.shift.Row(g), 0, 1)
@@ -88,6 +83,43 @@ func (t *rowTask) part(i, _ int) {
 			t.rope(k, dst, t.x.Row(r), r)
 		case opGather:
 			copy(dst, t.x.Row(int(t.ids[r])))
+		default:
+			var y []float32
+			if !t.y.IsZero() {
+				y = t.y.Row(r)
+			}
+			t.elements(k, dst, t.x.Row(r), y)
+		}
+	}
+}
+
+// elements runs the operations that do not care where a row ends: those on elements,
+// and norms of groups of columns.
+func (t *rowTask) elements(k *kernelSet, dst, x, y []float32) {
+	switch t.op {
+	case opAdd:
+		k.add(dst, x, y)
+	case opMul:
+		k.mul(dst, x, y)
+	case opScale:
+		k.scale(dst, x, t.a)
+	case opAxpy:
+		k.axpy(dst, x, y, t.a)
+	case opSiLU:
+		k.silu(dst, x)
+	case opGELU:
+		k.gelu(dst, x)
+	case opSiLUMul:
+		k.siluMul(dst, x, y)
+	case opRMSNorm:
+		k.scaleNorm(dst, x, t.w, float64(len(t.w)), float64(t.a), 0, 1)
+	case opL2Norm:
+		k.scaleNorm(dst, x, t.w, 1, 0, float64(t.a), math.Sqrt(float64(len(t.w))))
+		switch t.act {
+		case SiLU:
+			k.silu(dst, dst)
+		case GELU:
+			k.gelu(dst, dst)
 		}
 	}
 }
@@ -100,15 +132,15 @@ func (t *rowTask) groupOf(r int) int {
 }
 
 func (c *CPU) binary(op rowOp, name string, dst, x, y Matrix, a float32) {
-	dst.valid(name)
-	x.check(name+": x", dst.Rows, dst.Cols)
-	y.check(name+": y", dst.Rows, dst.Cols)
+	dst.valid(name, "dst")
+	x.check(name, "x", dst.Rows, dst.Cols)
+	y.check(name, "y", dst.Rows, dst.Cols)
 	c.eachRow(rowTask{op: op, dst: dst, x: x, y: y, a: a})
 }
 
 func (c *CPU) unary(op rowOp, name string, dst, x Matrix, a float32) {
-	dst.valid(name)
-	x.check(name+": x", dst.Rows, dst.Cols)
+	dst.valid(name, "dst")
+	x.check(name, "x", dst.Rows, dst.Cols)
 	c.eachRow(rowTask{op: op, dst: dst, x: x, a: a})
 }
 
@@ -139,22 +171,22 @@ func (c *CPU) Softmax(dst, x Matrix) { c.unary(opSoftmax, "softmax", dst, x, 0) 
 // Modulate computes dst[i,j] = fma(x[i,j], 1 + scale[g,j], shift[g,j]), g = group[i];
 // a nil group is row 0 for all.
 func (c *CPU) Modulate(dst, x, scale, shift Matrix, group []int32) {
-	dst.valid("modulate: dst")
-	x.check("modulate: x", dst.Rows, dst.Cols)
+	dst.valid("modulate", "dst")
+	x.check("modulate", "x", dst.Rows, dst.Cols)
 	checkModulation(dst, scale, shift, group)
 	c.eachRow(rowTask{op: opModulate, dst: dst, x: x, scale: scale, shift: shift, group: group})
 }
 
 func checkModulation(dst, scale, shift Matrix, group []int32) {
-	scale.check("modulate: scale", scale.Rows, dst.Cols)
-	shift.check("modulate: shift", scale.Rows, dst.Cols)
+	scale.check("modulate", "scale", scale.Rows, dst.Cols)
+	shift.check("modulate", "shift", scale.Rows, dst.Cols)
 	checkGroup(group, dst.Rows, scale.Rows)
 }
 
 // Gather computes dst[i] = table[ids[i]], an embedding lookup.
 func (c *CPU) Gather(dst, table Matrix, ids []int32) {
-	dst.check("gather: dst", len(ids), table.Cols)
-	table.valid("gather: table")
+	dst.check("gather", "dst", len(ids), table.Cols)
+	table.valid("gather", "table")
 	for _, id := range ids {
 		if id < 0 || int(id) >= table.Rows {
 			panic(fmt.Sprintf("tensor: gather row %d of %d", id, table.Rows))
@@ -166,15 +198,15 @@ func (c *CPU) Gather(dst, table Matrix, ids []int32) {
 // LayerNorm computes dst[i,j] = (x[i,j] - mean_i) / sqrt(var_i + eps), without weights;
 // the variance is the biased one.
 func (c *CPU) LayerNorm(dst, x Matrix, eps float32) {
-	dst.valid("layer norm: dst")
-	x.check("layer norm: x", dst.Rows, dst.Cols)
+	dst.valid("layer norm", "dst")
+	x.check("layer norm", "x", dst.Rows, dst.Cols)
 	c.eachRow(rowTask{op: opLayerNorm, dst: dst, x: x, a: eps})
 }
 
 // LayerNormModulate is LayerNorm followed by Modulate, in one pass (adaLN).
 func (c *CPU) LayerNormModulate(dst, x, scale, shift Matrix, group []int32, eps float32) {
-	dst.valid("layer norm: dst")
-	x.check("layer norm: x", dst.Rows, dst.Cols)
+	dst.valid("layer norm", "dst")
+	x.check("layer norm", "x", dst.Rows, dst.Cols)
 	checkModulation(dst, scale, shift, group)
 	c.eachRow(rowTask{op: opLayerNorm, dst: dst, x: x, scale: scale, shift: shift, group: group, a: eps})
 }
@@ -200,15 +232,11 @@ func (c *CPU) RMSNorm(dst, x Matrix, w []float32, eps float32) {
 }
 
 func checkNorm(name string, dst, x Matrix, w []float32) {
-	dst.valid(name + ": dst")
-	x.check(name+": x", dst.Rows, dst.Cols)
+	dst.valid(name, "dst")
+	x.check(name, "x", dst.Rows, dst.Cols)
 	if len(w) == 0 || dst.Cols%len(w) != 0 {
 		panic(fmt.Sprintf("tensor: %s: %d weights for %d columns", name, len(w), dst.Cols))
 	}
-}
-
-func (t *rowTask) rmsNorm(k *kernelSet, dst, x []float32) {
-	k.scaleNorm(dst, x, t.w, float64(len(t.w)), float64(t.a), 0, 1)
 }
 
 // L2Norm computes dst = act(x / max(|x|, eps) * sqrt(n) * w) over groups of n = len(w)
@@ -216,16 +244,6 @@ func (t *rowTask) rmsNorm(k *kernelSet, dst, x []float32) {
 func (c *CPU) L2Norm(dst, x Matrix, w []float32, eps float32, act Activation) {
 	checkNorm("l2 norm", dst, x, w)
 	c.eachRow(rowTask{op: opL2Norm, dst: dst, x: x, w: w, a: eps, act: act})
-}
-
-func (t *rowTask) l2Norm(k *kernelSet, dst, x []float32) {
-	k.scaleNorm(dst, x, t.w, 1, 0, float64(t.a), math.Sqrt(float64(len(t.w))))
-	switch t.act {
-	case SiLU:
-		k.silu(dst, dst)
-	case GELU:
-		k.gelu(dst, dst)
-	}
 }
 
 // RopePairs rotates each head of each row of x, pairs (2j, 2j+1), the complex form:
@@ -245,10 +263,10 @@ func (c *CPU) RopeHalves(dst, x, cos, sin Matrix, rows []int32) {
 }
 
 func (c *CPU) rope(op rowOp, dst, x, cos, sin Matrix, rows []int32) {
-	dst.valid("rope: dst")
-	x.check("rope: x", dst.Rows, dst.Cols)
-	cos.valid("rope: cos")
-	sin.check("rope: sin", cos.Rows, cos.Cols)
+	dst.valid("rope", "dst")
+	x.check("rope", "x", dst.Rows, dst.Cols)
+	cos.valid("rope", "cos")
+	sin.check("rope", "sin", cos.Rows, cos.Cols)
 	if cos.Cols == 0 || dst.Cols%(2*cos.Cols) != 0 {
 		panic(fmt.Sprintf("tensor: rope: %d columns, %d angles", dst.Cols, cos.Cols))
 	}
