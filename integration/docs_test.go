@@ -1,10 +1,13 @@
 package integration_test
 
 import (
+	"encoding/json"
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -269,4 +272,84 @@ func TestDocs_NoLeftovers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The Go example of the README compiles against the packages as they are.
+func TestDocs_GoExampleCompiles(t *testing.T) {
+	block := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindStringSubmatch(read(t, "README.md"))
+	if block == nil {
+		t.Fatal("README.md has no Go example")
+	}
+	source := `package example
+
+import (
+	"context"
+	"fmt"
+
+	"` + module + `/pkg/client"
+	"` + module + `/schemas"
+)
+
+func Example(ctx context.Context) error {
+` + block[1] + `
+	return nil
+}
+`
+	// An overlay lets the compiler see the file inside the module without writing it there.
+	dir := t.TempDir()
+	file, overlay := filepath.Join(dir, "example.go"), filepath.Join(dir, "overlay.json")
+	place, err := filepath.Abs(filepath.Join(root, "integration", "readme", "example.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{place: file}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(file, []byte(source), 0o600), os.WriteFile(overlay, replace, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("go", "build", "-overlay", overlay, module+"/integration/readme").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// Each command line of the documents names a program, a subcommand and flags that exist.
+func TestDocs_CommandLinesExist(t *testing.T) {
+	line := regexp.MustCompile(`bin/(meander[a-z-]*)((?: [^&#|\n]+)?)`)
+	flag := regexp.MustCompile(`(--[a-z][a-z-]*)`)
+	help := map[string]string{}
+	lines := 0
+	for name, text := range documents(t) {
+		if strings.Contains(name, "/") {
+			continue
+		}
+		for _, m := range line.FindAllStringSubmatch(strings.Join(fences.FindAllString(text, -1), "\n"), -1) {
+			lines++
+			words := strings.Fields(m[2])
+			command := []string{"--help"}
+			if m[1] == "meander" && len(words) > 0 && !strings.HasPrefix(words[0], "-") {
+				command = []string{words[0], "--help"}
+			}
+			key := m[1] + " " + strings.Join(command, " ")
+			if help[key] == "" {
+				out, err := exec.Command(program(t, m[1]), command...).CombinedOutput()
+				if err != nil {
+					t.Errorf("%s: %s: %v\n%s", name, key, err, out)
+				}
+				help[key] = string(out)
+			}
+			if len(command) == 2 && !strings.Contains(help[key], "meander "+command[0]) {
+				t.Errorf("%s: %s is no command of meander", name, command[0])
+			}
+			for _, f := range flag.FindAllString(m[2], -1) {
+				if !strings.Contains(help[key], f+" ") {
+					t.Errorf("%s: %q: %s has no flag %s", name, strings.TrimSpace(m[0]), key, f)
+				}
+			}
+		}
+	}
+	if lines == 0 {
+		t.Error("found no command lines; the patterns are broken")
+	}
 }
