@@ -1,0 +1,144 @@
+package model
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// loader takes the tensors of one checkpoint by name. It collects every missing and
+// mis-shaped tensor and at the end everything unexpected, for one error. Shapes are
+// compared before memory is taken, so what it allocates is bounded by the files.
+type loader struct {
+	archive *safetensors.Archive
+	prefix  string          // of the names in the files
+	dry     bool            // only check, read nothing
+	used    map[string]bool // names in the files
+	missing []string
+	shapes  []string
+	failed  error // the first read that failed
+}
+
+func newLoader(a *safetensors.Archive, prefix string, dry bool) *loader {
+	return &loader{archive: a, prefix: prefix, dry: dry, used: map[string]bool{}}
+}
+
+// expect notes a tensor and reports whether it is there with that shape.
+func (l *loader) expect(name string, shape ...int) bool {
+	name = l.prefix + name
+	l.used[name] = true
+	info, ok := l.archive.Info(name)
+	switch {
+	case !ok:
+		l.missing = append(l.missing, name)
+	case !slices.Equal(info.Shape, shape):
+		l.shapes = append(l.shapes, fmt.Sprintf("%s %v, want %v", name, info.Shape, shape))
+	case !info.DType.Float():
+		l.shapes = append(l.shapes, fmt.Sprintf("%s has type %s", name, info.DType))
+	default:
+		return true
+	}
+	return false
+}
+
+// floats returns a tensor as float32, or nil where expect or a dry run says no.
+func (l *loader) floats(name string, shape ...int) []float32 {
+	if !l.expect(name, shape...) || l.dry {
+		return nil
+	}
+	x, err := l.archive.Floats(l.prefix + name)
+	if err != nil && l.failed == nil {
+		l.failed = err
+	}
+	return x
+}
+
+// linear is y = x w^T + bias.
+type linear struct {
+	w    *tensor.Packed
+	bias []float32 // nil without one
+}
+
+func (l *linear) bytes() int {
+	if l.w == nil {
+		return 0
+	}
+	return l.w.Bytes() + 4*len(l.bias)
+}
+
+// output is one of the projections that are stacked in a linear.
+type output struct {
+	name string // without .weight
+	n    int
+}
+
+// linear reads projections of one input of k columns and stacks them.
+func (l *loader) linear(k int, withBias bool, outs ...output) linear {
+	var ws [][]float32
+	var bias []float32
+	ok := true
+	for _, o := range outs {
+		w := l.floats(o.name+".weight", o.n, k)
+		ok = ok && w != nil
+		ws = append(ws, w)
+		if withBias {
+			b := l.floats(o.name+".bias", o.n)
+			ok = ok && b != nil
+			bias = append(bias, b...)
+		}
+	}
+	if !ok {
+		return linear{}
+	}
+	return linear{w: tensor.PackStacked(k, ws...), bias: bias}
+}
+
+// finish returns everything that was wrong. Names for which ignored is true may be there.
+func (l *loader) finish(part string, ignored func(name string) bool) error {
+	var unexpected []string
+	for _, name := range l.archive.Names() {
+		if !l.used[name] && !ignored(name) {
+			unexpected = append(unexpected, name)
+		}
+	}
+	if l.failed != nil {
+		return fmt.Errorf("load %s: %w", part, l.failed)
+	}
+	var parts []string
+	for _, p := range []struct {
+		what  string
+		names []string
+	}{{"missing", l.missing}, {"unexpected", unexpected}, {"of another shape", l.shapes}} {
+		if len(p.names) > 0 {
+			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what, shorten(p.names)))
+		}
+	}
+	if len(parts) > 0 {
+		return fmt.Errorf("load %s: %s", part, strings.Join(parts, "; "))
+	}
+	return nil
+}
+
+// shorten joins names, leaving out what no reader needs.
+func shorten(names []string) string {
+	const most = 12
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// count returns the parameters of an archive by type.
+func count(a *safetensors.Archive) (parameters int, types []string) {
+	seen := map[string]bool{}
+	for _, name := range a.Names() {
+		info, _ := a.Info(name)
+		parameters += info.Elements()
+		seen[string(info.DType)] = true
+	}
+	return parameters, slices.Sorted(maps.Keys(seen))
+}

@@ -1,0 +1,223 @@
+package model
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Constants of the transformer's class.
+const (
+	timeChannels = 256 // sines and cosines of a timestep
+	mmditEpsilon = 1e-6
+)
+
+// mmdit is QwenImageTransformer2DModel: a stream of image tokens and one of text tokens,
+// joined by attention in every block and modulated by the timestep (adaLN). It is
+// immutable; adapters make a new one that shares what they leave alone.
+type mmdit struct {
+	config  *transformerConfig
+	imgIn   linear
+	textRMS []float32
+	textIn  linear
+	time1   linear
+	time2   linear
+	blocks  []mmditBlock
+	modOut  linear // [2D, D]: scale, shift
+	out     linear
+	freqs   []float32 // [timeChannels/2]
+}
+
+// mmditBlock holds the weights of both streams of a block.
+type mmditBlock struct{ img, txt mmditStream }
+
+type mmditStream struct {
+	mod          linear    // [6D, D]: shift, scale, gate of attention, the same of the MLP
+	qkv          linear    // [3D, D]
+	normQ, normK []float32 // [head]
+	out          linear
+	up, down     linear // 4D
+}
+
+func loadMMDiT(a *safetensors.Archive, part string, c *transformerConfig, dry bool) (*mmdit, error) {
+	l := newLoader(a, "", dry)
+	d := c.width()
+	m := &mmdit{config: c, blocks: make([]mmditBlock, c.Layers)}
+	m.imgIn = l.linear(c.In, true, output{"img_in", d})
+	m.textRMS = l.floats("txt_norm.weight", c.TextWidth)
+	m.textIn = l.linear(c.TextWidth, true, output{"txt_in", d})
+	m.time1 = l.linear(timeChannels, true, output{"time_text_embed.timestep_embedder.linear_1", d})
+	m.time2 = l.linear(d, true, output{"time_text_embed.timestep_embedder.linear_2", d})
+	for i := range m.blocks {
+		name := fmt.Sprintf("transformer_blocks.%d.", i)
+		stream := func(stream, q, k, v, normQ, normK, out string) mmditStream {
+			return mmditStream{
+				mod:   l.linear(d, true, output{name + stream + "_mod.1", 6 * d}),
+				qkv:   l.linear(d, true, output{name + "attn." + q, d}, output{name + "attn." + k, d}, output{name + "attn." + v, d}),
+				normQ: l.floats(name+"attn."+normQ+".weight", c.HeadDim),
+				normK: l.floats(name+"attn."+normK+".weight", c.HeadDim),
+				out:   l.linear(d, true, output{name + "attn." + out, d}),
+				up:    l.linear(d, true, output{name + stream + "_mlp.net.0.proj", 4 * d}),
+				down:  l.linear(4*d, true, output{name + stream + "_mlp.net.2", d}),
+			}
+		}
+		m.blocks[i].img = stream("img", "to_q", "to_k", "to_v", "norm_q", "norm_k", "to_out.0")
+		m.blocks[i].txt = stream("txt", "add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k", "to_add_out")
+	}
+	m.modOut = l.linear(d, true, output{"norm_out.linear", 2 * d})
+	m.out = l.linear(d, true, output{"proj_out", c.In})
+	if err := l.finish(part, func(string) bool { return false }); err != nil || dry {
+		return nil, err
+	}
+	m.freqs = make([]float32, timeChannels/2)
+	for i := range m.freqs {
+		m.freqs[i] = float32(math.Exp(float64(float32(-math.Log(10000)) * float32(i) / (timeChannels / 2))))
+	}
+	return m, nil
+}
+
+// linears yields every projection, for adapters and memory counts.
+func (m *mmdit) linears(f func(*linear)) {
+	for _, l := range []*linear{&m.imgIn, &m.textIn, &m.time1, &m.time2, &m.modOut, &m.out} {
+		f(l)
+	}
+	for i := range m.blocks {
+		for _, s := range []*mmditStream{&m.blocks[i].img, &m.blocks[i].txt} {
+			for _, l := range []*linear{&s.mod, &s.qkv, &s.out, &s.up, &s.down} {
+				f(l)
+			}
+		}
+	}
+}
+
+func (m *mmdit) bytes() int {
+	n := 4 * (len(m.textRMS) + 4*len(m.blocks)*m.config.HeadDim)
+	m.linears(func(l *linear) { n += l.bytes() })
+	return n
+}
+
+// modulationSize is the columns of a modulation row: for every block image and text, then
+// the output.
+func (m *mmdit) modulationSize() int { return (12*len(m.blocks) + 2) * m.config.width() }
+
+// modulation writes everything that depends on the timestep alone to dst
+// [1, modulationSize].
+func (m *mmdit) modulation(w *worker, dst tensor.Matrix, sigma float32) {
+	cpu, d := w.cpu, m.config.width()
+	mark := w.arena.Mark()
+	defer w.arena.Release(mark)
+
+	// The pipeline hands over t = 1000*sigma, divides it by 1000 and multiplies again, in
+	// float32. At angles up to 1000 these roundings show, so they are repeated.
+	t := sigma * 1000 / 1000
+	wave := w.arena.Matrix(1, timeChannels)
+	for i, f := range m.freqs {
+		angle := float64(1000 * (t * f))
+		wave.Data[i] = float32(math.Cos(angle))
+		wave.Data[len(m.freqs)+i] = float32(math.Sin(angle))
+	}
+	h, temb := w.arena.Matrix(1, d), w.arena.Matrix(1, d)
+	cpu.Linear(h, wave, m.time1.w, tensor.Epilogue{Bias: m.time1.bias, Act: tensor.SiLU})
+	// Every use of the embedding goes through SiLU first.
+	cpu.Linear(temb, h, m.time2.w, tensor.Epilogue{Bias: m.time2.bias, Act: tensor.SiLU})
+	for i := range m.blocks {
+		for j, s := range []*mmditStream{&m.blocks[i].img, &m.blocks[i].txt} {
+			from := (12*i + 6*j) * d
+			cpu.Linear(dst.SliceCols(from, from+6*d), temb, s.mod.w, tensor.Epilogue{Bias: s.mod.bias})
+		}
+	}
+	from := 12 * len(m.blocks) * d
+	cpu.Linear(dst.SliceCols(from, from+2*d), temb, m.modOut.w, tensor.Epilogue{Bias: m.modOut.bias})
+}
+
+// packing says how the rows of a micro-batch lie in the matrices of forward: the text
+// tokens of all rows, then the image tokens of all rows.
+type packing struct {
+	text, image int // tokens in all
+	rope        *ropeTable
+	positions   []int32   // row of rope of each token
+	groups      []int32   // modulation row of each token
+	sequences   [][]int32 // tokens of each row, text first
+}
+
+// forward computes velocities: x [image, C] and embeds [text, textWidth] to dst
+// [image, C]; mod [groups, modulationSize]. stop is asked before every block.
+func (m *mmdit) forward(w *worker, dst, x, embeds, mod tensor.Matrix, p *packing, stop func() error) error {
+	c, cpu, a := m.config, w.cpu, &w.arena
+	d, hd := c.width(), c.HeadDim
+	n := p.text + p.image
+
+	h := a.Matrix(n, d) // both streams
+	y := a.Matrix(n, d)
+	qkv := a.Matrix(n, 3*d)
+	attn := a.Matrix(n, d)
+	hidden := a.Matrix(n, 4*d)
+	part := func(t tensor.Matrix, image bool) tensor.Matrix {
+		if image {
+			return t.SliceRows(p.text, n)
+		}
+		return t.SliceRows(0, p.text)
+	}
+
+	normed := a.Matrix(p.text, c.TextWidth)
+	cpu.RMSNorm(normed, embeds, m.textRMS, mmditEpsilon)
+	cpu.Linear(part(h, false), normed, m.textIn.w, tensor.Epilogue{Bias: m.textIn.bias})
+	cpu.Linear(part(h, true), x, m.imgIn.w, tensor.Epilogue{Bias: m.imgIn.bias})
+
+	type half struct {
+		s           *mmditStream
+		image       bool
+		groups      []int32
+		mod         tensor.Matrix // [groups, 6D]
+		h, y        tensor.Matrix
+		qkv, attn   tensor.Matrix
+		hidden      tensor.Matrix
+		modAttn     [3]tensor.Matrix // shift, scale, gate
+		modMLP      [3]tensor.Matrix
+		unnecessary bool
+	}
+	for i := range m.blocks {
+		if err := stop(); err != nil {
+			return err
+		}
+		last := i == len(m.blocks)-1
+		halves := [2]half{
+			{s: &m.blocks[i].txt, groups: p.groups[:p.text], mod: mod.SliceCols((12*i+6)*d, (12*i+12)*d), unnecessary: last},
+			{s: &m.blocks[i].img, image: true, groups: p.groups[p.text:], mod: mod.SliceCols(12*i*d, (12*i+6)*d)},
+		}
+		for j := range halves {
+			f := &halves[j]
+			f.h, f.y, f.qkv, f.attn, f.hidden = part(h, f.image), part(y, f.image), part(qkv, f.image), part(attn, f.image), part(hidden, f.image)
+			for k := range 3 {
+				f.modAttn[k] = f.mod.SliceCols(k*d, (k+1)*d)
+				f.modMLP[k] = f.mod.SliceCols((3+k)*d, (4+k)*d)
+			}
+			cpu.LayerNormModulate(f.y, f.h, f.modAttn[1], f.modAttn[0], f.groups, mmditEpsilon)
+			cpu.Linear(f.qkv, f.y, f.s.qkv.w, tensor.Epilogue{Bias: f.s.qkv.bias})
+			q, k := f.qkv.SliceCols(0, d), f.qkv.SliceCols(d, 2*d)
+			cpu.RMSNorm(q, q, f.s.normQ, mmditEpsilon)
+			cpu.RMSNorm(k, k, f.s.normK, mmditEpsilon)
+		}
+		qk := qkv.SliceCols(0, 2*d) // heads of q, then of k
+		cpu.RopePairs(qk, qk, p.rope.cos, p.rope.sin, p.positions)
+		cpu.Attention(attn, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d),
+			tensor.Attention{Heads: d / hd, Sequences: p.sequences})
+		for j := range halves {
+			f := &halves[j]
+			if f.unnecessary { // nothing reads the text after the last attention
+				continue
+			}
+			cpu.Linear(f.h, f.attn, f.s.out.w, tensor.Epilogue{Bias: f.s.out.bias, Gate: f.modAttn[2], Residual: f.h, Group: f.groups})
+			cpu.LayerNormModulate(f.y, f.h, f.modMLP[1], f.modMLP[0], f.groups, mmditEpsilon)
+			cpu.Linear(f.hidden, f.y, f.s.up.w, tensor.Epilogue{Bias: f.s.up.bias, Act: tensor.GELU})
+			cpu.Linear(f.h, f.hidden, f.s.down.w, tensor.Epilogue{Bias: f.s.down.bias, Gate: f.modMLP[2], Residual: f.h, Group: f.groups})
+		}
+	}
+	from := 12 * len(m.blocks) * d
+	scale, shift := mod.SliceCols(from, from+d), mod.SliceCols(from+d, from+2*d)
+	cpu.LayerNormModulate(part(y, true), part(h, true), scale, shift, p.groups[p.text:], mmditEpsilon)
+	cpu.Linear(dst, part(y, true), m.out.w, tensor.Epilogue{Bias: m.out.bias})
+	return nil
+}

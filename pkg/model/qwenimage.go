@@ -1,0 +1,489 @@
+package model
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"image"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// QwenImageFamily is the Card.Family of checkpoints of the QwenImagePipeline class.
+const QwenImageFamily = "qwen-image"
+
+// QwenImageOptions are the choices that a checkpoint leaves open. Zero fields take the
+// defaults below.
+type QwenImageOptions struct {
+	// Threads is how many threads compute; default GOMAXPROCS. Results do not depend on it.
+	Threads int
+	// Kernels names the inner loops; default the fastest of this machine. Results do not
+	// depend on it.
+	Kernels tensor.Kernels
+	// Height, Width (pixels), NumInferenceSteps and TrueCFGScale are the Card's defaults for
+	// prompts. Their default is what the file meander.json of the folder says, else that of
+	// the pipeline: 1024, 1024, 50 and 4.
+	Height, Width, NumInferenceSteps int
+	TrueCFGScale                     float64
+	// MaxPixels bounds height*width; default 2048*2048, at least Height*Width.
+	MaxPixels int
+	// MaxPromptTokens bounds a conditioning, the five tokens of the template's end included;
+	// default 512, at most 1024.
+	MaxPromptTokens int
+	// PromptCacheBytes bounds the conditionings that are kept; default 32 MiB. Negative
+	// keeps none.
+	PromptCacheBytes int
+}
+
+// Bounds of the other caches: timestep modulations (one per sigma) and position tables
+// (one per picture size).
+const (
+	modulationCacheBytes = 32 << 20
+	ropeCacheBytes       = 32 << 20
+)
+
+// QwenImage is a text-to-image model of the Qwen-Image family: Qwen2.5-VL as text
+// encoder, the MMDiT transformer and the autoencoder, computed in float32. It holds all
+// weights as float32, whatever their type in the files, and besides, per thread, the
+// activations of the largest request seen; see MemoryBytes.
+//
+// The bits of a result depend on the weights and the arguments alone: not on threads,
+// kernels, or the rows that share a call.
+type QwenImage struct {
+	*qwenShared
+	card        Card
+	transformer *mmdit
+	modulations lru[float32, []float32]
+	closed      sync.Once
+}
+
+// qwenShared is what a model has in common with those derived from it by adapters.
+type qwenShared struct {
+	users     atomic.Int32
+	tokenizer *Tokenizer
+	text      *textEncoder
+	vae       *autoencoder
+	crew      *crew
+	prompts   lru[[sha256.Size]byte, *Conditioning]
+	ropes     lru[[2]int, *ropeTable]
+}
+
+var _ Model = (*QwenImage)(nil)
+
+// OpenQwenImage loads a checkpoint in the diffusers layout: model_index.json, scheduler/,
+// tokenizer/, text_encoder/, transformer/ and vae/, weights in F32, F16 or BF16, whole or
+// in shards. Nothing outside dir is read. Whatever is missing, unexpected, mis-shaped or
+// not supported is named in the error.
+func OpenQwenImage(dir string, o QwenImageOptions) (*QwenImage, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open model: %w", err)
+	}
+	m, err := openQwenImage(root, dir, o)
+	if err = errors.Join(err, root.Close()); err != nil {
+		return nil, fmt.Errorf("open model %q: %w", dir, err)
+	}
+	return m, nil
+}
+
+func openQwenImage(root *os.Root, dir string, o QwenImageOptions) (*QwenImage, error) {
+	c, err := readConfigs(root)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.complete(&c.defaults); err != nil {
+		return nil, err
+	}
+	tok, err := loadTokenizer(root, "tokenizer")
+	if err != nil {
+		return nil, err
+	}
+	if tok.Size() > c.text.Vocabulary {
+		return nil, fmt.Errorf("tokenizer: ids up to %d, but text_encoder has vocab_size %d", tok.Size()-1, c.text.Vocabulary)
+	}
+	digest, err := newDigest(root)
+	if err != nil {
+		return nil, err
+	}
+	s := &qwenShared{tokenizer: tok}
+	m := &QwenImage{qwenShared: s}
+	var faults []error
+	load := func(part string, f func(a *safetensors.Archive) error) {
+		a, err := safetensors.OpenRoot(root, part)
+		if err != nil {
+			faults = append(faults, err)
+			return
+		}
+		digest.archive(part, a)
+		faults = append(faults, f(a), a.Close())
+	}
+	load("text_encoder", func(a *safetensors.Archive) (err error) {
+		s.text, err = loadTextEncoder(a, "text_encoder", c.text, false)
+		return err
+	})
+	load("transformer", func(a *safetensors.Archive) (err error) {
+		m.transformer, err = loadMMDiT(a, "transformer", c.transformer, false)
+		return err
+	})
+	load("vae", func(a *safetensors.Archive) (err error) {
+		s.vae, err = loadAutoencoder(a, "vae", c.vae, false)
+		return err
+	})
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
+	}
+	if s.crew, err = newCrew(o.Threads, o.Kernels); err != nil {
+		return nil, err
+	}
+	s.users.Store(1)
+	s.prompts.limit = o.PromptCacheBytes
+	s.ropes.limit = ropeCacheBytes
+	m.modulations.limit = modulationCacheBytes
+	m.card = Card{
+		Name:              NameOf(dir),
+		Family:            QwenImageFamily,
+		WeightsDigest:     digest.hex(),
+		SchedulerConfig:   c.scheduler,
+		LatentChannels:    c.transformer.In,
+		PixelsPerToken:    c.pixelsPerToken(),
+		Height:            o.Height,
+		Width:             o.Width,
+		NumInferenceSteps: o.NumInferenceSteps,
+		TrueCFGScale:      o.TrueCFGScale,
+		MaxPixels:         o.MaxPixels,
+		MaxPromptTokens:   o.MaxPromptTokens,
+	}
+	if _, err := m.card.Tokens(o.Height, o.Width); err != nil {
+		m.crew.close()
+		return nil, fmt.Errorf("default size: %w", err)
+	}
+	return m, nil
+}
+
+// complete fills zero fields and checks all.
+func (o *QwenImageOptions) complete(d *sampleDefaults) error {
+	o.Threads = orDefault(o.Threads, runtime.GOMAXPROCS(0))
+	if o.Kernels == "" {
+		o.Kernels = tensor.AvailableKernels()[0]
+	}
+	o.Height, o.Width = orDefault(o.Height, d.Height), orDefault(o.Width, d.Width)
+	o.NumInferenceSteps = orDefault(o.NumInferenceSteps, d.NumInferenceSteps)
+	o.TrueCFGScale = orDefault(o.TrueCFGScale, d.TrueCFGScale)
+	o.MaxPromptTokens = orDefault(o.MaxPromptTokens, 512)
+	o.PromptCacheBytes = max(0, orDefault(o.PromptCacheBytes, 32<<20))
+	var f faults
+	f.within("Threads", o.Threads, 1, 4096)
+	f.within("Height", o.Height, 1, 1<<15)
+	f.within("Width", o.Width, 1, 1<<15)
+	f.within("NumInferenceSteps", o.NumInferenceSteps, 1, 1000)
+	f.within("MaxPromptTokens", o.MaxPromptTokens, 1, promptTokensLimit)
+	f.check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale = %g: want more than 0, at most 1000", o.TrueCFGScale)
+	if len(f) == 0 {
+		o.MaxPixels = orDefault(o.MaxPixels, max(2048*2048, o.Height*o.Width))
+		f.within("MaxPixels", o.MaxPixels, o.Height*o.Width, 1<<28)
+	}
+	return f.of("model options")
+}
+
+func orDefault[T int | float64](v, d T) T {
+	if v == 0 {
+		return d
+	}
+	return v
+}
+
+// Card describes the model.
+func (m *QwenImage) Card() Card { return m.card }
+
+// Close stops the threads. A model and those made from it by WithAdapters share them:
+// the last Close counts.
+func (m *QwenImage) Close() error {
+	m.closed.Do(func() {
+		if m.users.Add(-1) == 0 {
+			m.crew.close()
+		}
+	})
+	return nil
+}
+
+// MemoryBytes returns the memory of the weights, and that of everything kept between
+// calls besides: activations of the largest request of each thread, conditionings,
+// position tables and modulations.
+func (m *QwenImage) MemoryBytes() (weights, working int) {
+	weights = m.transformer.bytes() + m.text.bytes() + m.vae.bytes()
+	working = m.crew.bytes() + m.prompts.bytes() + m.ropes.bytes() + m.modulations.bytes()
+	return weights, working
+}
+
+// Encode returns the prompt embeddings that the pipeline hands to its transformer: the
+// last hidden states of the prompt in its template, without the template's beginning.
+func (m *QwenImage) Encode(ctx context.Context, prompts []string) ([]*Conditioning, error) {
+	out := make([]*Conditioning, len(prompts))
+	first := make(map[string]int, len(prompts)) // where a prompt that is not cached comes first
+	var missing []int
+	for i, prompt := range prompts {
+		if c, ok := m.prompts.get(sha256.Sum256([]byte(prompt))); ok {
+			out[i] = c
+		} else if _, ok := first[prompt]; !ok {
+			first[prompt] = i
+			missing = append(missing, i)
+		}
+	}
+	ids := make([][]int32, len(missing))
+	for k, i := range missing {
+		var err error
+		if ids[k], err = promptIDs(m.tokenizer, prompts[i], m.card.MaxPromptTokens); err != nil {
+			return nil, fmt.Errorf("prompt %.80q: %w", prompts[i], err)
+		}
+	}
+	if len(missing) > 0 {
+		err := m.crew.split(ctx, len(missing), func(w *worker, from, to int) error {
+			for k := from; k < to; k++ {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				w.reset()
+				i := missing[k]
+				out[i] = m.encodeOne(w, prompts[i], ids[k])
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("encode prompts: %w", err)
+		}
+	}
+	for _, i := range missing {
+		c := out[i]
+		m.prompts.put(sha256.Sum256([]byte(c.Prompt)), c, 4*len(c.Embeds)+len(c.Prompt))
+	}
+	for i, prompt := range prompts {
+		if out[i] == nil {
+			out[i] = out[first[prompt]]
+		}
+	}
+	return out, nil
+}
+
+func (m *QwenImage) encodeOne(w *worker, prompt string, ids []int32) *Conditioning {
+	d := m.text.config.Width
+	hidden := w.arena.Matrix(len(ids), d)
+	m.text.forward(w, hidden, ids)
+	return &Conditioning{
+		Prompt: prompt,
+		Embeds: slices.Clone(hidden.Data[promptTokensDropped*d:]),
+		Tokens: len(ids) - promptTokensDropped,
+		Width:  d,
+	}
+}
+
+// Velocity evaluates the transformer for rows of different prompts and sigmas. Rows are
+// spread over the threads; those of one thread are computed together without padding.
+func (m *QwenImage) Velocity(
+	ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int,
+) error {
+	tokens, err := m.card.Tokens(height, width)
+	if err != nil {
+		return err
+	}
+	if err := m.checkRows(dst, x, sigma, cond, tokens*m.card.LatentChannels); err != nil {
+		return err
+	}
+	b := &batch{
+		m: m, ctx: ctx, dst: dst, x: x, sigma: sigma, cond: cond, tokens: tokens,
+		rope: m.rope(height/m.card.PixelsPerToken, width/m.card.PixelsPerToken),
+	}
+	switch n := len(x); {
+	case n == 0:
+		return nil
+	case n < m.crew.threads:
+		return m.crew.doWide(ctx, func(w *worker) error { return b.compute(w, 0, n) })
+	default:
+		return m.crew.split(ctx, n, b.compute)
+	}
+}
+
+func (m *QwenImage) checkRows(dst, x [][]float32, sigma []float32, cond []*Conditioning, size int) error {
+	if len(dst) != len(x) || len(sigma) != len(x) || len(cond) != len(x) {
+		return fmt.Errorf("velocity of %d rows: %d results, %d sigmas, %d conditionings", len(x), len(dst), len(sigma), len(cond))
+	}
+	for i := range x {
+		switch c := cond[i]; {
+		case len(x[i]) != size || len(dst[i]) != size:
+			return fmt.Errorf("velocity row %d: latents of %d and %d elements, want %d", i, len(x[i]), len(dst[i]), size)
+		case math.IsNaN(float64(sigma[i])) || sigma[i] < 0 || sigma[i] > 1:
+			return fmt.Errorf("velocity row %d: sigma %g: want 0 to 1", i, sigma[i])
+		case c == nil:
+			return fmt.Errorf("velocity row %d: no conditioning", i)
+		case c.Width != m.transformer.config.TextWidth || c.Tokens < 1 || c.Tokens > m.card.MaxPromptTokens ||
+			len(c.Embeds) != c.Tokens*c.Width:
+			return fmt.Errorf("velocity row %d: conditioning of %d elements, %d x %d: want 1 to %d tokens x %d",
+				i, len(c.Embeds), c.Tokens, c.Width, m.card.MaxPromptTokens, m.transformer.config.TextWidth)
+		}
+	}
+	return nil
+}
+
+// rope returns the positions of a picture of h x w tokens with the longest prompt.
+func (m *QwenImage) rope(h, w int) *ropeTable {
+	if t, ok := m.ropes.get([2]int{h, w}); ok {
+		return t
+	}
+	t := jointRope(m.transformer.config.Axes, h, w, m.card.MaxPromptTokens)
+	m.ropes.put([2]int{h, w}, t, 4*(len(t.cos.Data)+len(t.sin.Data)))
+	return t
+}
+
+// batch is the arguments of one call of Velocity.
+type batch struct {
+	m      *QwenImage
+	ctx    context.Context // of the call that this value lives in
+	dst, x [][]float32
+	sigma  []float32
+	cond   []*Conditioning
+	tokens int
+	rope   *ropeTable
+}
+
+// compute evaluates rows from..to-1 in one pass.
+func (b *batch) compute(w *worker, from, to int) error {
+	m, a := b.m, &w.arena
+	channels, textWidth := m.card.LatentChannels, m.transformer.config.TextWidth
+	rows := to - from
+	p := packing{image: rows * b.tokens, rope: b.rope}
+	for _, c := range b.cond[from:to] {
+		p.text += c.Tokens
+	}
+	n := p.text + p.image
+	p.positions, p.groups = w.int32s(n), w.int32s(n)
+	order := w.int32s(n) // the sequences, one after the other
+	x, embeds := a.Matrix(p.image, channels), a.Matrix(p.text, textWidth)
+
+	// Rows of one sigma share a modulation.
+	first := w.int32s(rows) // the row where each modulation's sigma comes first
+	groups := 0
+	text, image, at := 0, p.text, 0
+	for i := range rows {
+		r := from + i
+		g := 0
+		for g < groups && b.sigma[first[g]] != b.sigma[r] {
+			g++
+		}
+		if g == groups {
+			first[g] = int32(r)
+			groups++
+		}
+		sequence := order[at : at+b.cond[r].Tokens+b.tokens]
+		at += len(sequence)
+		copy(embeds.Data[text*textWidth:], b.cond[r].Embeds)
+		copy(x.Data[(image-p.text)*channels:], b.x[r])
+		for j := range sequence {
+			token, position := text, b.tokens+j
+			if j >= b.cond[r].Tokens {
+				token, position = image, j-b.cond[r].Tokens
+				image++
+			} else {
+				text++
+			}
+			sequence[j] = int32(token)
+			p.positions[token], p.groups[token] = int32(position), int32(g)
+		}
+		w.seqs = append(w.seqs, sequence)
+	}
+	p.sequences = w.seqs
+
+	mod := a.Matrix(groups, m.transformer.modulationSize())
+	for g := range groups {
+		m.modulation(w, mod.SliceRows(g, g+1), b.sigma[first[g]])
+	}
+	out := a.Matrix(p.image, channels)
+	if err := m.transformer.forward(w, out, x, embeds, mod, &p, b.ctx.Err); err != nil {
+		return err
+	}
+	size := b.tokens * channels
+	for i := range rows {
+		copy(b.dst[from+i], out.Data[i*size:(i+1)*size])
+	}
+	return nil
+}
+
+// modulation writes the modulation of a sigma, from the cache if it is there: a schedule
+// comes back with every request.
+func (m *QwenImage) modulation(w *worker, dst tensor.Matrix, sigma float32) {
+	if v, ok := m.modulations.get(sigma); ok {
+		copy(dst.Data, v)
+		return
+	}
+	m.transformer.modulation(w, dst, sigma)
+	m.modulations.put(sigma, slices.Clone(dst.Data), 4*len(dst.Data))
+}
+
+// Decode turns latents [S, C] into a picture.
+func (m *QwenImage) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+	var img *image.NRGBA
+	err := m.decode(ctx, latents, height, width, func(pixels tensor.Image) { img = toNRGBA(pixels) })
+	return img, err
+}
+
+// DecodePixels is Decode without the rounding to bytes: pixels [height, width, 3] in
+// [-1, 1].
+func (m *QwenImage) DecodePixels(ctx context.Context, latents []float32, height, width int) ([]float32, error) {
+	var out []float32
+	err := m.decode(ctx, latents, height, width, func(pixels tensor.Image) { out = slices.Clone(pixels.Data) })
+	return out, err
+}
+
+func (m *QwenImage) decode(ctx context.Context, latents []float32, height, width int, use func(tensor.Image)) error {
+	tokens, err := m.card.Tokens(height, width)
+	if err != nil {
+		return err
+	}
+	if len(latents) != tokens*m.card.LatentChannels {
+		return fmt.Errorf("decode: latents of %d elements, want %d x %d", len(latents), tokens, m.card.LatentChannels)
+	}
+	return m.crew.doWide(ctx, func(w *worker) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		use(m.vae.decode(w, latents, height, width))
+		return nil
+	})
+}
+
+// EncodeImage returns the latents [S, C] of a picture: the mode of the autoencoder's
+// posterior, normalized as the transformer sees them. Transparency is ignored.
+func (m *QwenImage) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
+	r := img.Rect
+	tokens, err := m.card.Tokens(r.Dy(), r.Dx())
+	if err != nil {
+		return nil, err
+	}
+	latents := make([]float32, tokens*m.card.LatentChannels)
+	err = m.crew.doWide(ctx, func(w *worker) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		pixels := w.arena.Image(1, r.Dy(), r.Dx(), 3)
+		for y := range r.Dy() {
+			for x := range r.Dx() {
+				px := img.Pix[img.PixOffset(r.Min.X+x, r.Min.Y+y):]
+				for c := range 3 {
+					pixels.Data[3*(y*r.Dx()+x)+c] = float32(px[c])/255*2 - 1
+				}
+			}
+		}
+		m.vae.encode(w, latents, pixels)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode image: %w", err)
+	}
+	return latents, nil
+}

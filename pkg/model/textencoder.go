@@ -1,0 +1,140 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// The prompt template of the pipeline and the tokens of its fixed part, whose hidden
+// states are dropped. The template is a contract with the published weights.
+const (
+	promptPrefix = "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, " +
+		"text, spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
+	promptSuffix        = "<|im_end|>\n<|im_start|>assistant\n"
+	promptTokensDropped = 34
+	// promptTokensLimit is the longest conditioning of the pipeline; it drops what is
+	// behind, here that is an error.
+	promptTokensLimit = 1024
+)
+
+// textEncoder is the language model of Qwen2.5-VL on text alone: grouped-query attention
+// with biases on q, k and v, rotary embeddings in the half-split form, RMS norms before
+// each half of a layer, SwiGLU. Its vision tower is not loaded.
+type textEncoder struct {
+	config *textConfig
+	embed  tensor.Matrix // [vocabulary, D]
+	layers []textLayer
+	norm   []float32
+	rope   *ropeTable
+}
+
+type textLayer struct {
+	attnNorm, mlpNorm []float32
+	qkv               linear // [(heads + 2*kvHeads) * headDim, D]
+	out               linear
+	gateUp            linear // [2*intermediate, D]
+	down              linear
+}
+
+// textPrefixes are where checkpoints of different ages keep the language model.
+var textPrefixes = []string{"model.language_model.", "language_model.model.", "model."}
+
+func loadTextEncoder(a *safetensors.Archive, part string, c *textConfig, dry bool) (*textEncoder, error) {
+	prefix := textPrefixes[len(textPrefixes)-1]
+	for _, p := range textPrefixes {
+		if _, ok := a.Info(p + "embed_tokens.weight"); ok {
+			prefix = p
+			break
+		}
+	}
+	l := newLoader(a, prefix, dry)
+	d := c.Width
+	hd := d / c.Heads
+	t := &textEncoder{config: c, layers: make([]textLayer, c.Layers)}
+	if w := l.floats("embed_tokens.weight", c.Vocabulary, d); w != nil {
+		t.embed = tensor.NewMatrix(w, c.Vocabulary, d)
+	}
+	for i := range t.layers {
+		name := fmt.Sprintf("layers.%d.", i)
+		t.layers[i] = textLayer{
+			attnNorm: l.floats(name+"input_layernorm.weight", d),
+			mlpNorm:  l.floats(name+"post_attention_layernorm.weight", d),
+			qkv: l.linear(d, true, output{name + "self_attn.q_proj", d},
+				output{name + "self_attn.k_proj", c.KVHeads * hd}, output{name + "self_attn.v_proj", c.KVHeads * hd}),
+			out:    l.linear(d, false, output{name + "self_attn.o_proj", d}),
+			gateUp: l.linear(d, false, output{name + "mlp.gate_proj", c.Intermediate}, output{name + "mlp.up_proj", c.Intermediate}),
+			down:   l.linear(c.Intermediate, false, output{name + "mlp.down_proj", d}),
+		}
+	}
+	t.norm = l.floats("norm.weight", d)
+	err := l.finish(part, func(name string) bool {
+		// The vision tower and the output head play no part in reading a prompt.
+		return strings.HasPrefix(name, "visual.") || strings.HasPrefix(name, "model.visual.") ||
+			strings.HasPrefix(name, "vision_tower.") || strings.HasSuffix(name, "lm_head.weight")
+	})
+	if err != nil || dry {
+		return nil, err
+	}
+	t.rope = textRope(c.Theta, hd, promptTokensLimit+promptTokensDropped)
+	return t, nil
+}
+
+func (t *textEncoder) bytes() int {
+	n := 4 * (len(t.embed.Data) + len(t.norm))
+	for i := range t.layers {
+		l := &t.layers[i]
+		n += l.qkv.bytes() + l.out.bytes() + l.gateUp.bytes() + l.down.bytes() + 4*(len(l.attnNorm)+len(l.mlpNorm))
+	}
+	return n
+}
+
+// forward writes the last hidden states, after the final norm, to dst [L, D].
+func (t *textEncoder) forward(w *worker, dst tensor.Matrix, ids []int32) {
+	c, cpu, a := t.config, w.cpu, &w.arena
+	d, n := c.Width, len(ids)
+	hd := d / c.Heads
+	kv := c.KVHeads * hd
+	eps := float32(c.Epsilon)
+	x, y := a.Matrix(n, d), a.Matrix(n, d)
+	qkv := a.Matrix(n, d+2*kv)
+	gateUp := a.Matrix(n, 2*c.Intermediate)
+	hidden := a.Matrix(n, c.Intermediate)
+
+	cpu.Gather(x, t.embed, ids)
+	for i := range t.layers {
+		l := &t.layers[i]
+		cpu.RMSNorm(y, x, l.attnNorm, eps)
+		cpu.Linear(qkv, y, l.qkv.w, tensor.Epilogue{Bias: l.qkv.bias})
+		qk := qkv.SliceCols(0, d+kv) // heads of q, then of k
+		cpu.RopeHalves(qk, qk, t.rope.cos.SliceRows(0, n), t.rope.sin.SliceRows(0, n), nil)
+		cpu.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, d+kv), qkv.SliceCols(d+kv, d+2*kv),
+			tensor.Attention{Heads: c.Heads, KVHeads: c.KVHeads, Causal: true})
+		cpu.Linear(x, y, l.out.w, tensor.Epilogue{Residual: x})
+
+		cpu.RMSNorm(y, x, l.mlpNorm, eps)
+		cpu.Linear(gateUp, y, l.gateUp.w, tensor.Epilogue{})
+		cpu.SiLUMul(hidden, gateUp.SliceCols(0, c.Intermediate), gateUp.SliceCols(c.Intermediate, 2*c.Intermediate))
+		cpu.Linear(x, hidden, l.down.w, tensor.Epilogue{Residual: x})
+	}
+	cpu.RMSNorm(dst, x, t.norm, eps)
+}
+
+// promptIDs returns the tokens of a prompt in the template. The whole is tokenized at
+// once, as the pipeline does: white space at the ends of the prompt joins the template's.
+func promptIDs(tok *Tokenizer, prompt string, limit int) ([]int32, error) {
+	ids, err := tok.Encode(promptPrefix + prompt + promptSuffix)
+	if err != nil {
+		return nil, err
+	}
+	kept := len(ids) - promptTokensDropped
+	if kept <= 0 {
+		return nil, fmt.Errorf("the template makes %d tokens: want more than %d", len(ids), promptTokensDropped)
+	}
+	if kept > limit {
+		return nil, fmt.Errorf("%d tokens: want at most %d", kept, limit)
+	}
+	return ids, nil
+}
