@@ -80,6 +80,10 @@ func goExpSum(x []float32, m, scale float32) float32 {
 		x[i] = v
 		s[i%lanes] += v
 	}
+	return sumLanes32(&s)
+}
+
+func sumLanes32(s *[lanes]float32) float32 {
 	for w := lanes / 2; w > 0; w /= 2 {
 		for l := range w {
 			s[l] += s[l+w]

@@ -1,7 +1,5 @@
 package main
 
-import "fmt"
-
 const neonRows = 6
 
 // tilesARM64 writes the NEON tile kernel: 6 x 16, accumulators V8 to V31.
@@ -47,10 +45,6 @@ func tilesARM64(w *writer) {
 	w.op("SUBS $1, R0, R0")
 	w.op("BNE loop")
 	w.op("RET")
-}
-
-func quad(first int) string {
-	return fmt.Sprintf("[V%d.S4, V%d.S4, V%d.S4, V%d.S4]", first, first+1, first+2, first+3)
 }
 
 func neonTile(w *writer, rows int) {
