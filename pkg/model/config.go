@@ -77,7 +77,10 @@ func readIndexConfig(root *os.Root) (*indexConfig, error) {
 	class("tokenizer", c.Tokenizer, "Qwen2Tokenizer", "Qwen2TokenizerFast")
 	class("transformer", c.Transformer, "QwenImageTransformer2DModel")
 	class("vae", c.Autoencoder, "AutoencoderKLQwenImage")
-	return c, f.of(name)
+	if err := f.of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // of returns the faults as one error about a file, or nil.
@@ -178,7 +181,10 @@ func readTextConfig(root *os.Root, dir string) (*textConfig, error) {
 			f.check(kind == "" || kind == "default" || kind == "mrope", "rope_type = %q: want default", kind)
 		}
 	}
-	return c, f.of(name)
+	if err := f.of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // transformerConfig is transformer/config.json.
@@ -231,7 +237,10 @@ func readTransformerConfig(root *os.Root, dir string) (*transformerConfig, error
 	f.check(!c.AdditionalT, "use_additional_t_cond: not supported")
 	f.check(!c.Layer3DRope, "use_layer3d_rope: not supported")
 	f.check(c.Quantization == nil, "quantization_config: not supported")
-	return c, f.of(name)
+	if err := f.of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // vaeConfig is vae/config.json.
@@ -273,7 +282,10 @@ func readVAEConfig(root *os.Root, dir string) (*vaeConfig, error) {
 		ok = !math.IsNaN(c.Mean[i]) && !math.IsInf(c.Mean[i], 0) && c.Std[i] > 0 && !math.IsInf(c.Std[i], 0)
 	}
 	f.check(ok, "latents_mean, latents_std: want z_dim = %d finite numbers each, standard deviations above 0", c.Latents)
-	return c, f.of(name)
+	if err := f.of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // levels returns how often the autoencoder halves a picture.

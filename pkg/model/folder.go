@@ -41,7 +41,17 @@ const (
 // pixelsPerToken is the edge of what a token covers: a 2x2 patch of latents.
 func (c *modelConfigs) pixelsPerToken() int { return 2 << c.vae.levels() }
 
-// readConfigs reads and checks all configurations, reporting the faults of all.
+// fitTokenizer checks that every token has an embedding.
+func (c *modelConfigs) fitTokenizer(t *Tokenizer) error {
+	if t.Size() > c.text.Vocabulary {
+		return fmt.Errorf("tokenizer: ids up to %d, but text_encoder has vocab_size %d", t.Size()-1, c.text.Vocabulary)
+	}
+	return nil
+}
+
+// readConfigs reads and checks all configurations, reporting the faults of all. Without a
+// model_index.json there are none, and it returns nil; otherwise a configuration with
+// faults is nil.
 func readConfigs(root *os.Root) (*modelConfigs, error) {
 	if _, err := readIndexConfig(root); err != nil {
 		return nil, err
@@ -59,7 +69,7 @@ func readConfigs(root *os.Root) (*modelConfigs, error) {
 		errs[4] = nil
 	}
 	if err := errors.Join(errs[:]...); err != nil {
-		return nil, err
+		return c, err
 	}
 	var f faults
 	f.check(c.transformer.TextWidth == c.text.Width,

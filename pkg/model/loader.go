@@ -1,6 +1,7 @@
 package model
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,14 +18,17 @@ type loader struct {
 	archive *safetensors.Archive
 	prefix  string          // of the names in the files
 	dry     bool            // only check, read nothing
+	kept    int             // elements that stay in memory
 	used    map[string]bool // names in the files
 	missing []string
 	shapes  []string
 	failed  error // the first read that failed
+	// ignored says which other names may be there; nil is none.
+	ignored func(name string) bool
 }
 
-func newLoader(a *safetensors.Archive, prefix string, dry bool) *loader {
-	return &loader{archive: a, prefix: prefix, dry: dry, used: map[string]bool{}}
+func newLoader(a *safetensors.Archive, dry bool) *loader {
+	return &loader{archive: a, dry: dry, used: map[string]bool{}}
 }
 
 // expect notes a tensor and reports whether it is there with that shape.
@@ -47,7 +51,12 @@ func (l *loader) expect(name string, shape ...int) bool {
 
 // floats returns a tensor as float32, or nil where expect or a dry run says no.
 func (l *loader) floats(name string, shape ...int) []float32 {
-	if !l.expect(name, shape...) || l.dry {
+	if !l.expect(name, shape...) {
+		return nil
+	}
+	info, _ := l.archive.Info(l.prefix + name)
+	l.kept += info.Elements()
+	if l.dry {
 		return nil
 	}
 	x, err := l.archive.Floats(l.prefix + name)
@@ -97,16 +106,16 @@ func (l *loader) linear(k int, withBias bool, outs ...output) linear {
 	return linear{w: tensor.PackStacked(k, ws...), bias: bias}
 }
 
-// finish returns everything that was wrong. Names for which ignored is true may be there.
-func (l *loader) finish(part string, ignored func(name string) bool) error {
+// finish returns everything that was wrong.
+func (l *loader) finish() error {
 	var unexpected []string
 	for _, name := range l.archive.Names() {
-		if !l.used[name] && !ignored(name) {
+		if !l.used[name] && (l.ignored == nil || !l.ignored(name)) {
 			unexpected = append(unexpected, name)
 		}
 	}
 	if l.failed != nil {
-		return fmt.Errorf("load %s: %w", part, l.failed)
+		return l.failed
 	}
 	var parts []string
 	for _, p := range []struct {
@@ -118,7 +127,7 @@ func (l *loader) finish(part string, ignored func(name string) bool) error {
 		}
 	}
 	if len(parts) > 0 {
-		return fmt.Errorf("load %s: %s", part, strings.Join(parts, "; "))
+		return errors.New(strings.Join(parts, "; "))
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -41,8 +40,7 @@ type mmditStream struct {
 	up, down     linear // 4D
 }
 
-func loadMMDiT(a *safetensors.Archive, part string, c *transformerConfig, dry bool) (*mmdit, error) {
-	l := newLoader(a, "", dry)
+func loadMMDiT(l *loader, c *transformerConfig) *mmdit {
 	d := c.width()
 	m := &mmdit{config: c, blocks: make([]mmditBlock, c.Layers)}
 	m.imgIn = l.linear(c.In, true, output{"img_in", d})
@@ -68,14 +66,11 @@ func loadMMDiT(a *safetensors.Archive, part string, c *transformerConfig, dry bo
 	}
 	m.modOut = l.linear(d, true, output{"norm_out.linear", 2 * d})
 	m.out = l.linear(d, true, output{"proj_out", c.In})
-	if err := l.finish(part, func(string) bool { return false }); err != nil || dry {
-		return nil, err
-	}
 	m.freqs = make([]float32, timeChannels/2)
 	for i := range m.freqs {
 		m.freqs[i] = float32(math.Exp(float64(float32(-math.Log(10000)) * float32(i) / (timeChannels / 2))))
 	}
-	return m, nil
+	return m
 }
 
 // linears yields every projection, for adapters and memory counts.

@@ -67,13 +67,15 @@ type QwenImage struct {
 
 // qwenShared is what a model has in common with those derived from it by adapters.
 type qwenShared struct {
-	users     atomic.Int32
-	tokenizer *Tokenizer
-	text      *textEncoder
-	vae       *autoencoder
-	crew      *crew
-	prompts   lru[[sha256.Size]byte, *Conditioning]
-	ropes     lru[[2]int, *ropeTable]
+	users      atomic.Int32
+	base       *mmdit // without adapters
+	baseDigest string
+	tokenizer  *Tokenizer
+	text       *textEncoder
+	vae        *autoencoder
+	crew       *crew
+	prompts    lru[[sha256.Size]byte, *Conditioning]
+	ropes      lru[[2]int, *ropeTable]
 }
 
 var _ Model = (*QwenImage)(nil)
@@ -106,8 +108,8 @@ func openQwenImage(root *os.Root, dir string, o QwenImageOptions) (*QwenImage, e
 	if err != nil {
 		return nil, err
 	}
-	if tok.Size() > c.text.Vocabulary {
-		return nil, fmt.Errorf("tokenizer: ids up to %d, but text_encoder has vocab_size %d", tok.Size()-1, c.text.Vocabulary)
+	if err := c.fitTokenizer(tok); err != nil {
+		return nil, err
 	}
 	digest, err := newDigest(root)
 	if err != nil {
@@ -115,42 +117,25 @@ func openQwenImage(root *os.Root, dir string, o QwenImageOptions) (*QwenImage, e
 	}
 	s := &qwenShared{tokenizer: tok}
 	m := &QwenImage{qwenShared: s}
-	var faults []error
-	load := func(part string, f func(a *safetensors.Archive) error) {
-		a, err := safetensors.OpenRoot(root, part)
-		if err != nil {
-			faults = append(faults, err)
-			return
-		}
-		digest.archive(part, a)
-		faults = append(faults, f(a), a.Close())
-	}
-	load("text_encoder", func(a *safetensors.Archive) (err error) {
-		s.text, err = loadTextEncoder(a, "text_encoder", c.text, false)
-		return err
-	})
-	load("transformer", func(a *safetensors.Archive) (err error) {
-		m.transformer, err = loadMMDiT(a, "transformer", c.transformer, false)
-		return err
-	})
-	load("vae", func(a *safetensors.Archive) (err error) {
-		s.vae, err = loadAutoencoder(a, "vae", c.vae, false)
-		return err
-	})
-	if err := errors.Join(faults...); err != nil {
+	var errs [3]error
+	s.text, errs[0] = loadPart(root, "text_encoder", digest, c.text, loadTextEncoder)
+	m.transformer, errs[1] = loadPart(root, "transformer", digest, c.transformer, loadMMDiT)
+	s.vae, errs[2] = loadPart(root, "vae", digest, c.vae, loadAutoencoder)
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	if s.crew, err = newCrew(o.Threads, o.Kernels); err != nil {
 		return nil, err
 	}
 	s.users.Store(1)
+	s.base, s.baseDigest = m.transformer, digest.hex()
 	s.prompts.limit = o.PromptCacheBytes
 	s.ropes.limit = ropeCacheBytes
 	m.modulations.limit = modulationCacheBytes
 	m.card = Card{
 		Name:              NameOf(dir),
 		Family:            QwenImageFamily,
-		WeightsDigest:     digest.hex(),
+		WeightsDigest:     s.baseDigest,
 		SchedulerConfig:   c.scheduler,
 		LatentChannels:    c.transformer.In,
 		PixelsPerToken:    c.pixelsPerToken(),
@@ -164,6 +149,21 @@ func openQwenImage(root *os.Root, dir string, o QwenImageOptions) (*QwenImage, e
 	if _, err := m.card.Tokens(o.Height, o.Width); err != nil {
 		m.crew.close()
 		return nil, fmt.Errorf("default size: %w", err)
+	}
+	return m, nil
+}
+
+// loadPart loads the checkpoint in a folder and adds its files to the digest.
+func loadPart[C, M any](root *os.Root, part string, d *digest, c *C, load func(*loader, *C) *M) (*M, error) {
+	a, err := safetensors.OpenRoot(root, part)
+	if err != nil {
+		return nil, err
+	}
+	d.archive(part, a)
+	l := newLoader(a, false)
+	m := load(l, c)
+	if err := errors.Join(l.finish(), a.Close()); err != nil {
+		return nil, fmt.Errorf("load %s: %w", part, err)
 	}
 	return m, nil
 }

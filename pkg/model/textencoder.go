@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -42,15 +41,17 @@ type textLayer struct {
 // textPrefixes are where checkpoints of different ages keep the language model.
 var textPrefixes = []string{"model.language_model.", "language_model.model.", "model."}
 
-func loadTextEncoder(a *safetensors.Archive, part string, c *textConfig, dry bool) (*textEncoder, error) {
-	prefix := textPrefixes[len(textPrefixes)-1]
-	for _, p := range textPrefixes {
-		if _, ok := a.Info(p + "embed_tokens.weight"); ok {
-			prefix = p
+func loadTextEncoder(l *loader, c *textConfig) *textEncoder {
+	for _, l.prefix = range textPrefixes {
+		if _, ok := l.archive.Info(l.prefix + "embed_tokens.weight"); ok {
 			break
 		}
 	}
-	l := newLoader(a, prefix, dry)
+	l.ignored = func(name string) bool {
+		// The vision tower and the output head play no part in reading a prompt.
+		return strings.HasPrefix(name, "visual.") || strings.HasPrefix(name, "model.visual.") ||
+			strings.HasPrefix(name, "vision_tower.") || strings.HasSuffix(name, "lm_head.weight")
+	}
 	d := c.Width
 	hd := d / c.Heads
 	t := &textEncoder{config: c, layers: make([]textLayer, c.Layers)}
@@ -70,16 +71,11 @@ func loadTextEncoder(a *safetensors.Archive, part string, c *textConfig, dry boo
 		}
 	}
 	t.norm = l.floats("norm.weight", d)
-	err := l.finish(part, func(name string) bool {
-		// The vision tower and the output head play no part in reading a prompt.
-		return strings.HasPrefix(name, "visual.") || strings.HasPrefix(name, "model.visual.") ||
-			strings.HasPrefix(name, "vision_tower.") || strings.HasSuffix(name, "lm_head.weight")
-	})
-	if err != nil || dry {
-		return nil, err
+	if l.dry {
+		return t
 	}
 	t.rope = textRope(c.Theta, hd, promptTokensLimit+promptTokensDropped)
-	return t, nil
+	return t
 }
 
 func (t *textEncoder) bytes() int {

@@ -5,7 +5,6 @@ import (
 	"image"
 	"math"
 
-	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -77,10 +76,11 @@ type vaeMiddle struct {
 func (l *loader) causal(name string, out, in, k int) conv {
 	w := l.floats(name+".weight", out, in, k, k, k)
 	bias := l.floats(name+".bias", out)
+	taps := k * k
+	l.kept -= out * in * (k - 1) * taps
 	if w == nil || bias == nil {
 		return conv{}
 	}
-	taps := k * k
 	last := make([]float32, out*in*taps)
 	for i := range out * in {
 		copy(last[i*taps:(i+1)*taps], w[(i*k+k-1)*taps:(i+1)*k*taps])
@@ -142,17 +142,13 @@ func (l *loader) unused(name string, out, in int) {
 	l.expect(name+".bias", out)
 }
 
-func loadAutoencoder(a *safetensors.Archive, part string, c *vaeConfig, dry bool) (*autoencoder, error) {
-	l := newLoader(a, "", dry)
+func loadAutoencoder(l *loader, c *vaeConfig) *autoencoder {
 	v := &autoencoder{config: c, decoder: l.decoder(c), encoder: l.encoder(c)}
-	if err := l.finish(part, func(string) bool { return false }); err != nil || dry {
-		return nil, err
-	}
 	for i := range c.Latents {
 		mean, std := float32(c.Mean[i]), float32(c.Std[i])
 		v.mean, v.std, v.invStd = append(v.mean, mean), append(v.std, std), append(v.invStd, 1/std)
 	}
-	return v, nil
+	return v
 }
 
 func (l *loader) decoder(c *vaeConfig) vaeDecoder {
