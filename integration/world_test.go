@@ -47,6 +47,7 @@ func start(t *testing.T, change func(*config)) *world {
 		t.Fatal(err)
 	}
 	c := config{intake.DefaultConfig(), sampler.DefaultConfig(), reward.DefaultConfig(), advantage.DefaultConfig()}
+	c.sampler.Model = "synthetic"
 	if change != nil {
 		change(&c)
 	}

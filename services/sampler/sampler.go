@@ -12,6 +12,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -27,8 +28,13 @@ import (
 
 // Config of the sampler service.
 type Config struct {
-	// Model is "synthetic" or a folder in the diffusers layout.
-	Model string `koanf:"model" help:"synthetic, or a folder in the diffusers layout"`
+	// Model is "synthetic", a folder in the diffusers layout, or the name of a shipped one.
+	Model string `koanf:"model" help:"synthetic, a folder in the diffusers layout, or the name of a shipped model"`
+	// Adapter is a LoRA in PEFT's form that is added to the model, AdapterScale how much of it.
+	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
+	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	// Threads is how many threads the model computes with; 0: all cores.
+	Threads int `koanf:"threads" help:"threads of the model; 0 for all cores; results do not depend on it"`
 	// Lane is the request queue to serve; empty: the model's name.
 	Lane string `koanf:"lane" help:"request queue to serve; default the model's name"`
 	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side.
@@ -51,7 +57,7 @@ type Config struct {
 // DefaultConfig fits a laptop.
 func DefaultConfig() Config {
 	return Config{
-		Model: "synthetic", Batch: 8, Workers: max(1, runtime.NumCPU()/2), PublishWindowMiB: 64,
+		Model: "synthetic", AdapterScale: 1, Batch: 8, Workers: max(1, runtime.NumCPU()/2), PublishWindowMiB: 64,
 		AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second,
 	}
 }
@@ -61,6 +67,12 @@ func (c Config) Validate() error {
 	var errs []error
 	if c.Model == "" {
 		errs = append(errs, errors.New("model: empty; must be synthetic or a folder in the diffusers layout"))
+	}
+	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
+		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
+	}
+	if c.Threads < 0 || c.Threads > 1024 {
+		errs = append(errs, fmt.Errorf("threads: %d; must be between 0 and 1024", c.Threads))
 	}
 	if c.Lane != "" {
 		errs = append(errs, schemas.CheckToken("lane", c.Lane))
@@ -95,7 +107,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	m, err := model.Open(cfg.Model)
+	m, err := model.Open(cfg.Model, model.OpenOptions{Threads: cfg.Threads, Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale})
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,10 @@ next start.`,
 
 // samplerFlags are the knobs of the services that run in this process.
 func samplerFlags(f *pflag.FlagSet, s *services) {
-	f.StringVar(&s.sampler.Model, "model", s.sampler.Model, "synthetic, or a folder in the diffusers layout")
+	f.StringVar(&s.sampler.Model, "model", s.sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
+	f.StringVar(&s.sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
+	f.Float64Var(&s.sampler.AdapterScale, "adapter-scale", s.sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
+	f.IntVar(&s.sampler.Threads, "threads", 0, "threads of the model; 0 for all cores; results do not depend on it")
 	f.IntVar(&s.sampler.Batch, "batch", s.sampler.Batch, "samples denoised together in one micro-batch")
 	f.IntVar(&s.sampler.Workers, "workers", s.sampler.Workers, "micro-batches running side by side")
 	f.IntVar(&s.replicas, "replicas", s.replicas, "copies of each service in this process")

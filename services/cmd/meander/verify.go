@@ -21,6 +21,7 @@ import (
 
 func verifyCommand(a *app) *cobra.Command {
 	var run, modelName string
+	var options model.OpenOptions
 	var tolerance float64
 	c := &cobra.Command{
 		Use:   "verify",
@@ -47,13 +48,8 @@ A step can be recomputed when the latents before and after it were kept
 			if err := schemas.CheckToken("--run", run); err != nil {
 				return usage(err)
 			}
-			v := &verifier{bus: conn.Bus, report: verifyReport{Run: run, Mismatches: []mismatch{}}}
+			v := &verifier{bus: conn.Bus, modelName: modelName, options: options, report: verifyReport{Run: run, Mismatches: []mismatch{}}}
 			defer v.close()
-			if modelName != "" {
-				if v.model, err = model.Open(modelName); err != nil {
-					return usage(err)
-				}
-			}
 			if err := v.run(ctx, c.ErrOrStderr()); err != nil {
 				return err
 			}
@@ -62,6 +58,9 @@ A step can be recomputed when the latents before and after it were kept
 	}
 	c.Flags().StringVar(&run, "run", "", "run; default the latest")
 	c.Flags().StringVar(&modelName, "model", "", "model to recompute with; default the one the trajectories name")
+	c.Flags().StringVar(&options.Adapter, "adapter", "", "LoRA that the samples were made with")
+	c.Flags().Float64Var(&options.AdapterScale, "adapter-scale", 1, "how much of the adapter")
+	c.Flags().IntVar(&options.Threads, "threads", 0, "threads of the model; 0 for all cores")
 	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1| that passes; above 0 only to compare builds or backends")
 	return c
 }
@@ -111,9 +110,11 @@ func (a *app) printVerify(out io.Writer, r *verifyReport, tolerance float64) err
 }
 
 type verifier struct {
-	bus    *bus.Bus
-	model  model.Model
-	report verifyReport
+	bus       *bus.Bus
+	modelName string
+	options   model.OpenOptions
+	model     model.Model // opened at the first trajectory, which names it
+	report    verifyReport
 }
 
 func (v *verifier) close() {
@@ -154,7 +155,11 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 		v.report.Mismatches = append(v.report.Mismatches, mismatch{t.UID, t.SampleIndex, step, fmt.Sprintf(format, args...)})
 	}
 	if v.model == nil {
-		m, err := model.Open(t.Lane)
+		name := v.modelName
+		if name == "" {
+			name = t.Lane
+		}
+		m, err := model.Open(name, v.options)
 		if err != nil {
 			return usage(fmt.Errorf("%w; say where it is with --model", err))
 		}
