@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ func eachTransport(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Helper()
 	for _, transport := range transports {
 		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
 			e := newEnv(t, transport)
 			e.setup(t)
 			test(t, e)
@@ -44,7 +46,7 @@ type env struct {
 
 func newEnv(t testing.TB, transport string, change ...func(*natsd.Options)) *env {
 	t.Helper()
-	e := &env{transport: transport, options: natsd.Options{StoreDir: storeDir(t), Log: testLog(t)}}
+	e := &env{transport: transport, options: natsd.Options{StoreDir: storeDir(t), SyncInterval: time.Minute, Log: testLog(t)}}
 	if transport == "tcp" {
 		e.options.Listen = "127.0.0.1:0"
 	}
@@ -100,14 +102,17 @@ func (e *env) setup(t testing.TB) {
 	}
 }
 
+func (e *env) config() bus.Config {
+	if e.transport == "tcp" {
+		return bus.Config{Name: "test", URL: e.server.ClientURL(), Token: e.options.Token}
+	}
+	return bus.Config{Name: "test", InProcess: e.server.InProcess()}
+}
+
 // connect makes another bus to the same server.
 func (e *env) connect(t testing.TB) *bus.Bus {
 	t.Helper()
-	cfg := bus.Config{Name: t.Name(), InProcess: e.server.InProcess()}
-	if e.transport == "tcp" {
-		cfg = bus.Config{Name: t.Name(), URL: e.server.ClientURL()}
-	}
-	b, err := bus.Connect(context.Background(), cfg, testLog(t))
+	b, err := bus.Connect(context.Background(), e.config(), testLog(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +183,7 @@ func step(uid string, sample int64, attempt string, index int64, n int) *schemas
 		Run: "r1", UID: uid, SampleIndex: sample, Attempt: attempt, StepIndex: index, NumInferenceSteps: 10,
 		Transition: "ode", Sigma: 0.5, SigmaNext: 0.4, Timestep: 500, LogProbKind: "density", ElementCount: int64(n),
 		Latents: []schemas.IndexedTensor{{Index: index, Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n), 1}, Data: data}}},
-		Debug:   []schemas.NamedTensor{}, Sampler: "s1", Backend: "cpu",
+		Debug:   []schemas.NamedTensor{}, ScheduleDigest: strings.Repeat("0", 64), WeightsDigest: strings.Repeat("1", 64), Sampler: "s1", Backend: "cpu",
 	}
 }
 

@@ -53,7 +53,7 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	if err != nil {
 		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, err)
 	}
-	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: newKeeper(), log: b.log.With().Str("consumer", c.Durable).Logger()}
+	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: p.keeper, log: b.log.With().Str("consumer", c.Durable).Logger()}
 	return w.run(ctx)
 }
 
@@ -137,9 +137,6 @@ func (w *consumer) startAll(work, shutdown context.Context, handlers *sync.WaitG
 		if m == nil {
 			return
 		}
-		if !w.keeper.hold(m) {
-			continue
-		}
 		w.account(1)
 		handlers.Go(func() {
 			defer w.account(-1)
@@ -196,13 +193,11 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 		}
 		_, terminal := errors.AsType[*TerminalError](err)
 		full := errors.Is(err, ErrStreamFull)
-		if terminal || !full && w.config.last(m) {
-			if err = w.giveUp(ctx, m, err); err == nil {
-				return
-			}
-			full = errors.Is(err, ErrStreamFull)
-		}
-		if !full {
+		switch {
+		case terminal || !full && w.config.last(m):
+			w.giveUp(ctx, shutdown, m, err)
+			return
+		case !full:
 			d := w.config.backoff(m.Delivered)
 			log.Warn().Err(err).Dur("delay", d).Msg("will be tried again")
 			w.nak(m, d)
@@ -230,24 +225,35 @@ func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 }
 
 // giveUp tells the stages after, writes the dead letter, and takes the message off
-// the stream, in this order: a crash in between repeats, and loses nothing.
-func (w *consumer) giveUp(ctx context.Context, m *Message, cause error) error {
-	zerolog.Ctx(ctx).Error().Err(cause).Str("code", Code(cause)).Msg("given up")
-	if w.config.OnGiveUp != nil {
-		if err := w.onGiveUp(ctx, m, cause); err != nil {
-			return fmt.Errorf("give up: %w", err)
+// the stream, in this order: a crash in between repeats, and loses nothing. What fails
+// of it is tried again here, for as long as the process runs: a redelivery would have
+// forgotten the cause.
+func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error) {
+	log := zerolog.Ctx(ctx)
+	log.Error().Err(cause).Str("code", Code(cause)).Msg("given up")
+	for try := uint64(1); ; try++ {
+		err := w.onGiveUp(ctx, m, cause)
+		if err == nil {
+			err = w.bus.Dead(ctx, w.config.Stage, Code(cause), cause.Error(), m)
+		}
+		if err == nil {
+			break
+		}
+		log.Warn().Err(err).Msg("dead letter not written, trying again")
+		if ctx.Err() != nil || pause(shutdown, w.config.backoff(try)) != nil {
+			w.nak(m, handBackDelay)
+			return
 		}
 	}
-	if err := w.bus.Dead(ctx, w.config.Stage, Code(cause), cause.Error(), m); err != nil {
-		return err
-	}
 	if err := m.Term(Code(cause)); err != nil && !errors.Is(err, ErrSettled) {
-		zerolog.Ctx(ctx).Warn().Err(err).Msg("not terminated, will come again")
+		log.Warn().Err(err).Msg("not terminated, will come again")
 	}
-	return nil
 }
 
 func (w *consumer) onGiveUp(ctx context.Context, m *Message, cause error) (err error) {
+	if w.config.OnGiveUp == nil {
+		return nil
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			// The dead letter must not depend on a hook that panics.
@@ -255,7 +261,10 @@ func (w *consumer) onGiveUp(ctx context.Context, m *Message, cause error) (err e
 			err = nil
 		}
 	}()
-	return w.config.OnGiveUp(ctx, m, cause)
+	if err := w.config.OnGiveUp(ctx, m, cause); err != nil {
+		return fmt.Errorf("give-up hook: %w", err)
+	}
+	return nil
 }
 
 // ack confirms the ack; when that fails the message comes again, and its handler is

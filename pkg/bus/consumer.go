@@ -64,7 +64,7 @@ type ConsumerConfig struct {
 	// Stage is named in dead letters; default Durable up to its first "-".
 	Stage string
 	// OnGiveUp runs before the dead letter of a message that failed for good, so that the
-	// stages after can be told. When it fails, the message comes again.
+	// stages after can be told. When it fails, it is tried again.
 	OnGiveUp func(ctx context.Context, m *Message, cause error) error
 	// OnRelease is called by Subscription.Next when the pin went to another client and
 	// every message held has been handed back.

@@ -16,6 +16,10 @@ import (
 const (
 	// pullExpires is how long the server keeps a pull request that it cannot fill.
 	pullExpires = 30 * time.Second
+	// pullBytes bounds one pull request, pullBytesTotal all of them: a client with more
+	// than 64 MiB on the way is cut off by the server.
+	pullBytes      = 16 << 20
+	pullBytesTotal = 48 << 20
 	// rebindPause is the pause before the consumer is looked for again.
 	rebindPause = 250 * time.Millisecond
 	// handBackDelay keeps a message that was handed back from returning to a replica
@@ -38,34 +42,40 @@ type puller struct {
 	// rebind makes the durable again when it has gone.
 	rebind func(ctx context.Context) error
 	sub    *nats.Subscription
+	// keeper holds messages from their arrival on, those in the queue too.
+	keeper *keeper
 
 	// ready has room for one token; it is there when the queue may have become non-empty.
 	ready chan struct{}
 	// fault has room for one token; it is there when the watch has something to mend.
 	fault chan struct{}
 
-	mu       sync.Mutex
-	room     int // messages wanted: asked for, on the way or in the queue
-	asked    int // asked for and not come
-	requests map[uint64]request
-	next     uint64
-	queue    []*Message
-	pin      string
-	pinLost  bool
-	broken   bool // no pulls until the watch has mended it
-	stopped  bool
-	heard    time.Time // last sign of the server
+	mu    sync.Mutex
+	room  int // messages wanted: asked for, on the way or in the queue
+	asked int // asked for and not come
+	// askedBytes is an upper bound of what may come for that; maxBytes is asked for at once.
+	askedBytes int
+	maxBytes   int
+	requests   map[uint64]request
+	next       uint64
+	queue      []*Message
+	pin        string
+	pinLost    bool
+	broken     bool // no pulls until the watch has mended it
+	stopped    bool
+	heard      time.Time // last sign of the server
 }
 
 type request struct {
-	batch int
-	sent  time.Time
+	batch, bytes int
+	sent         time.Time
 }
 
 // pullRequest is the body of a pull request.
 type pullRequest struct {
 	Expires   time.Duration `json:"expires"`
 	Batch     int           `json:"batch"`
+	MaxBytes  int           `json:"max_bytes"`
 	Heartbeat time.Duration `json:"idle_heartbeat"`
 	Group     string        `json:"group,omitempty"`
 	PinID     string        `json:"id,omitempty"`
@@ -76,7 +86,9 @@ func (b *Bus) newPuller(c ConsumerConfig, rebind func(context.Context) error) (*
 		nc: b.nc, log: b.log.With().Str("consumer", c.Durable).Logger(),
 		subject: "$JS.API.CONSUMER.MSG.NEXT." + c.Stream + "." + c.Durable,
 		inbox:   b.nc.NewInbox() + ".", group: c.PriorityGroup, expires: pullExpires,
-		rebind: rebind, ready: make(chan struct{}, 1), fault: make(chan struct{}, 1), requests: map[uint64]request{},
+		rebind: rebind, keeper: newKeeper(), ready: make(chan struct{}, 1), fault: make(chan struct{}, 1), requests: map[uint64]request{},
+		// A request for fewer bytes than the next message has would get none.
+		maxBytes: max(pullBytes, 2*int(b.nc.MaxPayload())),
 	}
 	if c.PriorityGroup != "" {
 		// The server unpins a client that has not asked for PinnedTTL.
@@ -102,12 +114,17 @@ func (p *puller) setRoom(n int) {
 // refill asks for what there is room for, once that is worth a request. Lock held.
 func (p *puller) refill() {
 	need := p.room - p.asked - len(p.queue)
-	if need < 1 || p.asked > 0 && need < (p.room+1)/2 || p.broken || p.stopped {
+	if p.asked == 0 {
+		p.askedBytes = 0 // the server does not say when a request has been filled
+	} else if need < (p.room+1)/2 || p.askedBytes+p.maxBytes > pullBytesTotal {
+		return
+	}
+	if need < 1 || p.broken || p.stopped {
 		return
 	}
 	p.next++
 	body, err := json.Marshal(pullRequest{
-		Expires: p.expires, Batch: need, Heartbeat: p.beat, Group: p.group, PinID: p.pin,
+		Expires: p.expires, Batch: need, MaxBytes: p.maxBytes, Heartbeat: p.beat, Group: p.group, PinID: p.pin,
 	})
 	if err == nil {
 		err = p.nc.PublishRequest(p.subject, p.inbox+strconv.FormatUint(p.next, 10), body)
@@ -119,11 +136,12 @@ func (p *puller) refill() {
 	now := time.Now()
 	for id, r := range p.requests {
 		if now.Sub(r.sent) > 2*p.expires {
-			delete(p.requests, id) // filled long ago: the server does not say when it is
+			delete(p.requests, id) // filled long ago
 		}
 	}
-	p.requests[p.next] = request{batch: need, sent: now}
+	p.requests[p.next] = request{batch: need, bytes: p.maxBytes, sent: now}
 	p.asked += need
+	p.askedBytes += p.maxBytes
 	p.heard = now
 }
 
@@ -156,12 +174,19 @@ func (p *puller) message(m *nats.Msg) {
 	defer p.mu.Unlock()
 	p.heard = time.Now()
 	p.asked = max(0, p.asked-1)
+	p.askedBytes = max(0, p.askedBytes-m.Size())
+	if p.asked == 0 || p.askedBytes+p.maxBytes <= pullBytesTotal {
+		defer p.refill() // what the bytes had held up
+	}
 	if err != nil {
 		p.log.Error().Err(err).Msg("message without metadata skipped")
 		return
 	}
 	if pin := m.Header.Get("Nats-Pin-Id"); pin != "" {
 		p.pin = pin
+	}
+	if !p.keeper.hold(out) {
+		return // whoever has the first delivery goes on
 	}
 	p.queue = append(p.queue, out)
 	notify(p.ready)
@@ -182,11 +207,15 @@ func (p *puller) status(m *nats.Msg) {
 	}
 	delete(p.requests, id)
 	// A request that was never served ends with all of its messages outstanding.
-	left := r.batch
+	left, bytes := r.batch, r.bytes
 	if n, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")); err == nil {
 		left = n
 	}
+	if n, err := strconv.Atoi(m.Header.Get("Nats-Pending-Bytes")); err == nil {
+		bytes = n
+	}
 	p.asked = max(0, p.asked-left)
+	p.askedBytes = max(0, p.askedBytes-bytes)
 	switch code {
 	case "404", "408":
 	case "423": // another client has been pinned, or none
@@ -194,7 +223,13 @@ func (p *puller) status(m *nats.Msg) {
 		p.pin = ""
 		notify(p.ready)
 	case "409":
-		if description == "Batch Completed" || strings.HasPrefix(description, "Message Size") {
+		if description == "Batch Completed" {
+			break
+		}
+		if strings.HasPrefix(description, "Message Size") {
+			if left == r.batch && p.maxBytes < pullBytesTotal {
+				p.maxBytes *= 2 // stored when the server took larger messages
+			}
 			break
 		}
 		p.log.Debug().Str("status", description).Msg("pull ended")
@@ -249,19 +284,22 @@ func (p *puller) watch(ctx context.Context) {
 	}
 }
 
-// pop takes the next message off the queue; nil when it is empty.
+// pop takes the next message off the queue; nil when it is empty. Messages that were
+// handed back while they waited are skipped.
 func (p *puller) pop() *Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.queue) == 0 {
-		return nil
+	for len(p.queue) > 0 {
+		m := p.queue[0]
+		p.queue[0] = nil
+		if p.queue = p.queue[1:]; len(p.queue) == 0 {
+			p.queue = nil
+		}
+		if !m.Settled() {
+			return m
+		}
 	}
-	m := p.queue[0]
-	p.queue[0] = nil
-	if p.queue = p.queue[1:]; len(p.queue) == 0 {
-		p.queue = nil
-	}
-	return m
+	return nil
 }
 
 // lostPin says, once, that the pin went to another client.

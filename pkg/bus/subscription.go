@@ -40,7 +40,7 @@ func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription
 		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Durable, c.Stream, err)
 	}
 	live, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &Subscription{bus: b, config: c, puller: p, keeper: newKeeper(), stop: stop, closed: b.nc.StatusChanged(nats.CLOSED)}
+	s := &Subscription{bus: b, config: c, puller: p, keeper: p.keeper, stop: stop, closed: b.nc.StatusChanged(nats.CLOSED)}
 	s.once = sync.OnceValue(s.close)
 	s.helpers.Go(func() { s.keeper.run(live, c.AckWait) })
 	s.helpers.Go(func() { p.watch(live) })
@@ -60,10 +60,7 @@ func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 		}
 		if m := s.puller.pop(); m != nil {
 			s.puller.setRoom(s.config.Slots)
-			if s.keeper.hold(m) {
-				return m, nil
-			}
-			continue
+			return m, nil
 		}
 		select {
 		case <-s.puller.ready:
@@ -75,7 +72,7 @@ func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 	}
 }
 
-// Held is the number of messages that were returned and not settled.
+// Held is the number of messages that were returned, or fetched ahead, and not settled.
 func (s *Subscription) Held() int {
 	s.keeper.mu.Lock()
 	defer s.keeper.mu.Unlock()

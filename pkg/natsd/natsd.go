@@ -137,6 +137,9 @@ func (o Options) native() (*server.Options, error) {
 
 // run starts the server and waits until it accepts connections.
 func run(ctx context.Context, native *server.Options, opts Options) (*server.Server, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if !native.DontListen {
 		// The server would only log that it cannot listen, and wait.
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)

@@ -1,0 +1,160 @@
+package bus_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func TestBus_blobs(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		ctx := t.Context()
+		for name, data := range map[string][]byte{
+			"empty": {}, "small": []byte("a picture"), "many chunks": bytes.Repeat([]byte("0123456789"), 150_000),
+		} {
+			ref, err := e.PutBlob(ctx, data)
+			sum := sha256.Sum256(data)
+			if err != nil || ref != (schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}) {
+				t.Fatalf("%s: got %+v, %v", name, ref, err)
+			}
+			got, err := e.GetBlob(ctx, ref)
+			if err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%s: got %d bytes, %v; want %d", name, len(got), err, len(data))
+			}
+			before := e.info(t, "OBJ_"+schemas.BlobBucket).State.LastSeq
+			if again, err := e.PutBlob(ctx, data); err != nil || again != ref {
+				t.Errorf("%s again: got %+v, %v", name, again, err)
+			}
+			if after := e.info(t, "OBJ_"+schemas.BlobBucket).State.LastSeq; after != before {
+				t.Errorf("%s was written again", name)
+			}
+		}
+	})
+}
+
+func TestBus_GetBlob_refuses(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	ctx := t.Context()
+	ref, err := e.PutBlob(ctx, []byte("a picture"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An object that is not what its name says.
+	os, err := e.JetStream().ObjectStore(ctx, schemas.BlobBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := strings.Repeat("ab", 32)
+	if _, err := os.PutBytes(ctx, forged, []byte("a picture")); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		ref  schemas.Ref
+		want error
+	}{
+		"unknown":        {schemas.Ref{Bucket: ref.Bucket, Digest: strings.Repeat("00", 32), Size: 9}, bus.ErrNotFound},
+		"wrong size":     {schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: 8}, bus.ErrCorrupt},
+		"forged":         {schemas.Ref{Bucket: ref.Bucket, Digest: forged, Size: 9}, bus.ErrCorrupt},
+		"foreign bucket": {schemas.Ref{Bucket: "other", Digest: ref.Digest, Size: 9}, nil},
+		"short digest":   {schemas.Ref{Bucket: ref.Bucket, Digest: "ab", Size: 9}, nil},
+		"upper case":     {schemas.Ref{Bucket: ref.Bucket, Digest: strings.ToUpper(ref.Digest), Size: 9}, nil},
+		"negative":       {schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: -1}, nil},
+		"huge":           {schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: 1 << 60}, nil},
+	} {
+		if data, err := e.GetBlob(ctx, test.ref); err == nil || test.want != nil && !errors.Is(err, test.want) {
+			t.Errorf("%s: got %q, %v; want %v", name, data, err, test.want)
+		}
+	}
+}
+
+func TestBus_PutBlob_full(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	e.resize(t, "OBJ_"+schemas.BlobBucket, 1<<20, -1)
+	data := bytes.Repeat([]byte{1}, 400_000)
+	var err error
+	for i := range 5 {
+		data[0] = byte(i)
+		if _, err = e.PutBlob(t.Context(), data); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, bus.ErrStreamFull) {
+		t.Errorf("got %v, want ErrStreamFull", err)
+	}
+}
+
+// A dead letter whose original does not fit keeps it in the object store.
+func TestBus_Dead_large(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		ctx := t.Context()
+		data := bytes.Repeat([]byte("x"), e.MaxInline())
+		ack, err := e.PublishRaw(ctx, schemas.PromptSubject("r1"), data, nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := e.Get(ctx, ack.Stream, ack.Seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second is a duplicate
+			if err := e.Dead(ctx, "intake", schemas.CodeDecode, "not an event", m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		dead := deadLetters(t, e)
+		if len(dead) != 1 || len(dead[0].Data) != 0 || len(dead[0].Headers) != 1 || dead[0].Headers[0].Name != bus.HeaderRef {
+			t.Fatalf("got %d letters: %+v", len(dead), dead)
+		}
+		if got, err := e.DeadData(ctx, dead[0]); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("got %d bytes, %v; want %d", len(got), err, len(data))
+		}
+	})
+}
+
+func TestBus_Dead_names(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	prompt, err := schemas.Encode(&schemas.Prompt{UID: "u9", Prompt: "a red fox"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, test := range []struct {
+		subject string
+		data    []byte
+		run     string
+		uid     string
+		stored  string
+	}{
+		{schemas.PromptSubject("r1"), prompt, "r1", "u9", "mdr.v1.dead.reward.r1.u9"},
+		{schemas.PromptSubject("r1"), []byte("junk"), "r1", "", "mdr.v1.dead.reward.r1._"},
+		{schemas.RequestSubject("r1", "lane", "u1", 2), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
+		{schemas.TrajectorySubject("r1", "u1", 2), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
+		{"mdr.v1.reward.5.r1.b1.u1.2", nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
+		{schemas.AdvantageSubject("r1", "u1"), nil, "r1", "u1", "mdr.v1.dead.reward.r1.u1"},
+		{"elsewhere", []byte{0xff}, "", "", "mdr.v1.dead.reward._._"},
+	} {
+		m := &bus.Message{Subject: test.subject, Data: test.data, Stream: "S", Seq: uint64(i + 1), Delivered: 2}
+		if err := e.Dead(t.Context(), "reward", schemas.CodeInvalid, "no", m); err != nil {
+			t.Fatal(err)
+		}
+		stored, err := e.Newest(t.Context(), schemas.StreamDead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d schemas.Dead
+		if err := schemas.Decode(stored.Data, &d); err != nil {
+			t.Fatal(err)
+		}
+		if d.Run != test.run || d.UID != test.uid || stored.Subject != test.stored || d.OriginalSubject != test.subject || !bytes.Equal(d.Data, test.data) {
+			t.Errorf("%s: got %+v on %s", test.subject, d, stored.Subject)
+		}
+	}
+}

@@ -1,0 +1,526 @@
+package bus_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// sampler is a consumer of requests with short times.
+func sampler() bus.ConsumerConfig {
+	return bus.ConsumerConfig{
+		Stream: schemas.StreamRequests, Durable: "sampler-tiny", Filters: []string{"mdr.v1.request.*.tiny.*.*"},
+		AckWait: 300 * time.Millisecond, Slots: 4, RetryDelay: 10 * time.Millisecond, DrainTimeout: time.Second,
+	}
+}
+
+// consume runs a consumer until the returned function is called, which waits for it.
+func consume(t testing.TB, b *bus.Bus, c bus.ConsumerConfig, h bus.Handler) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- b.Consume(ctx, c, h) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("consume: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func publishRequests(t testing.TB, b *bus.Bus, n int) {
+	t.Helper()
+	for i := range n {
+		if _, err := b.Publish(context.Background(), request("r1", uid(i), 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// deadLetters decodes what is in MDR_DEAD.
+func deadLetters(t testing.TB, e *env) []*schemas.Dead {
+	t.Helper()
+	var out []*schemas.Dead
+	for m, err := range e.Read(context.Background(), schemas.StreamDead, nil, bus.ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &schemas.Dead{}
+		if err := schemas.Decode(m.Data, d); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+func (e *env) waiting(t testing.TB) uint64 { return e.info(t, schemas.StreamRequests).State.Msgs }
+
+func TestBus_Consume_acksOnce(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		const n = 200
+		publishRequests(t, e.Bus, n)
+		var running, most atomic.Int64
+		var mu sync.Mutex
+		seen := map[string]int{}
+		consume(t, e.Bus, sampler(), func(_ context.Context, m *bus.Message) error {
+			if r := running.Add(1); r > most.Load() {
+				most.Store(r)
+			}
+			defer running.Add(-1)
+			time.Sleep(time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			seen[m.Subject]++
+			if m.Delivered != 1 || m.Stream != schemas.StreamRequests || m.Seq == 0 || time.Since(m.Time) > time.Minute {
+				t.Errorf("message: %+v", m)
+			}
+			return nil
+		})
+		eventually(t, "all acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		mu.Lock()
+		defer mu.Unlock()
+		for subject, count := range seen {
+			if count != 1 {
+				t.Errorf("%s handled %d times", subject, count)
+			}
+		}
+		if len(seen) != n || most.Load() != 4 {
+			t.Errorf("%d of %d handled, at most %d at once; want 4", len(seen), n, most.Load())
+		}
+	})
+}
+
+// A replica asks for as many messages as it has free slots: what it cannot work on is
+// left to the others.
+func TestBus_Consume_leavesTheRestToOthers(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 5)
+		c := sampler()
+		c.Slots = 2
+		release := make(chan struct{})
+		var first, second atomic.Int64
+		consume(t, e.Bus, c, func(context.Context, *bus.Message) error {
+			first.Add(1)
+			<-release
+			return nil
+		})
+		eventually(t, "two in hand", 3*time.Second, func() bool { return first.Load() == 2 })
+		consume(t, e.connect(t), c, func(context.Context, *bus.Message) error {
+			second.Add(1)
+			return nil
+		})
+		eventually(t, "the others take three", 3*time.Second, func() bool { return second.Load() == 3 })
+		close(release)
+		eventually(t, "all acked", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+		if first.Load() != 2 {
+			t.Errorf("the first replica handled %d, want 2", first.Load())
+		}
+	})
+}
+
+func TestBus_Consume_longWorkStaysAlone(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 1)
+		var calls atomic.Int64
+		c := sampler()
+		c.AckWait = 600 * time.Millisecond // room for a machine that is busy elsewhere
+		h := func(context.Context, *bus.Message) error {
+			calls.Add(1)
+			time.Sleep(3 * c.AckWait)
+			return nil
+		}
+		consume(t, e.Bus, c, h)
+		consume(t, e.connect(t), c, h)
+		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		if calls.Load() != 1 {
+			t.Errorf("handled %d times, want 1", calls.Load())
+		}
+	})
+}
+
+// A consumer that vanishes without a word: its message goes to another after AckWait.
+func TestBus_Consume_redeliversWhatACrashLeft(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 1)
+		c, err := e.JetStream().CreateOrUpdateConsumer(t.Context(), schemas.StreamRequests, jetstream.ConsumerConfig{
+			Durable: "sampler-tiny", FilterSubject: "mdr.v1.request.*.tiny.*.*", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Next(); err != nil { // taken, never settled
+			t.Fatal(err)
+		}
+		began := time.Now()
+		delivered := make(chan uint64, 1)
+		consume(t, e.Bus, sampler(), func(_ context.Context, m *bus.Message) error {
+			delivered <- m.Delivered
+			return nil
+		})
+		if n := <-delivered; n != 2 {
+			t.Errorf("delivery %d, want 2", n)
+		}
+		if d := time.Since(began); d > 2*time.Second {
+			t.Errorf("redelivered after %v", d)
+		}
+	})
+}
+
+func TestBus_Consume_retries(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 1)
+		var calls atomic.Int64
+		consume(t, e.Bus, sampler(), func(_ context.Context, m *bus.Message) error {
+			if n := calls.Add(1); uint64(n) != m.Delivered {
+				t.Errorf("call %d is delivery %d", n, m.Delivered)
+			}
+			if m.Delivered < 3 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		if calls.Load() != 3 || len(deadLetters(t, e)) != 0 {
+			t.Errorf("%d calls, %d dead letters; want 3 and none", calls.Load(), len(deadLetters(t, e)))
+		}
+	})
+}
+
+func TestBus_Consume_givesUp(t *testing.T) {
+	for name, test := range map[string]struct {
+		fail  func() error
+		code  string
+		calls int64
+	}{
+		"terminal":  {func() error { return fmt.Errorf("wrapped: %w", bus.Terminal("invalid", errors.New("bad seed"))) }, "invalid", 1},
+		"panic":     {func() error { panic("bad seed") }, "panic", 1},
+		"exhausted": {func() error { return errors.New("bad seed") }, "exhausted", 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachTransport(t, func(t *testing.T, e *env) {
+				const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+				if _, err := e.Publish(bus.WithTraceparent(t.Context(), trace), request("r1", "u1", 5)); err != nil {
+					t.Fatal(err)
+				}
+				c := sampler()
+				c.MaxDeliver = 3
+				var calls, hooks atomic.Int64
+				c.OnGiveUp = func(ctx context.Context, m *bus.Message, cause error) error {
+					if len(deadLetters(t, e)) != 0 || e.waiting(t) != 1 {
+						t.Error("the hook ran after the dead letter or the term")
+					}
+					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code || bus.Traceparent(ctx) != trace {
+						t.Errorf("hook got %v, code %s, trace %q", cause, bus.Code(cause), bus.Traceparent(ctx))
+					}
+					if hooks.Add(1) == 1 {
+						return errors.New("hook fails once") // and is tried again
+					}
+					return nil
+				}
+				consume(t, e.Bus, c, func(context.Context, *bus.Message) error {
+					calls.Add(1)
+					return test.fail()
+				})
+				eventually(t, "terminated", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+				if hooks.Load() != 2 || calls.Load() != test.calls {
+					t.Errorf("hook ran %d times, handler %d; want 2 and %d", hooks.Load(), calls.Load(), test.calls)
+				}
+				dead := deadLetters(t, e)
+				if len(dead) != 1 {
+					t.Fatalf("%d dead letters, want 1", len(dead))
+				}
+				d := dead[0]
+				if d.Stage != "sampler" || d.Run != "r1" || d.UID != "u1" || d.Stream != schemas.StreamRequests || d.StreamSeq != 1 || d.At == 0 ||
+					d.OriginalSubject != request("r1", "u1", 5).Subject() || d.Deliveries != uint64(test.calls) {
+					t.Errorf("dead letter: %+v", d)
+				}
+				want, _ := schemas.Encode(request("r1", "u1", 5))
+				if !bytes.Equal(d.Data, want) {
+					t.Error("the original bytes are not in the dead letter")
+				}
+				if len(d.Headers) != 4 || d.Headers[3] != (schemas.Header{Name: "traceparent", Value: trace}) {
+					t.Errorf("headers: %+v", d.Headers)
+				}
+			})
+		})
+	}
+}
+
+// A message that kills its process each time is given up on sight, untried, when its
+// deliveries are used up.
+func TestBus_Consume_crashLoop(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 1)
+		c := sampler()
+		c.MaxDeliver, c.AckWait = 2, 100*time.Millisecond
+		if _, err := e.JetStream().CreateOrUpdateConsumer(t.Context(), c.Stream, jetstream.ConsumerConfig{
+			Durable: c.Durable, FilterSubjects: c.Filters, AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.AckWait, MaxDeliver: -1,
+		}); err != nil {
+			t.Fatal(err)
+		}
+		r, err := e.JetStream().Consumer(t.Context(), c.Stream, c.Durable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if _, err := r.Next(); err != nil { // the process dies
+				t.Fatal(err)
+			}
+		}
+		gaveUp := make(chan error, 1)
+		c.OnGiveUp = func(_ context.Context, _ *bus.Message, cause error) error { gaveUp <- cause; return nil }
+		consume(t, e.Bus, c, func(_ context.Context, m *bus.Message) error {
+			t.Errorf("tried at delivery %d", m.Delivered)
+			return nil
+		})
+		if cause := <-gaveUp; bus.Code(cause) != "exhausted" {
+			t.Errorf("given up as %s", bus.Code(cause))
+		}
+		eventually(t, "terminated", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+		if dead := deadLetters(t, e); len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Deliveries != 3 {
+			t.Errorf("dead letters: %+v", dead)
+		}
+	})
+}
+
+// A full stream further on is no fault of the message: its handler is run again, the
+// delivery does not count.
+func TestBus_Consume_waitsForSpace(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 1)
+		e.resize(t, schemas.StreamTrajectories, -1, 1)
+		if _, err := e.Publish(t.Context(), trajectory("other", 0)); err != nil {
+			t.Fatal(err)
+		}
+		c := sampler()
+		c.MaxDeliver = 1
+		var calls atomic.Int64
+		consume(t, e.Bus, c, func(ctx context.Context, m *bus.Message) error {
+			if m.Delivered != 1 {
+				t.Errorf("delivery %d", m.Delivered)
+			}
+			calls.Add(1)
+			_, err := e.Publish(ctx, trajectory("u1", 0))
+			return err
+		})
+		eventually(t, "several tries", 5*time.Second, func() bool { return calls.Load() >= 4 })
+		if _, err := e.PurgeSubject(t.Context(), schemas.StreamTrajectories, trajectory("other", 0).Subject()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		if dead := deadLetters(t, e); len(dead) != 0 {
+			t.Errorf("dead letters: %+v", dead)
+		}
+	})
+}
+
+func TestBus_Consume_drain(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 20)
+		c := sampler()
+		c.AckWait = 30 * time.Second // whoever waits for it fails the test
+		c.Slots, c.DrainTimeout = 6, 300*time.Millisecond
+		started := make(chan struct{}, 6)
+		release := make(chan struct{})
+		var finished, cancelled atomic.Int64
+		stop := consume(t, e.connect(t), c, func(ctx context.Context, m *bus.Message) error {
+			started <- struct{}{}
+			if m.Seq%2 == 0 {
+				<-ctx.Done() // never finishes by itself
+				cancelled.Add(1)
+				return ctx.Err()
+			}
+			<-release
+			if ctx.Err() != nil {
+				t.Error("cancelled before the drain timeout")
+			}
+			finished.Add(1)
+			return nil
+		})
+		for range 6 {
+			<-started
+		}
+		go func() {
+			time.Sleep(100 * time.Millisecond)
+			close(release)
+		}()
+		began := time.Now()
+		stop()
+		if d := time.Since(began); d > 2*time.Second {
+			t.Errorf("drained in %v", d)
+		}
+		if finished.Load() != 3 || cancelled.Load() != 3 {
+			t.Errorf("%d finished, %d cancelled; want 3 and 3", finished.Load(), cancelled.Load())
+		}
+		var rest atomic.Int64
+		consume(t, e.Bus, c, func(context.Context, *bus.Message) error { rest.Add(1); return nil })
+		eventually(t, "another replica has the rest at once", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+		if rest.Load() != 17 {
+			t.Errorf("the other replica handled %d, want 17", rest.Load())
+		}
+	})
+}
+
+// A backlog of large messages does not get the client cut off.
+func TestBus_Consume_largeBacklog(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		const n = 160 // 80 MiB: more than the server keeps for a client
+		p := e.NewPublisher(16, 16<<20)
+		for i := range n {
+			if _, err := p.PublishStep(t.Context(), step(uid(i), 0, "a1", 0, 512<<10)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := p.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+		var redelivered, handled atomic.Int64
+		c := bus.ConsumerConfig{Stream: schemas.StreamSteps, Durable: "reader", Slots: 256}
+		consume(t, e.Bus, c, func(_ context.Context, m *bus.Message) error {
+			if m.Delivered > 1 {
+				redelivered.Add(1)
+			}
+			handled.Add(1)
+			return nil
+		})
+		eventually(t, "all handled", 20*time.Second, func() bool { return handled.Load() == n })
+		read := 0
+		for _, err := range e.Read(t.Context(), schemas.StreamSteps, nil, bus.ReadOptions{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			read++
+		}
+		if e.server.SlowConsumers() != 0 || redelivered.Load() != 0 || read != n {
+			t.Errorf("%d slow consumers, %d redelivered, %d read; want 0, 0 and %d", e.server.SlowConsumers(), redelivered.Load(), read, n)
+		}
+	})
+}
+
+func TestBus_Consume_survives(t *testing.T) {
+	t.Run("its durable deleted", func(t *testing.T) {
+		eachTransport(t, func(t *testing.T, e *env) {
+			var handled atomic.Int64
+			consume(t, e.Bus, sampler(), func(context.Context, *bus.Message) error { handled.Add(1); return nil })
+			publishRequests(t, e.Bus, 3)
+			eventually(t, "acked", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+			if err := e.JetStream().DeleteConsumer(t.Context(), schemas.StreamRequests, "sampler-tiny"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.Publish(t.Context(), request("r1", "after", 0)); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+			if handled.Load() != 4 {
+				t.Errorf("handled %d, want 4", handled.Load())
+			}
+		})
+	})
+	t.Run("a restart of the server", func(t *testing.T) {
+		e := newEnv(t, "tcp")
+		e.setup(t)
+		e.options.Listen = strings.TrimPrefix(e.server.ClientURL(), "nats://")
+		var handled sync.Map
+		consume(t, e.Bus, sampler(), func(_ context.Context, m *bus.Message) error { handled.Store(m.Subject, true); return nil })
+		publishRequests(t, e.Bus, 3)
+		eventually(t, "acked", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+		if err := e.server.Close(); err != nil {
+			t.Fatal(err)
+		}
+		e.start(t)
+		for i := range 20 {
+			if _, err := e.Publish(t.Context(), request("r1", "after", int64(i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "acked", 5*time.Second, func() bool {
+			n := 0
+			handled.Range(func(any, any) bool { n++; return true })
+			return n == 23
+		})
+	})
+}
+
+func TestBus_Consume_refuses(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	for name, c := range map[string]bus.ConsumerConfig{
+		"no stream":       {Durable: "x"},
+		"no durable":      {Stream: schemas.StreamRequests},
+		"dots":            {Stream: schemas.StreamRequests, Durable: "a.b"},
+		"negative slots":  {Stream: schemas.StreamRequests, Durable: "x", Slots: -1},
+		"negative wait":   {Stream: schemas.StreamRequests, Durable: "x", AckWait: -time.Second},
+		"negative window": {Stream: schemas.StreamRequests, Durable: "x", MaxAckPending: -5},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		if err := e.Consume(ctx, c, func(context.Context, *bus.Message) error { return nil }); err == nil || ctx.Err() != nil {
+			t.Errorf("%s: got %v", name, err)
+		}
+		cancel()
+	}
+}
+
+func TestBus_Consume_closedBus(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	other := e.connect(t)
+	done := make(chan error, 1)
+	go func() {
+		done <- other.Consume(context.Background(), sampler(), func(context.Context, *bus.Message) error { return nil })
+	}()
+	eventually(t, "consumer is there", 3*time.Second, func() bool { return e.info(t, schemas.StreamRequests).State.Consumers == 1 })
+	time.Sleep(50 * time.Millisecond)
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; !errors.Is(err, bus.ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+}
+
+func TestBus_WatchAdvisories(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.WatchAdvisories(ctx) }()
+		// A consumer that is not ours takes the message and never settles it.
+		c, err := e.JetStream().CreateOrUpdateConsumer(ctx, schemas.StreamRequests, jetstream.ConsumerConfig{
+			Durable: "sampler-foreign", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 50 * time.Millisecond, MaxDeliver: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := c.Next(jetstream.FetchMaxWait(300 * time.Millisecond)); !errors.Is(err, nats.ErrTimeout) {
+			t.Fatalf("second delivery: %v, %v", m, err)
+		}
+		eventually(t, "removed from the queue", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		dead := deadLetters(t, e)
+		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Stage != "sampler" || dead[0].UID != "u0" || len(dead[0].Data) == 0 {
+			t.Errorf("dead letters: %+v", dead)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,198 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func TestBus_Setup_idempotent(t *testing.T) {
+	e := newEnv(t, "in-process")
+	for range 2 {
+		e.setup(t)
+	}
+	// The operator's limits stay.
+	e.resize(t, schemas.StreamSteps, 123<<20, -1)
+	e.setup(t)
+	if got := e.info(t, schemas.StreamSteps).Config.MaxBytes; got != 123<<20 {
+		t.Errorf("max_bytes is %d after another set-up", got)
+	}
+	if err := e.Ready(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, spec := range schemas.Streams() {
+		c := e.info(t, spec.Name).Config
+		if guarded := c.MaxMsgsPerSubject == 1 && c.DiscardNewPerSubject && c.Discard == jetstream.DiscardNew; guarded != (spec.Guarded || spec.WorkQueue) || !c.AllowDirect {
+			t.Errorf("%s: %+v", spec.Name, c)
+		}
+	}
+}
+
+func TestBus_Setup_repairsAndRefuses(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	ctx := t.Context()
+	c := e.info(t, schemas.StreamRewards).Config
+	c.AllowDirect = false
+	if _, err := e.JetStream().UpdateStream(ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	e.setup(t)
+	if !e.info(t, schemas.StreamRewards).Config.AllowDirect {
+		t.Error("direct gets were not put right")
+	}
+	if err := e.JetStream().DeleteStream(ctx, schemas.StreamSteps); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.JetStream().CreateStream(ctx, jetstream.StreamConfig{Name: schemas.StreamSteps, Subjects: []string{"mdr.v1.step.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	err := e.Setup(ctx)
+	if !errors.Is(err, bus.ErrIncompatible) || !strings.Contains(err.Error(), "MDR_STEPS") || !strings.Contains(err.Error(), "discard_new_per_subject is false, must be true") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestBus_runs(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		ctx := t.Context()
+		if _, err := e.Run(ctx, "r1"); !errors.Is(err, bus.ErrNotFound) {
+			t.Errorf("got %v, want ErrNotFound", err)
+		}
+		stored, created, err := e.CreateRun(ctx, "r1", []byte("first"))
+		if err != nil || !created || string(stored) != "first" {
+			t.Errorf("got %q, %v, %v", stored, created, err)
+		}
+		stored, created, err = e.CreateRun(ctx, "r1", []byte("second"))
+		if err != nil || created || string(stored) != "first" {
+			t.Errorf("again: got %q, %v, %v", stored, created, err)
+		}
+		if _, _, err := e.CreateRun(ctx, "a.b", nil); err == nil {
+			t.Error("a run id with a dot was accepted")
+		}
+
+		publishRequests(t, e.Bus, 2)
+		publishGroup(t, e.Bus, "u1", 0, 2)
+		if _, err := e.Publish(ctx, trajectory("u1", 0)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Publish(ctx, request("r2", "u1", 0)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := e.Purge(ctx, "r1")
+		if err != nil || n != 5 {
+			t.Errorf("purged %d, %v; want 5", n, err)
+		}
+		if got := e.waiting(t); got != 1 {
+			t.Errorf("%d requests left, want the other run's", got)
+		}
+		if _, err := e.Run(ctx, "r1"); !errors.Is(err, bus.ErrNotFound) {
+			t.Errorf("after purge: got %v, want ErrNotFound", err)
+		}
+		if _, err := e.Purge(ctx, "*"); err == nil {
+			t.Error("purge of * was accepted")
+		}
+	})
+}
+
+func TestBus_Stats(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	publishRequests(t, e.Bus, 3)
+	hold := make(chan struct{})
+	defer close(hold)
+	c := sampler()
+	consume(t, e.Bus, c, func(ctx context.Context, _ *bus.Message) error {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+		}
+		return nil
+	})
+	eventually(t, "in hand", 5*time.Second, func() bool {
+		stats, err := e.Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := stats[1]
+		return len(stats) == len(schemas.Streams()) && s.Name == schemas.StreamRequests && s.Messages == 3 && s.Bytes > 0 && !s.Newest.IsZero() &&
+			stats[0].Newest.IsZero() && len(s.Consumers) == 1 && s.Consumers[0].Name == "sampler-tiny" && s.Consumers[0].AckPending == 3
+	})
+}
+
+func TestBus_policies(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		ctx, cancel := context.WithCancel(t.Context())
+		policy := func(lane string, version int64) *schemas.Policy {
+			return &schemas.Policy{
+				Lane: lane, Model: "tiny", Family: "qwen-image", PolicyVersion: version, WeightsDigest: strings.Repeat("0", 64),
+				LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 10, TrueCFGScale: 4, MaxPixels: 1 << 20, Announced: 1,
+			}
+		}
+		if got, err := e.Policies(ctx); err != nil || len(got) != 0 {
+			t.Errorf("got %v, %v; want none", got, err)
+		}
+		for _, p := range []*schemas.Policy{policy("tiny", 1), policy("big", 7), policy("tiny", 2)} {
+			if err := e.SetPolicy(ctx, p); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := e.Policies(ctx)
+		if err != nil || len(got) != 2 || got[0].Lane != "big" || got[1].PolicyVersion != 2 {
+			t.Errorf("got %+v, %v", got, err)
+		}
+		if n := e.info(t, schemas.StreamPolicies).State.Msgs; n != 3 {
+			t.Errorf("history has %d, want 3", n)
+		}
+		updates, err := e.WatchPolicies(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := e.SetPolicy(ctx, policy("tiny", 3)); err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]int64{}
+		for seen["big"] != 7 || seen["tiny"] != 3 {
+			select {
+			case p := <-updates:
+				seen[p.Lane] = p.PolicyVersion
+			case <-time.After(10 * time.Second):
+				t.Fatalf("seen %v", seen)
+			}
+		}
+		cancel()
+		for range updates {
+		}
+	})
+}
+
+func TestConnect_refuses(t *testing.T) {
+	e := newEnv(t, "tcp", func(o *natsd.Options) { o.Token = "secret" })
+	for name, c := range map[string]bus.Config{
+		"nothing":       {},
+		"both":          {URL: "nats://127.0.0.1:1", InProcess: e.server.InProcess()},
+		"token twice":   {URL: "nats://127.0.0.1:1", Token: "x", CredsFile: "y"},
+		"half a key":    {URL: "nats://127.0.0.1:1", CertFile: "x"},
+		"no such creds": {URL: e.server.ClientURL(), CredsFile: "does-not-exist"},
+		"wrong token":   {URL: e.server.ClientURL(), Token: "guess"},
+		"nobody there":  {URL: "nats://127.0.0.1:1", ConnectTimeout: 200 * time.Millisecond},
+	} {
+		began := time.Now()
+		b, err := bus.Connect(t.Context(), c, testLog(t))
+		if err == nil {
+			t.Errorf("%s: connected", name)
+			_ = b.Close()
+		}
+		if d := time.Since(began); d > 3*time.Second {
+			t.Errorf("%s: refused after %v", name, d)
+		}
+	}
+}

@@ -1,0 +1,249 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// partition is a pinned consumer of one partition of the rewards, with short times.
+func partition(of string) bus.ConsumerConfig {
+	p := bus.Partition(of)
+	return bus.ConsumerConfig{
+		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", p), Filters: []string{fmt.Sprintf("mdr.v1.reward.%d.>", p)},
+		AckWait: 500 * time.Millisecond, MaxDeliver: -1, MaxAckPending: 10_000, Slots: 64,
+		PriorityGroup: "advantage", PinnedTTL: 500 * time.Millisecond,
+	}
+}
+
+func subscribe(t testing.TB, b *bus.Bus, c bus.ConsumerConfig) *bus.Subscription {
+	t.Helper()
+	s, err := b.Subscription(context.Background(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// take reads messages for a while, at most n.
+func take(t testing.TB, s *bus.Subscription, n int, wait time.Duration) []*bus.Message {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	var out []*bus.Message
+	for len(out) < n {
+		m, err := s.Next(ctx)
+		if errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+func publishGroup(t testing.TB, b *bus.Bus, uid string, from, n int) {
+	t.Helper()
+	for i := range n {
+		if _, err := b.Publish(context.Background(), reward(uid, int64(from+i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestSubscription_holdsUntilSettled(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishGroup(t, e.Bus, "u1", 0, 8)
+		s := subscribe(t, e.Bus, partition("u1"))
+		held := take(t, s, 8, 10*time.Second)
+		if len(held) != 8 || s.Held() != 8 {
+			t.Fatalf("got %d messages, %d held; want 8", len(held), s.Held())
+		}
+		if again := take(t, s, 1, 1500*time.Millisecond); len(again) != 0 { // three times AckWait
+			t.Errorf("%s came again while held, delivery %d", again[0].Subject, again[0].Delivered)
+		}
+		for _, m := range held[1:] {
+			if err := m.AckAsync(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := held[0].Ack(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := held[0].AckAsync(); !errors.Is(err, bus.ErrSettled) {
+			t.Errorf("second settlement: got %v, want ErrSettled", err)
+		}
+		if s.Held() != 0 {
+			t.Errorf("%d held after all were acked", s.Held())
+		}
+		if again := take(t, s, 1, 800*time.Millisecond); len(again) != 0 {
+			t.Errorf("%s came again after its ack", again[0].Subject)
+		}
+	})
+}
+
+func TestSubscription_nakBringsItBack(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishGroup(t, e.Bus, "u1", 0, 1)
+		s := subscribe(t, e.Bus, partition("u1"))
+		first := take(t, s, 1, 10*time.Second)
+		if len(first) != 1 {
+			t.Fatal("nothing came")
+		}
+		if err := first[0].NakWithDelay(50 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		again := take(t, s, 1, 10*time.Second)
+		if len(again) != 1 || again[0].Delivered != 2 || again[0].Seq != first[0].Seq {
+			t.Fatalf("got %+v, want the same message, second delivery", again)
+		}
+		if err := again[0].Term("done with it"); err != nil {
+			t.Fatal(err)
+		}
+		if more := take(t, s, 1, 800*time.Millisecond); len(more) != 0 {
+			t.Error("it came again after Term")
+		}
+	})
+}
+
+// Two clients on one pinned durable: one works, the other takes over when it goes.
+func TestSubscription_pinnedFailover(t *testing.T) {
+	for name, leave := range map[string]func(t *testing.T, s *bus.Subscription, b *bus.Bus){
+		"by closing":     func(t *testing.T, s *bus.Subscription, _ *bus.Bus) { _ = s.Close() },
+		"without a word": func(t *testing.T, _ *bus.Subscription, b *bus.Bus) { b.Conn().Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachTransport(t, func(t *testing.T, e *env) {
+				activeBus, err := bus.Connect(t.Context(), e.config(), testLog(t))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = activeBus.Close() }()
+				active, err := activeBus.Subscription(t.Context(), partition("u1"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				publishGroup(t, e.Bus, "u1", 0, 4)
+				held := take(t, active, 4, 10*time.Second)
+				if len(held) != 4 {
+					t.Fatalf("the first client got %d of 4", len(held))
+				}
+				standby := subscribe(t, e.Bus, partition("u1"))
+				publishGroup(t, e.Bus, "u1", 4, 2)
+				if got := take(t, active, 2, 10*time.Second); len(got) != 2 {
+					t.Fatalf("the pinned client got %d of 2", len(got))
+				}
+				if got := take(t, standby, 1, 300*time.Millisecond); len(got) != 0 {
+					t.Fatalf("the standby got %s", got[0].Subject)
+				}
+				leave(t, active, activeBus)
+				publishGroup(t, e.Bus, "u1", 6, 2)
+				seen := map[string]bool{}
+				for _, m := range take(t, standby, 8, 10*time.Second) {
+					seen[m.Subject] = true
+				}
+				if len(seen) != 8 {
+					t.Errorf("the standby got %d of the group's 8 rewards", len(seen))
+				}
+				_ = active.Close()
+			})
+		})
+	}
+}
+
+// A client that stops asking loses the pin, is told, and hands back what it holds.
+func TestSubscription_lostPin(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		c := partition("u1")
+		c.Slots = 2
+		released := 0
+		c.OnRelease = func() { released++ }
+		slow := subscribe(t, e.Bus, c)
+		publishGroup(t, e.Bus, "u1", 0, 6)
+		if got := take(t, slow, 1, 10*time.Second); len(got) != 1 {
+			t.Fatal("nothing came")
+		}
+		// Its fetch-ahead is full, so it does not ask any more.
+		c.OnRelease = nil
+		c.Slots = 64
+		other := subscribe(t, e.connect(t), c)
+		seen := map[uint64]bool{}
+		deadline := time.Now().Add(10 * time.Second)
+		for len(seen) < 6 && time.Now().Before(deadline) {
+			for _, m := range take(t, other, 1, 200*time.Millisecond) {
+				seen[m.Seq] = true
+			}
+			if len(seen) > 0 { // taken over: now the slow one wakes up
+				_ = take(t, slow, 1, time.Millisecond)
+			}
+		}
+		if len(seen) == 0 {
+			t.Error("nobody took over")
+		}
+		eventually(t, "told", 5*time.Second, func() bool { _ = take(t, slow, 1, time.Millisecond); return released == 1 })
+	})
+}
+
+func TestSubscription_Next_ends(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	other := e.connect(t)
+	s := subscribe(t, other, partition("u1"))
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := s.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Next(t.Context()); !errors.Is(err, bus.ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+}
+
+// Every group lands in one partition, and the sixteen take everything.
+func TestSubscription_partitions(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		const groups = 40
+		for i := range groups {
+			publishGroup(t, e.Bus, uid(i), 0, 2)
+		}
+		var total atomic.Int64
+		for p := range schemas.RewardPartitions {
+			c := partition("u1")
+			c.Durable, c.Filters = fmt.Sprintf("advantage-p%02d", p), []string{fmt.Sprintf("mdr.v1.reward.%d.>", p)}
+			s := subscribe(t, e.Bus, c)
+			want := 0
+			for i := range groups {
+				if bus.Partition(uid(i)) == p {
+					want += 2
+				}
+			}
+			got := take(t, s, want, 10*time.Second)
+			total.Add(int64(len(got)))
+			for _, m := range got {
+				var r schemas.Reward
+				if err := schemas.Decode(m.Data, &r); err != nil || bus.Partition(r.UID) != p {
+					t.Errorf("partition %d has %s, %v", p, m.Subject, err)
+				}
+			}
+		}
+		if total.Load() != 2*groups {
+			t.Errorf("%d rewards in all partitions, want %d", total.Load(), 2*groups)
+		}
+	})
+}
