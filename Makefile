@@ -21,6 +21,8 @@ golangci_lint := $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
 
 BENCHSTAT     := v0.0.0-20260908200009-22c9c6c9d4da
 
+COMPOSE := docker compose --env-file build/compose.env
+
 # What a caller may set: make race PACKAGES=./pkg/bus
 PACKAGES ?= ./...
 FUZZTIME ?= 30s
@@ -67,7 +69,7 @@ bench: ## benchmarks matching BENCH (default all), in benchstat's format
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PACKAGES)
 
 bench-compare: ## benchmarks matching BENCH at REF and here, side by side
-	BENCHSTAT=$(BENCHSTAT) .ci/bench-compare '$(REF)' '$(BENCH)'
+	BENCHSTAT=$(BENCHSTAT) .ci/bench-compare '$(REF)' '$(BENCH)' '$(PACKAGES)'
 
 generate: ## write the generated files
 	go generate ./...
@@ -75,17 +77,27 @@ generate: ## write the generated files
 generate-check: ## fail when the generated files are stale
 	.ci/generate-check
 
-golden: ## rebuild the model goldens (Python, pinned requirements)
-	.ci/golden
+golden: build/golden-venv/ok ## rebuild the model goldens (Python, pinned requirements)
+	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/testdata/golden
 
-up: ## NATS and the four services in containers
-	docker compose up --build --detach --wait
+build/golden-venv/ok: deploy/golden/requirements.txt
+	python3 -m venv build/golden-venv
+	build/golden-venv/bin/python -m pip install --requirement deploy/golden/requirements.txt
+	touch $@
 
-down: ## stop the containers; the stored events stay
-	docker compose down
+up: build/compose.env ## NATS and the four services in containers, with a token of their own
+	VERSION=$(VERSION) $(COMPOSE) up --build --detach --wait
 
-logs: ## follow the containers' logs
-	docker compose logs --follow
+down: build/compose.env ## stop the containers; the stored events stay
+	$(COMPOSE) down
+
+logs: build/compose.env ## follow the containers' logs
+	$(COMPOSE) logs --follow
+
+# The token of this checkout's containers; MEANDER_NATS_TOKEN in the environment wins.
+build/compose.env:
+	mkdir -p build
+	umask 077 && echo "MEANDER_NATS_TOKEN=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')" > $@
 
 demo: build ## build, then 4 prompts x 4 samples: a table and a contact sheet
 	bin/meander run --group-size 4 --prompts deploy/demo/prompts.txt --out meander-out/demo
