@@ -131,9 +131,9 @@ func (t *attentionTask) plan(cfg Attention) {
 		t.mask(s, cfg)
 		s.packed = size
 		size += t.kvHeads * (t.keySize(s) + t.valueSize(s))
-		// A strip of scores stays in the first or second level cache.
+		// A strip of scores stays in the second level cache.
 		tall := t.c.k.tileRows
-		s.rows = tall * max(1, min(4, 16384/(tall*max(s.nk, 1))))
+		s.rows = tall * max(2, min(4, 65536/(tall*max(s.nk, 1))))
 		s.blocks = (s.nq + s.rows - 1) / s.rows
 		t.blocks += t.heads * s.blocks
 		t.work += t.heads * s.nq * s.nk * (t.d + t.dv + 16)

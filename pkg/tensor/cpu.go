@@ -35,6 +35,7 @@ type CPU struct {
 
 	slots   []slot
 	packing scratch // packed operands of MatMul and Attention
+	right   Packed  // right operand of MatMul, in packing
 	padding scratch // padded image of Conv2D
 
 	linear linearTask

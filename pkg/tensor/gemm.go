@@ -92,9 +92,9 @@ func (c *CPU) MatMul(dst, a, b Matrix) {
 		clearRows(dst)
 		return
 	}
-	p := Packed{n: b.Cols, k: b.Rows, data: c.packing.floats(panels(b.Cols) * panelCols * b.Rows)}
-	packCols(p.data, b)
-	c.product(dst, a, &p, Epilogue{})
+	c.right = Packed{n: b.Cols, k: b.Rows, data: c.packing.floats(panels(b.Cols) * panelCols * b.Rows)}
+	packCols(c.right.data, b)
+	c.product(dst, a, &c.right, Epilogue{})
 }
 
 // MatMulT computes dst [M, N] = a [M, K] b^T, b [N, K].
@@ -109,9 +109,9 @@ func (c *CPU) MatMulT(dst, a, b Matrix) {
 		clearRows(dst)
 		return
 	}
-	p := Packed{n: b.Rows, k: b.Cols, data: c.packing.floats(panels(b.Rows) * panelCols * b.Cols)}
-	packRows(p.data, b)
-	c.product(dst, a, &p, Epilogue{})
+	c.right = Packed{n: b.Rows, k: b.Cols, data: c.packing.floats(panels(b.Rows) * panelCols * b.Cols)}
+	packRows(c.right.data, b)
+	c.product(dst, a, &c.right, Epilogue{})
 }
 
 func clearRows(m Matrix) {

@@ -98,7 +98,8 @@ func (p *Pool) do(b *batch, t task, parts, threads int) {
 func (b *batch) run() {
 	defer func() {
 		if f := recover(); f != nil {
-			b.fault.CompareAndSwap(nil, &f)
+			fault := f // of its own, so that only a panic allocates
+			b.fault.CompareAndSwap(nil, &fault)
 			b.next.Store(b.parts)
 		}
 	}()

@@ -17,8 +17,19 @@ func (c *call) want(f func() ref) ref {
 // Shapes m, n, k of products: single elements, odd sizes, the shipped model's, and
 // sizes beyond the cache blocks in each direction.
 var productShapes = [][3]int{
-	{1, 1, 1}, {1, 16, 3}, {5, 3, 7}, {2, 48, 33}, {7, 17, 64}, {13, 33, 100}, {32, 96, 96}, {44, 96, 96},
-	{64, 384, 96}, {9, 40, 900}, {25, 1100, 20}, {410, 24, 48}, {50, 130, 400},
+	{1, 1, 1},
+	{1, 16, 3},
+	{5, 3, 7},
+	{2, 48, 33},
+	{7, 17, 64},
+	{13, 33, 100},
+	{32, 96, 96},
+	{44, 96, 96},
+	{64, 384, 96},
+	{9, 40, 900},
+	{25, 1100, 20},
+	{410, 24, 48},
+	{50, 130, 400},
 }
 
 func productCases() []Case {

@@ -41,11 +41,23 @@ var table = []struct {
 	name  string
 	value float64
 }{
-	{"expMax", 88.37626}, {"expMin", -87.33654}, {"log2e", 1.44269504088896341}, {"expBias", 12582912},
-	{"minusLn2Hi", -0.693359375}, {"minusLn2Lo", 2.12194440e-4},
-	{"exp7", 1.0 / 5040}, {"exp6", 1.0 / 720}, {"exp5", 1.0 / 120}, {"exp4", 1.0 / 24}, {"exp3", 1.0 / 6}, {"exp2", 0.5},
-	{"one", 1}, {"minusZero", math.Copysign(0, -1)}, {"minusInf", math.Inf(-1)},
-	{"minusGelu1", -1.5957691216057308}, {"minusGelu3", -0.071354816272600248},
+	{"expMax", 88.37626},
+	{"expMin", -87.33654},
+	{"log2e", 1.44269504088896341},
+	{"expBias", 12582912},
+	{"minusLn2Hi", -0.693359375},
+	{"minusLn2Lo", 2.12194440e-4},
+	{"exp7", 1.0 / 5040},
+	{"exp6", 1.0 / 720},
+	{"exp5", 1.0 / 120},
+	{"exp4", 1.0 / 24},
+	{"exp3", 1.0 / 6},
+	{"exp2", 0.5},
+	{"one", 1},
+	{"minusZero", math.Copysign(0, -1)},
+	{"minusInf", math.Inf(-1)},
+	{"minusGelu1", -1.5957691216057308},
+	{"minusGelu3", -0.071354816272600248},
 }
 
 func constants(w *writer) {
