@@ -137,3 +137,40 @@ func TestStreams_settings(t *testing.T) {
 		}
 	}
 }
+
+func TestRunOf(t *testing.T) {
+	tests := []struct {
+		subject, run string
+	}{
+		{schemas.PromptSubject("r"), "r"},
+		{schemas.RequestSubject("r", "lane", "u", 1), "r"},
+		{schemas.StepSubject("r", "u", 1, "a", 2), "r"},
+		{schemas.PartSubject(schemas.StepSubject("r", "u", 1, "a", 2), 0), "r"},
+		{schemas.TrajectorySubject("r", "u", 1), "r"},
+		{schemas.RewardSubject("r", "b", "u", 1), "r"},
+		{schemas.Prefix + "reward.11.r.b.u.1", "r"}, // as stored, with its partition
+		{schemas.AdvantageSubject("r", "u"), "r"},
+		{schemas.BatchSubject("r", "b"), "r"},
+		{schemas.DeadSubject("intake", "r", "u"), "r"},
+		{schemas.PolicySubject("lane"), ""},
+		{"mdr.v2.prompt.r", ""},
+		{schemas.Prefix, ""},
+		{"", ""},
+	}
+	for _, tt := range tests {
+		if run, ok := schemas.RunOf(tt.subject); run != tt.run || ok != (tt.run != "") {
+			t.Errorf("RunOf(%q) = %q, %v, want %q", tt.subject, run, ok, tt.run)
+		}
+	}
+}
+
+func TestIsPart(t *testing.T) {
+	step := schemas.StepSubject("r", "u", 1, "a", 2)
+	for subject, want := range map[string]bool{
+		step: false, schemas.PartSubject(step, 0): true, schemas.RequestSubject("r", "l", "u", 0): false, "": false,
+	} {
+		if got := schemas.IsPart(subject); got != want {
+			t.Errorf("IsPart(%q) = %v, want %v", subject, got, want)
+		}
+	}
+}
