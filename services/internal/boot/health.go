@@ -47,13 +47,13 @@ func (h *Health) Check(name string, run func() error) {
 // Handler serves the two paths.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { h.answer(w, nil) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { h.answer(w, []string{}) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { h.answer(w, h.faults()) })
 	return mux
 }
 
 func (h *Health) faults() []string {
-	var faults []string
+	faults := []string{}
 	if !h.ready.Load() {
 		faults = append(faults, "service: starting or draining")
 	}

@@ -181,7 +181,7 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 	err = s.runBounded(ctx, cfg, b, log)
 	health.SetReady(false)
 	if stopping := discovery.Stop(); stopping != nil {
-		err = errors.Join(err, fmt.Errorf("leave service discovery: %w", stopping))
+		log.Warn().Err(stopping).Msg("left service discovery without a word") // the server is gone
 	}
 	log.Info().Err(err).Msg("stopped")
 	return err
