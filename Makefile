@@ -106,7 +106,7 @@ ci: ## everything CI runs
 	.ci/all
 
 clean: ## remove what the other targets made, except the tools
-	rm -rf bin build meander-out
+	rm -rf bin build meander-out/demo
 
 tools: $(gofumpt) $(staticcheck) $(golangci_lint) ## build the pinned linters into .tools/
 
