@@ -216,7 +216,7 @@ func StepsDigest(steps [][32]byte) string {
 // log_prob_kind, noise_level, solver, latent_step_indices, latents_shape,
 // latents_dtype, the steps' content_digest (text), the image's format, width, height
 // and pixel digest where it has one, conditioning, schedule_digest, weights_digest,
-// policy_version_min and policy_version_max.
+// policy_version_min, policy_version_max, and initial_latents where it has any.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
 	d.text(e.UID)
@@ -267,6 +267,11 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d.text(e.WeightsDigest)
 	d.integer(e.PolicyVersionMin)
 	d.integer(e.PolicyVersionMax)
+	if e.InitialLatents != nil {
+		if err := d.tensor(e.InitialLatents); err != nil {
+			return [32]byte{}, fmt.Errorf("initial_latents: %w", err)
+		}
+	}
 	return d.sum(), nil
 }
 

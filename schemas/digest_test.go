@@ -55,7 +55,9 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	inside := []string{
 		"Sigmas", "Transitions", "NoiseLevel", "Solver", "LogProbKind", "LatentsDType", "TrueCFGScale", "Height", "Width",
 	}
-	checkFields(t, fullRequest(t), inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
+	r := fullRequest(t)
+	r.InitialLatents = givenLatents()
+	checkFields(t, r, inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
 }
 
 func TestContentDigest_fields(t *testing.T) {
@@ -71,7 +73,9 @@ func TestContentDigest_fields(t *testing.T) {
 		checkFields(t, sdeStep(), others[schemas.Step](outside["step"]), func(e *schemas.Step) (any, error) { return content(e) })
 	})
 	t.Run("trajectory", func(t *testing.T) {
-		checkFields(t, completedTrajectory(t), others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })
+		e := completedTrajectory(t)
+		e.InitialLatents = givenLatents()
+		checkFields(t, e, others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
 		checkFields(t, find[schemas.Reward](t, "reward-scored"), others[schemas.Reward](outside["reward"]), func(e *schemas.Reward) (any, error) { return content(e) })
@@ -82,6 +86,11 @@ func TestContentDigest_fields(t *testing.T) {
 	t.Run("batch", func(t *testing.T) {
 		checkFields(t, find[schemas.Batch](t, "batch-closed"), others[schemas.Batch](outside["batch"]), func(e *schemas.Batch) (any, error) { return content(e) })
 	})
+}
+
+// givenLatents are an x_T that the prompt brought.
+func givenLatents() *schemas.Tensor {
+	return &schemas.Tensor{DType: "F32", Shape: []int64{8, 4, 64}, Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("x_T"), Size: 8192}}
 }
 
 // others are the fields of T but for those.
@@ -122,8 +131,12 @@ func checkFields[T any](t *testing.T, e *T, inside []string, digest func(*T) (an
 			f.SetFloat(f.Float() + 1)
 		case reflect.String:
 			f.SetString(f.String() + "x")
-		default:
-			f.SetZero() // lists, pointers and structs: every sample has them
+		default: // lists, pointers and structs
+			if f.Kind() == reflect.Pointer && f.IsNil() {
+				f.Set(reflect.New(f.Type().Elem()))
+			} else {
+				f.SetZero()
+			}
 		}
 		if reflect.DeepEqual(f.Interface(), v.Field(i).Interface()) {
 			t.Fatalf("%s: the sample has nothing to change", name)

@@ -31,6 +31,9 @@ type Prompt struct {
 	Rollout Rollout `msgpack:"rollout"`
 	// InitialNoise is per_sample (default) or shared: one x_T for the whole group.
 	InitialNoise string `msgpack:"initial_noise,omitempty"`
+	// InitialLatents are x_T instead of drawn noise: [n, S, C], one [S, C] per sample, F32,
+	// F16 or BF16. Large ones are a ref to a blob.
+	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
 	// Reward lists the scorers; default: the service's.
 	Reward []RewardSpec `msgpack:"reward"`
 	// Advantage says how rewards become advantages.

@@ -12,11 +12,14 @@ type Request struct {
 	// SampleSeed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number.
 	SampleSeed uint64 `msgpack:"sample_seed"`
 	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
-	NoiseSeed      uint64 `msgpack:"noise_seed"`
-	Prompt         string `msgpack:"prompt"`
-	NegativePrompt string `msgpack:"negative_prompt"`
-	Height         int64  `msgpack:"height"`
-	Width          int64  `msgpack:"width"`
+	NoiseSeed uint64 `msgpack:"noise_seed"`
+	// InitialLatents are the group's x_T [n, S, C] as a blob, where the prompt gave them;
+	// NoiseSeed is then unused.
+	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
+	Prompt         string  `msgpack:"prompt"`
+	NegativePrompt string  `msgpack:"negative_prompt"`
+	Height         int64   `msgpack:"height"`
+	Width          int64   `msgpack:"width"`
 	// TrueCFGScale > 1 means two model evaluations per point.
 	TrueCFGScale float64 `msgpack:"true_cfg_scale"`
 	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0.

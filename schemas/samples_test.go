@@ -39,7 +39,13 @@ func samples(t testing.TB) []sample {
 			Rollout: schemas.Rollout{SDEType: "ode", NoiseLevel: new(0.0)},
 			Reward:  []schemas.RewardSpec{{Name: "ocr", Weight: new(1.0), Required: new(false)}, {Name: "length", Weight: new(0.0)}},
 		}},
+		{"prompt-initial-latents", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(2)), InitialLatents: initialLatents(true)}},
 		{"request-full", fullRequest(t)},
+		{"request-initial-latents", func() *schemas.Request {
+			r := fullRequest(t)
+			r.InitialLatents = initialLatents(false)
+			return r
+		}()},
 		{"request-extremes", extremeRequest(t)},
 		{"step-sde", sdeStep()},
 		{"step-ode", &schemas.Step{
@@ -51,6 +57,11 @@ func samples(t testing.TB) []sample {
 		{"step-parts-and-refs", partsStep()},
 		{"trajectory-completed", completedTrajectory(t)},
 		{"trajectory-inline-image", inlineTrajectory(t)},
+		{"trajectory-initial-latents", func() *schemas.Trajectory {
+			e := inlineTrajectory(t)
+			e.InitialLatents = initialLatents(false)
+			return e
+		}()},
 		{"trajectory-failed", &schemas.Trajectory{
 			Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Lane: "tiny", Attempt: "gpu0-3",
 			StopReason: "failed", Error: "model gave NaN at step 3", Group: schemas.Group{Batch: "p17"},
@@ -203,6 +214,17 @@ func latents(dtype string, size int) schemas.Tensor {
 		data[i] = byte(7 * i)
 	}
 	return schemas.Tensor{DType: dtype, Shape: []int64{2, 4}, Data: data}
+}
+
+// initialLatents are x_T of two samples of eight elements, inline or as a blob.
+func initialLatents(inline bool) *schemas.Tensor {
+	x := &schemas.Tensor{DType: "F32", Shape: []int64{2, 2, 4}}
+	if inline {
+		x.Data = append(latents("F32", 4).Data, latents("F32", 4).Data...)
+	} else {
+		x.Ref = &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("x_T"), Size: 64}
+	}
+	return x
 }
 
 func sdeStep() *schemas.Step {

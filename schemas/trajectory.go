@@ -23,6 +23,8 @@ type Trajectory struct {
 	CFGRule      string  `msgpack:"cfg_rule"`
 	SampleSeed   uint64  `msgpack:"sample_seed"`
 	NoiseSeed    uint64  `msgpack:"noise_seed"`
+	// InitialLatents are the group's x_T [n, S, C] where the prompt gave them.
+	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
 	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma.
 	Sigmas    []float32 `msgpack:"sigmas"`
 	Timesteps []float32 `msgpack:"timesteps"`

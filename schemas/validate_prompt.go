@@ -31,6 +31,7 @@ func (p *Prompt) Validate() error {
 	p.sigmas(&f)
 	p.Rollout.validate(f.in("rollout"), p.steps(), p.Evaluation)
 	f.optionalEnum("initial_noise", p.InitialNoise, InitialNoises)
+	f.initialLatents(p.InitialLatents)
 	rewards(&f, p.Reward)
 	p.Advantage.validate(f.in("advantage"), p.Batch != nil)
 	f.metadata(p.Metadata)

@@ -83,6 +83,22 @@ func (t *Tensor) validate(f *faults) {
 	}
 }
 
+// initialLatents checks an optional x_T of a group, [n, S, C] in a dtype of latents.
+func (f *faults) initialLatents(t *Tensor) {
+	if t == nil {
+		return
+	}
+	g := f.in("initial_latents")
+	t.validate(g)
+	g.enum("dtype", t.DType, LatentsDTypes)
+	if len(t.Shape) != 3 {
+		g.add("shape", fmt.Sprint(t.Shape[:min(len(t.Shape), MaxTensorDims)]), "must be [samples, tokens, channels]")
+	}
+	if t.Parts != nil {
+		g.add("parts", "given", "must be data or ref: only steps have parts")
+	}
+}
+
 // Validate joins every fault of the reference.
 func (r *Ref) Validate() error {
 	var f faults

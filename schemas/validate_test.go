@@ -72,7 +72,27 @@ func TestPrompt_Validate(t *testing.T) {
 		{"sigma 0", func(p *P) { p.Sigmas[3] = 0 }, "sigmas[3]: 0; must be above 0 and at most 1"},
 		{"NaN sigma", func(p *P) { p.Sigmas[1] = nan }, "sigmas[1]: NaN; must be above 0 and at most 1"},
 		{"equal sigmas", func(p *P) { p.Sigmas[2] = 0.75 }, "sigmas[2]: 0.75; must be below the one before it"},
+		{"initial latents of another kind", func(p *P) {
+			p.InitialLatents = &schemas.Tensor{DType: "U8", Shape: []int64{1, 2}, Data: []byte{1, 2}}
+		}, `initial_latents.dtype: "U8"; must be one of F32, F16, BF16`},
 		{"noise place", func(p *P) { p.InitialNoise = "both" }, `initial_noise: "both"; must be one of per_sample, shared`},
+		{"initial latents", func(p *P) { p.InitialLatents = initialLatents(true) }, ""},
+		{"initial latents of one sample", func(p *P) {
+			p.InitialLatents = initialLatents(true)
+			p.InitialLatents.Shape = []int64{4, 4}
+		}, "initial_latents.shape: [4 4]; must be [samples, tokens, channels]"},
+		{"initial latents of another dtype", func(p *P) {
+			p.InitialLatents = initialLatents(true)
+			p.InitialLatents.DType = "U32"
+		}, `initial_latents.dtype: "U32"; must be one of F32, F16, BF16`},
+		{"initial latents that are too short", func(p *P) {
+			p.InitialLatents = initialLatents(true)
+			p.InitialLatents.Data = p.InitialLatents.Data[:60]
+		}, "initial_latents.data: 60 bytes; must be 64, the size of F32 [2 2 4]"},
+		{"initial latents in parts", func(p *P) {
+			p.InitialLatents = initialLatents(true)
+			p.InitialLatents.Data, p.InitialLatents.Parts = nil, &schemas.Parts{Count: 1, Size: 64, Digest: digestOf("x")}
+		}, "initial_latents.parts: given; must be data or ref: only steps have parts"},
 		{"metadata not a map", func(p *P) { p.Metadata = schemas.Metadata{1} }, "metadata: starts with 0x01; must be a map"},
 		{"batch id", func(p *P) { p.Batch.ID = "" }, `batch.id: ""; ` + tokenRule},
 		{"batch of none", func(p *P) { p.Batch.Groups = 0 }, "batch.groups: 0; must be between 1 and 4096"},

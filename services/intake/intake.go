@@ -119,6 +119,13 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
+	if t := p.InitialLatents; t != nil && t.Ref == nil { // as a blob, each request can carry them
+		ref, err := s.bus.PutBlob(ctx, t.Data)
+		if err != nil {
+			return fmt.Errorf("store initial latents: %w", err)
+		}
+		t.Ref, t.Data = &ref, nil
+	}
 	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward})
 	if err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
@@ -156,7 +163,7 @@ func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*
 		if err := schemas.Decode(m.Data, &t); err != nil {
 			return nil, fmt.Errorf("stored trajectory %s: %w", m.Subject, err)
 		}
-		if t.Prompt != first.Prompt || t.GroupSize != first.GroupSize || t.ScheduleDigest != first.ScheduleDigest ||
+		if t.Prompt != first.Prompt || !sameTensor(t.InitialLatents, first.InitialLatents) || t.GroupSize != first.GroupSize || t.ScheduleDigest != first.ScheduleDigest ||
 			t.SampleIndex < t.GroupSize && t.SampleSeed != requests[t.SampleIndex].SampleSeed {
 			return nil, bus.Terminal(schemas.CodeUIDConflict, fmt.Errorf(
 				"uid: %q is already used in run %q by another prompt (%q); choose another uid or another run", first.UID, first.Run, t.Prompt))
@@ -164,6 +171,14 @@ func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*
 		done[t.SampleIndex] = true
 	}
 	return slices.DeleteFunc(slices.Clone(requests), func(r *schemas.Request) bool { return done[r.SampleIndex] }), nil
+}
+
+// sameTensor compares blobs by their digests.
+func sameTensor(a, b *schemas.Tensor) bool {
+	if a == nil || b == nil || a.Ref == nil || b.Ref == nil {
+		return a == b
+	}
+	return a.Ref.Digest == b.Ref.Digest && a.DType == b.DType && slices.Equal(a.Shape, b.Shape)
 }
 
 // refuse tells the client that asked, before the prompt goes to the dead letters.

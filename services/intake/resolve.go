@@ -65,11 +65,14 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	}
 
 	n := value(p.GroupSize, defaultGroupSize)
+	if err := checkInitialLatents(p.InitialLatents, n, int64(tokens), policy); err != nil {
+		return nil, err
+	}
 	request := schemas.Request{
 		Run: run, UID: p.UID, GroupSize: n, Lane: policy.Lane,
 		Prompt: p.Prompt, Height: height, Width: width,
-		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale),
-		Sigmas:       sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
+		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale), InitialLatents: p.InitialLatents,
+		Sigmas: sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
 		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),
 		ReturnStepIndices: returned, Debug: slices.Clone(p.Rollout.Debug),
 		Priority: value(p.Priority, 0), MinPolicyVersion: value(p.MinPolicyVersion, 0),
@@ -113,6 +116,14 @@ func imageTokens(height, width int64, policy *schemas.Policy) (int, error) {
 		return 0, err
 	}
 	return int(height / edge * (width / edge)), nil
+}
+
+func checkInitialLatents(t *schemas.Tensor, n, tokens int64, policy *schemas.Policy) error {
+	want := []int64{n, tokens, policy.LatentChannels}
+	if t == nil || slices.Equal(t.Shape, want) {
+		return nil
+	}
+	return fmt.Errorf("initial_latents.shape: %v; must be %v: samples, tokens, channels", t.Shape, want)
 }
 
 // sigmas is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]

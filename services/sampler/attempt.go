@@ -68,8 +68,10 @@ func (s *service) newAttempt(ctx context.Context, req *schemas.Request, token st
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
 	}
 	size := tokens * s.card.LatentChannels
-	x := make([]float32, size)
-	flow.InitialNoise(x, req.NoiseSeed)
+	x, err := s.initialLatents(ctx, req, tokens)
+	if err != nil {
+		return nil, err
+	}
 	rollout, err := flow.NewRollout(plan, x)
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
@@ -90,6 +92,34 @@ func (s *service) newAttempt(ctx context.Context, req *schemas.Request, token st
 	a.encode = time.Since(a.received)
 	a.cond, a.negCond = conds[0], conds[len(conds)-1]
 	return a, nil
+}
+
+// initialLatents is x_T [S, C]: drawn, or this sample's part of what the prompt gave.
+func (s *service) initialLatents(ctx context.Context, req *schemas.Request, tokens int) ([]float32, error) {
+	x := make([]float32, tokens*s.card.LatentChannels)
+	t := req.InitialLatents
+	if t == nil {
+		flow.InitialNoise(x, req.NoiseSeed)
+		return x, nil
+	}
+	data := t.Data
+	if t.Ref != nil {
+		var err error
+		if data, err = s.bus.GetBlob(ctx, *t.Ref); err != nil {
+			return nil, fmt.Errorf("load initial latents: %w", err)
+		}
+	}
+	dtype := tensor.DType(t.DType)
+	size := len(x) * dtype.Size()
+	begin := int(req.SampleIndex) * size
+	if !slices.Equal(t.Shape, []int64{req.GroupSize, int64(tokens), int64(s.card.LatentChannels)}) || len(data) < begin+size {
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("initial_latents: %v in %d bytes; must be [%d %d %d]",
+			t.Shape, len(data), req.GroupSize, tokens, s.card.LatentChannels))
+	}
+	if err := dtype.DecodeFloats(x, data[begin:begin+size]); err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("initial_latents: %w", err))
+	}
+	return x, nil
 }
 
 // guided says whether classifier-free guidance needs a second evaluation.
@@ -229,7 +259,7 @@ func (s *service) trajectory(r *schemas.Request, token string) *schemas.Trajecto
 	t := &schemas.Trajectory{
 		Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: token,
 		Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, Height: r.Height, Width: r.Width,
-		TrueCFGScale: r.TrueCFGScale, CFGRule: schemas.CFGRescaled, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed,
+		TrueCFGScale: r.TrueCFGScale, CFGRule: schemas.CFGRescaled, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed, InitialLatents: r.InitialLatents,
 		Sigmas: r.Sigmas, Transitions: r.Transitions, LogProbKind: r.LogProbKind, NoiseLevel: r.NoiseLevel,
 		Solver: r.Solver, LatentsDType: r.LatentsDType, ScheduleDigest: r.ScheduleDigest,
 		WeightsDigest: s.card.WeightsDigest, PolicyVersionMin: s.cfg.PolicyVersion, PolicyVersionMax: s.cfg.PolicyVersion,
