@@ -10,7 +10,7 @@ import (
 // the caller. Results never depend on it.
 type Pool struct {
 	threads int
-	work    chan *batch
+	work    chan ticket
 	workers sync.WaitGroup
 }
 
@@ -20,12 +20,11 @@ func NewPool(threads int) *Pool {
 	if threads <= 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	p := &Pool{threads: threads, work: make(chan *batch)}
+	p := &Pool{threads: threads, work: make(chan ticket)}
 	for range threads - 1 {
 		p.workers.Go(func() {
-			for b := range p.work {
-				b.run()
-				b.helpers.Done()
+			for t := range p.work {
+				t.help()
 			}
 		})
 	}
@@ -57,12 +56,42 @@ type task interface {
 
 // batch is one run of a task; it is reused by its CPU.
 type batch struct {
-	task    task
-	parts   int32
-	next    atomic.Int32
-	slots   atomic.Int32
-	helpers sync.WaitGroup
-	fault   atomic.Pointer[any]
+	task  task
+	parts int32
+	next  atomic.Int32
+	slots atomic.Int32
+	fault atomic.Pointer[any]
+
+	// state is the number of the run, odd while it is open, in the upper half and its
+	// helpers at work in the lower. A worker that wakes up too late finds another
+	// number and leaves, so that nobody ever waits for a sleeping thread.
+	state atomic.Uint64
+	done  chan struct{} // the last helper of a closed run has finished
+}
+
+const oneRun = 1 << 32
+
+// ticket invites a worker to a run of b.
+type ticket struct {
+	b   *batch
+	run uint64 // of b.state
+}
+
+// help joins the run, unless it is over.
+func (t ticket) help() {
+	for {
+		s := t.b.state.Load()
+		if s/oneRun != t.run {
+			return
+		}
+		if t.b.state.CompareAndSwap(s, s+1) {
+			break
+		}
+	}
+	t.b.run()
+	if s := t.b.state.Add(^uint64(0)); s%oneRun == 0 && s/oneRun != t.run {
+		t.b.done <- struct{}{}
+	}
 }
 
 // do runs t.part(i) for 0 <= i < parts on at most threads threads and returns when
@@ -74,19 +103,23 @@ func (p *Pool) do(b *batch, t task, parts, threads int) {
 		}
 		return
 	}
+	if b.done == nil {
+		b.done = make(chan struct{}, 1)
+	}
 	b.task, b.parts = t, int32(parts)
 	b.next.Store(0)
 	b.slots.Store(0)
+	invite := ticket{b, b.state.Add(oneRun) / oneRun}
 	for range min(threads, parts, p.threads) - 1 {
-		b.helpers.Add(1)
 		select {
-		case p.work <- b:
-		default:
-			b.helpers.Done()
+		case p.work <- invite:
+		default: // all workers are busy
 		}
 	}
 	b.run()
-	b.helpers.Wait()
+	if b.state.Add(oneRun)%oneRun > 0 {
+		<-b.done
+	}
 	b.task = nil
 	if f := b.fault.Swap(nil); f != nil {
 		panic(*f)
