@@ -43,6 +43,7 @@ func samples(t testing.TB) []sample {
 		{"request-full", fullRequest(t)},
 		{"request-initial-latents", func() *schemas.Request {
 			r := fullRequest(t)
+			r.GroupSize, r.SampleIndex = 2, 1
 			r.InitialLatents = initialLatents(false)
 			return r
 		}()},
@@ -59,6 +60,7 @@ func samples(t testing.TB) []sample {
 		{"trajectory-inline-image", inlineTrajectory(t)},
 		{"trajectory-initial-latents", func() *schemas.Trajectory {
 			e := inlineTrajectory(t)
+			e.GroupSize, e.SampleIndex = 2, 1
 			e.InitialLatents = initialLatents(false)
 			return e
 		}()},

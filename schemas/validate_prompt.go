@@ -31,7 +31,7 @@ func (p *Prompt) Validate() error {
 	p.sigmas(&f)
 	p.Rollout.validate(f.in("rollout"), p.steps(), p.Evaluation)
 	f.optionalEnum("initial_noise", p.InitialNoise, InitialNoises)
-	f.initialLatents(p.InitialLatents)
+	f.initialLatents(p.InitialLatents, p.groupSize())
 	rewards(&f, p.Reward)
 	p.Advantage.validate(f.in("advantage"), p.Batch != nil)
 	f.metadata(p.Metadata)
@@ -50,6 +50,14 @@ func optional[T any](v *T, check func(T)) {
 	if v != nil {
 		check(*v)
 	}
+}
+
+// groupSize is n where the prompt says it, else 0.
+func (p *Prompt) groupSize() int64 {
+	if p.GroupSize == nil {
+		return 0
+	}
+	return *p.GroupSize
 }
 
 // steps is T where the prompt says it, else 0.

@@ -18,7 +18,7 @@ func (e *Request) Validate() error {
 	f.side("height", e.Height)
 	f.side("width", e.Width)
 	f.number("true_cfg_scale", e.TrueCFGScale, 0, MaxCFGScale)
-	f.initialLatents(e.InitialLatents)
+	f.initialLatents(e.InitialLatents, e.GroupSize)
 	f.sigmas(e.Sigmas)
 	f.exactly("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
 	f.transitions(e.Transitions)
@@ -162,7 +162,7 @@ func (e *Trajectory) Validate() error {
 		e.notCompleted(&f)
 	}
 	f.number("true_cfg_scale", e.TrueCFGScale, 0, MaxCFGScale)
-	f.initialLatents(e.InitialLatents)
+	f.initialLatents(e.InitialLatents, e.GroupSize)
 	f.transitions(e.Transitions)
 	f.number("noise_level", e.NoiseLevel, 0, MaxNoiseLevel)
 	for i, p := range e.LogProbs {

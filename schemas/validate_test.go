@@ -74,23 +74,25 @@ func TestPrompt_Validate(t *testing.T) {
 		{"equal sigmas", func(p *P) { p.Sigmas[2] = 0.75 }, "sigmas[2]: 0.75; must be below the one before it"},
 		{"initial latents of another kind", func(p *P) {
 			p.InitialLatents = &schemas.Tensor{DType: "U8", Shape: []int64{1, 2}, Data: []byte{1, 2}}
-		}, `initial_latents.dtype: "U8"; must be one of F32, F16, BF16`},
+		}, "initial_latents.dtype: \"U8\"; must be one of F32, F16, BF16\ninitial_latents.shape: [1 2]; must be [samples, tokens, channels]"},
 		{"noise place", func(p *P) { p.InitialNoise = "both" }, `initial_noise: "both"; must be one of per_sample, shared`},
-		{"initial latents", func(p *P) { p.InitialLatents = initialLatents(true) }, ""},
+		{"initial latents", func(p *P) { p.GroupSize, p.InitialLatents = new(int64(2)), initialLatents(true) }, ""},
+		{"initial latents of unknown group size", func(p *P) { p.GroupSize, p.InitialLatents = nil, initialLatents(true) }, ""},
+		{"initial latents of another group", func(p *P) { p.GroupSize, p.InitialLatents = new(int64(3)), initialLatents(true) }, "initial_latents.shape: [2 2 4]; must begin with 3, the group_size"},
 		{"initial latents of one sample", func(p *P) {
-			p.InitialLatents = initialLatents(true)
+			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
 			p.InitialLatents.Shape = []int64{4, 4}
 		}, "initial_latents.shape: [4 4]; must be [samples, tokens, channels]"},
 		{"initial latents of another dtype", func(p *P) {
-			p.InitialLatents = initialLatents(true)
+			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
 			p.InitialLatents.DType = "U32"
 		}, `initial_latents.dtype: "U32"; must be one of F32, F16, BF16`},
 		{"initial latents that are too short", func(p *P) {
-			p.InitialLatents = initialLatents(true)
+			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
 			p.InitialLatents.Data = p.InitialLatents.Data[:60]
 		}, "initial_latents.data: 60 bytes; must be 64, the size of F32 [2 2 4]"},
 		{"initial latents in parts", func(p *P) {
-			p.InitialLatents = initialLatents(true)
+			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
 			p.InitialLatents.Data, p.InitialLatents.Parts = nil, &schemas.Parts{Count: 1, Size: 64, Digest: digestOf("x")}
 		}, "initial_latents.parts: given; must be data or ref: only steps have parts"},
 		{"metadata not a map", func(p *P) { p.Metadata = schemas.Metadata{1} }, "metadata: starts with 0x01; must be a map"},
