@@ -311,6 +311,13 @@ func (p *puller) lostPin() bool {
 	return lost
 }
 
+// pinned says whether this client has the pin, as far as it knows.
+func (p *puller) pinned() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pin != ""
+}
+
 // stop ends the pulls and hands back what came and nobody took. It waits, a second at
 // most, for what the server had sent already.
 func (p *puller) stop() {

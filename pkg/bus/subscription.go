@@ -98,5 +98,20 @@ func (s *Subscription) close() error {
 	if s.bus.nc.IsClosed() || !s.bus.nc.IsConnected() {
 		return nil
 	}
+	if s.puller.pinned() {
+		s.unpin()
+	}
 	return s.bus.nc.FlushTimeout(time.Second)
+}
+
+// unpin lets a standby take over at once. Without it the server would keep the pin, and
+// every message, for a client that has gone, until PinnedTTL has passed: which is also
+// what happens when this fails.
+func (s *Subscription) unpin() {
+	subject := "$JS.API.CONSUMER.UNPIN." + s.config.Stream + "." + s.config.Durable
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	if _, err := s.bus.nc.RequestWithContext(ctx, subject, []byte(`{"group":"`+s.config.PriorityGroup+`"}`)); err != nil {
+		s.bus.log.Debug().Err(err).Str("consumer", s.config.Durable).Msg("not unpinned")
+	}
 }

@@ -127,12 +127,16 @@ func TestSubscription_pinnedFailover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, func(t *testing.T, e *env) {
+				c := partition("u1")
+				if name == "by closing" { // who says goodbye hands over at once
+					c.AckWait, c.PinnedTTL = time.Minute, time.Minute
+				}
 				activeBus, err := bus.Connect(t.Context(), e.config(), testLog(t))
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer func() { _ = activeBus.Close() }()
-				active, err := activeBus.Subscription(t.Context(), partition("u1"))
+				active, err := activeBus.Subscription(t.Context(), c)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -141,7 +145,7 @@ func TestSubscription_pinnedFailover(t *testing.T) {
 				if len(held) != 4 {
 					t.Fatalf("the first client got %d of 4", len(held))
 				}
-				standby := subscribe(t, e.Bus, partition("u1"))
+				standby := subscribe(t, e.Bus, c)
 				publishGroup(t, e.Bus, "u1", 4, 2)
 				if got := take(t, active, 2, 10*time.Second); len(got) != 2 {
 					t.Fatalf("the pinned client got %d of 2", len(got))
