@@ -41,6 +41,7 @@ type promptFlags struct {
 	debug         []string
 	initialNoise  string
 	sigmas        string
+	latents       string
 	reward        []string
 	groundTruth   string
 	estimator     string
@@ -76,6 +77,7 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&p.debug, "debug", nil, "extra tensors per step: noise, mean, std, model_output")
 	f.StringVar(&p.initialNoise, "initial-noise", "per_sample", "per_sample, or shared by the group")
 	f.StringVar(&p.sigmas, "sigmas", "", "pre-shift sigmas, one per step, e.g. 1,0.75,0.5,0.25")
+	f.StringVar(&p.latents, "initial-latents", "", "x_T from a safetensors file: one tensor, packed [n, S, C], for every prompt")
 	f.StringSliceVar(&p.reward, "reward", nil, "reward functions NAME[=WEIGHT]; default jpeg_compressibility")
 	f.StringVar(&p.groundTruth, "ground-truth", "", "what the picture is compared with, for scorers that compare")
 	f.StringVar(&p.estimator, "estimator", "flow_grpo", "advantage estimator")
@@ -159,6 +161,11 @@ func (p *promptFlags) defaults(prompts int) (map[string]any, error) {
 		values, err := floats("sigmas", p.sigmas)
 		errs = append(errs, err)
 		d["sigmas"] = values
+	}
+	if p.latents != "" {
+		t, err := readLatents(p.latents)
+		errs = append(errs, err)
+		d["initial_latents"] = t
 	}
 	if p.deadline != 0 {
 		d["deadline"] = time.Now().Add(p.deadline).UnixNano()

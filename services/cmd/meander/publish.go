@@ -84,6 +84,9 @@ func publishOne(ctx context.Context, conn *connection, run string, p prompt, wai
 	if err := schemas.CheckToken("--run", run); err != nil {
 		return nil, usage(err)
 	}
+	if err := p.offload(ctx, conn.Bus); err != nil {
+		return nil, err
+	}
 	data, err := p.encode()
 	if err != nil {
 		return nil, err

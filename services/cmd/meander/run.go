@@ -53,6 +53,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 	r.prompts.register(c.Flags())
 	samplerFlags(c.Flags(), &r.services)
 	c.Flags().StringVar(&r.id, "run", "", "run id; give it again to resume; default a new one")
+	c.Flags().StringVar(&r.saveLatents, "save-latents", "", "write every kept state to this safetensors file, packed [n, S, C] in F32")
 	c.Flags().StringVar(&r.out, "out", "", "folder for pictures, contact sheets and results.jsonl; default meander-out/<run>; - for none")
 	return c
 }
@@ -64,6 +65,8 @@ type runner struct {
 	services services
 	id       string
 	out      string
+
+	saveLatents string
 }
 
 func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
@@ -171,6 +174,9 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 	for _, p := range prompts {
 		if !pending[p.uid] {
 			continue
+		}
+		if err := p.offload(ctx, conn.Bus); err != nil {
+			return nil, err
 		}
 		data, err := p.encode()
 		if err != nil {
@@ -285,6 +291,11 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 	}
 	if dir != "-" {
 		if err := results.write(ctx, conn.Bus, dir); err != nil {
+			return err
+		}
+	}
+	if r.saveLatents != "" {
+		if err := results.saveLatents(ctx, conn.Bus, r.saveLatents); err != nil {
 			return err
 		}
 	}
