@@ -139,6 +139,7 @@ func (t *attentionTask) plan(cfg Attention) {
 		t.work += t.heads * s.nq * s.nk * (t.d + t.dv + 16)
 	}
 	t.data = t.c.packing.floats(size)
+	t.c.zeros(t.d)
 }
 
 // mask compresses the keys of s and counts what each query sees.
@@ -186,7 +187,7 @@ func (t *attentionTask) release() {
 
 func (t *attentionTask) part(i, slot int) {
 	if t.phase == packKV {
-		t.pack(&t.seqs[i/t.kvHeads], i%t.kvHeads)
+		t.pack(&t.c.slots[slot], &t.seqs[i/t.kvHeads], i%t.kvHeads)
 		return
 	}
 	for n := range t.seqs {
@@ -201,7 +202,7 @@ func (t *attentionTask) part(i, slot int) {
 
 // pack lays out the keys of a head as the right operand of q k^T and its values as
 // the right operand of p v.
-func (t *attentionTask) pack(s *sequence, head int) {
+func (t *attentionTask) pack(sl *slot, s *sequence, head int) {
 	keys := t.data[s.packed+head*t.keySize(s):][:t.keySize(s)]
 	values := t.data[s.packed+t.kvHeads*t.keySize(s)+head*t.valueSize(s):][:t.valueSize(s)]
 	row := func(j int) int {
@@ -211,16 +212,15 @@ func (t *attentionTask) pack(s *sequence, head int) {
 		return j
 	}
 	for j0 := 0; j0 < s.nk; j0 += panelCols {
-		panel := keys[j0*t.d : (j0+panelCols)*t.d]
-		n := min(panelCols, s.nk-j0)
-		if n < panelCols {
-			clear(panel)
-		}
-		for r := range n {
-			for p, x := range t.k.Data[row(j0+r)*t.k.Stride+head*t.d:][:t.d] {
-				panel[p*panelCols+r] = x
+		rows := &sl.rows
+		for r := range rows {
+			if j0+r < s.nk {
+				rows[r] = t.k.Data[row(j0+r)*t.k.Stride+head*t.d:][:t.d]
+			} else {
+				rows[r] = t.c.zeros(t.d)
 			}
 		}
+		t.c.k.packPanel(keys[j0*t.d:(j0+panelCols)*t.d], rows)
 	}
 	for j := range s.nk {
 		x := t.v.Data[row(j)*t.v.Stride+head*t.dv:][:t.dv]

@@ -37,6 +37,7 @@ type CPU struct {
 	packing scratch // packed operands of MatMul and Attention
 	right   Packed  // right operand of MatMul, in packing
 	padding scratch // padded image of Conv2D
+	zero    []float32
 
 	linear linearTask
 	attn   attentionTask
@@ -50,6 +51,7 @@ type slot struct {
 	edge  []float32 // a result tile that sticks out of dst
 	bias  []float32 // the bias of the last panel, padded
 	strip scratch   // scores of a few query rows
+	rows  [panelCols][]float32
 }
 
 // NewCPU returns a CPU with the fastest kernels. A nil pool is one thread.
@@ -85,7 +87,7 @@ func (c *CPU) Threads() int { return c.pool.Threads() }
 
 // ScratchBytes returns the scratch memory held, which grows to the largest shape seen.
 func (c *CPU) ScratchBytes() int {
-	n := len(c.packing.buf) + len(c.padding.buf)
+	n := len(c.packing.buf) + len(c.padding.buf) + len(c.zero)
 	for i := range c.slots {
 		n += len(c.slots[i].edge) + len(c.slots[i].bias) + len(c.slots[i].strip.buf)
 	}

@@ -110,7 +110,7 @@ func (c *CPU) MatMulT(dst, a, b Matrix) {
 		return
 	}
 	c.right = Packed{n: b.Rows, k: b.Cols, data: c.packing.floats(panels(b.Rows) * panelCols * b.Cols)}
-	packRows(c.right.data, b)
+	c.packRows(c.right.data, b)
 	c.product(dst, a, &c.right, Epilogue{})
 }
 
@@ -135,19 +135,27 @@ func packCols(data []float32, b Matrix) {
 }
 
 // packRows packs b [n, k] as the right operand of a b^T.
-func packRows(data []float32, b Matrix) {
-	for q := range panels(b.Rows) {
-		panel := data[q*panelCols*b.Cols : (q+1)*panelCols*b.Cols]
-		n := min(panelCols, b.Rows-q*panelCols)
-		if n < panelCols {
-			clear(panel)
-		}
-		for r := range n {
-			for p, v := range b.Row(q*panelCols + r) {
-				panel[p*panelCols+r] = v
+func (c *CPU) packRows(data []float32, b Matrix) {
+	for j := 0; j < b.Rows; j += panelCols {
+		rows := &c.slots[0].rows
+		for r := range rows {
+			if j+r < b.Rows {
+				rows[r] = b.Row(j + r)
+			} else {
+				rows[r] = c.zeros(b.Cols)
 			}
 		}
+		c.k.packPanel(data[j*b.Cols:(j+panelCols)*b.Cols], rows)
 	}
+}
+
+// zeros returns n zeros, read-only. The first call of an operation for its length is
+// made before threads start.
+func (c *CPU) zeros(n int) []float32 {
+	if len(c.zero) < n {
+		c.zero = make([]float32, n)
+	}
+	return c.zero[:n]
 }
 
 // Block sizes of a product: a block of x (blockRows x blockK) stays in the second

@@ -53,6 +53,9 @@ type kernelSet struct {
 	ropePairs func(dst, x, cos, sin []float32)
 	// ropeHalves rotates the pairs (i, i+n/2).
 	ropeHalves func(dst, x, cos, sin []float32)
+
+	// packPanel sets panel[p*16+r] = rows[r][p]; all rows are equally long.
+	packPanel func(panel []float32, rows *[panelCols][]float32)
 }
 
 // tile is the argument of a tile kernel: c [rows, 16*panels] (row stride ldc)

@@ -45,6 +45,7 @@ var avx2Kernels = kernelSet{
 	scaleNorm:  scaleNormAVX2,
 	ropePairs:  ropePairsAMD64,
 	ropeHalves: ropeHalvesAVX2,
+	packPanel:  packPanelAMD64,
 }
 
 // avx512Kernels keeps the AVX2 forms of what wider vectors do not help.
@@ -73,6 +74,7 @@ var avx512Kernels = kernelSet{
 	scaleNorm:  scaleNormAVX2,
 	ropePairs:  ropePairsAMD64,
 	ropeHalves: ropeHalvesAVX2,
+	packPanel:  packPanelAMD64,
 }
 
 // ropePairsAMD64 leaves the last pairs, fewer than a vector, to Go.
@@ -80,5 +82,24 @@ func ropePairsAMD64(dst, x, cos, sin []float32) {
 	ropePairsAVX2(dst, x, cos, sin)
 	if n := len(cos) &^ 3; n < len(cos) {
 		goRopePairs(dst[2*n:], x[2*n:], cos[n:], sin[n:])
+	}
+}
+
+// packPanelAMD64 leaves the last columns, fewer than a vector, to Go.
+func packPanelAMD64(panel []float32, rows *[panelCols][]float32) {
+	n := len(rows[0]) / 8
+	if n > 0 {
+		for h := range 2 {
+			var x [8]*float32
+			for i := range x {
+				x[i] = &rows[8*h+i][0]
+			}
+			transposeAVX2(&panel[8*h], &x, n)
+		}
+	}
+	for r, row := range rows {
+		for p := 8 * n; p < len(row); p++ {
+			panel[p*panelCols+r] = row[p]
+		}
 	}
 }

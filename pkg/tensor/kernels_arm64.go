@@ -35,6 +35,7 @@ var neonKernels = kernelSet{
 	scaleNorm:  goScaleNorm,
 	ropePairs:  goRopePairs,
 	ropeHalves: goRopeHalves,
+	packPanel:  goPackPanel,
 }
 
 // quads is how many of n elements the assembly does.

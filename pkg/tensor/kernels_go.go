@@ -30,6 +30,7 @@ var goKernels = kernelSet{
 	scaleNorm:  goScaleNorm,
 	ropePairs:  goRopePairs,
 	ropeHalves: goRopeHalves,
+	packPanel:  goPackPanel,
 }
 
 // goTile computes, for each row i and column j of the tile,
@@ -272,5 +273,13 @@ func goRopeHalves(dst, x, cos, sin []float32) {
 		a, b, s := x[i], x[h+i], sin[i]
 		dst[i] = float32(a*c) - float32(b*s)
 		dst[h+i] = float32(b*c) + float32(a*s)
+	}
+}
+
+func goPackPanel(panel []float32, rows *[panelCols][]float32) {
+	for r, row := range rows {
+		for p, v := range row {
+			panel[p*panelCols+r] = v
+		}
 	}
 }

@@ -167,6 +167,25 @@ func putFloat64(dst []float32, v float64) {
 	}
 }
 
+func TestKernels_PackPanel(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for _, k := range assemblySets(t) {
+		for n := 1; n < 40; n++ {
+			var rows [panelCols][]float32
+			for i := range rows {
+				rows[i] = normals(r, n, 1)
+			}
+			got, check := guarded(t, make([]float32, n*panelCols))
+			k.packPanel(got, &rows)
+			want := make([]float32, n*panelCols)
+			goPackPanel(want, &rows)
+			what := fmt.Sprintf("%s, n=%d", k.name, n)
+			check(what)
+			wantSame(t, what, got, want)
+		}
+	}
+}
+
 func TestKernels_TilesHaveTheBitsOfGo(t *testing.T) {
 	for _, k := range assemblySets(t) {
 		t.Run(string(k.name), func(t *testing.T) {

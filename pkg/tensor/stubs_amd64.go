@@ -106,3 +106,6 @@ func ropePairsAVX2(dst, x, cos, sin []float32)
 
 //go:noescape
 func ropeHalvesAVX2(dst, x, cos, sin []float32)
+
+//go:noescape
+func transposeAVX2(dst *float32, x *[8]*float32, blocks int)

@@ -33,6 +33,7 @@ func rowsAMD64(w *writer) {
 	r.scaleNorm()
 	r.ropePairs()
 	r.ropeHalves()
+	r.transpose()
 }
 
 // The constants of exp32 and gelu32 in package tensor, each as a vector of 16. Their
@@ -660,5 +661,49 @@ func (r *rows) ropeHalves() {
 		r.store(4, "DI")
 		r.store(6, "R9")
 	})
+	r.end()
+}
+
+// transpose writes 8 rows of x as 8 adjacent columns of dst, whose rows are 16 wide:
+// rows of x in SI, DX, R8 to R13, DI dst, CX blocks of 8 columns left.
+func (r *rows) transpose() {
+	from := []string{"SI", "DX", "R8", "R9", "R10", "R11", "R12", "R13"}
+	r.text("transpose", "dst *float32, x *[8]*float32, blocks int", 24)
+	r.op("MOVQ dst+0(FP), DI")
+	r.op("MOVQ x+8(FP), BX")
+	r.op("MOVQ blocks+16(FP), CX")
+	for i, p := range from {
+		r.op("MOVQ %d(BX), %s", 8*i, p)
+	}
+	r.op("XORL AX, AX")
+	r.op("TESTQ CX, CX")
+	r.op("JEQ done")
+	r.w.line("loop:")
+	for i, p := range from {
+		r.op("VMOVUPS (%s)(AX*1), Y%d", p, i)
+	}
+	// Pairs of rows, then fours, then eights.
+	for i := range 4 {
+		r.op("VUNPCKLPS Y%d, Y%d, Y%d", 2*i+1, 2*i, 8+2*i)
+		r.op("VUNPCKHPS Y%d, Y%d, Y%d", 2*i+1, 2*i, 9+2*i)
+	}
+	for h := range 2 {
+		a, b, c, d := 8+4*h, 9+4*h, 10+4*h, 11+4*h
+		r.op("VSHUFPS $0x44, Y%d, Y%d, Y%d", c, a, 4*h)
+		r.op("VSHUFPS $0xEE, Y%d, Y%d, Y%d", c, a, 4*h+1)
+		r.op("VSHUFPS $0x44, Y%d, Y%d, Y%d", d, b, 4*h+2)
+		r.op("VSHUFPS $0xEE, Y%d, Y%d, Y%d", d, b, 4*h+3)
+	}
+	for i := range 4 {
+		r.op("VPERM2F128 $0x20, Y%d, Y%d, Y8", 4+i, i)
+		r.op("VPERM2F128 $0x31, Y%d, Y%d, Y9", 4+i, i)
+		r.op("VMOVUPS Y8, %d(DI)", 64*i)
+		r.op("VMOVUPS Y9, %d(DI)", 64*(i+4))
+	}
+	r.op("ADDQ $32, AX")
+	r.op("ADDQ $512, DI")
+	r.op("DECQ CX")
+	r.op("JNE loop")
+	r.w.line("done:")
 	r.end()
 }
