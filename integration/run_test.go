@@ -135,10 +135,10 @@ func TestRun_KilledAndResumed(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
 		select {
-		case <-ended:
+		case _ = <-ended: // too soon to kill
 		case <-time.After(1200 * time.Millisecond):
 			_ = cmd.Process.Kill()
-			<-ended
+			_ = <-ended
 			kills++
 		}
 	}
