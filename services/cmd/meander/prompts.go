@@ -98,9 +98,10 @@ type prompt struct {
 	body map[string]any
 }
 
-// load reads the prompts of the command line and of the file, and fills in the
-// flags and a uid that depends on the place and the text alone.
-func (p *promptFlags) load(texts []string, stdin io.Reader) ([]prompt, error) {
+// load reads the prompts of the command line and of the file and fills in the flags.
+// With named it also fills in uids that depend on the place and the text alone, so that
+// the same command asks for the same groups; else intake gives each a new one.
+func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
 	var bodies []map[string]any
 	for _, t := range texts {
 		bodies = append(bodies, map[string]any{"prompt": t})
@@ -125,11 +126,11 @@ func (p *promptFlags) load(texts []string, stdin io.Reader) ([]prompt, error) {
 		merge(body, defaults)
 		text, _ := body["prompt"].(string)
 		uid, given := body["uid"].(string)
-		if !given && body["uid"] == nil {
+		if !given && body["uid"] == nil && named {
 			uid = fmt.Sprintf("%04d-%s", i, slug(text))
 			body["uid"] = uid
 		}
-		if first, twice := uids[uid]; twice {
+		if first, twice := uids[uid]; twice && uid != "" {
 			return nil, usage(fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, i+1, uid))
 		}
 		uids[uid] = i

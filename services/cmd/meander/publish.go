@@ -27,7 +27,7 @@ samples are made in the background; follow them with 'meander watch'.`,
   meander publish --run demo --prompts prompts.jsonl --group-size 16 --sde-steps 2,3
   meander publish --nats nats://10.0.0.5:4222 --run demo "a red fox"`,
 		RunE: func(c *cobra.Command, texts []string) error {
-			prompts, err := p.load(texts, c.InOrStdin())
+			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {
 				return err
 			}
@@ -53,7 +53,7 @@ samples are made in the background; follow them with 'meander watch'.`,
 				} else if receipt.Accepted {
 					fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.NumInferenceSteps, prompt.text)
 				} else {
-					fmt.Fprintf(c.OutOrStdout(), "%-8s  %s  %s\n", refusal(receipt), prompt.uid, receipt.Error)
+					fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error)
 				}
 				if !receipt.Accepted {
 					refused++

@@ -43,7 +43,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
   meander run --prompts prompts.txt --group-size 16 --sde-window 2:0-5 --latents-dtype F16
   meander run --run night --prompts prompts.jsonl        # again after a crash: it resumes`,
 		RunE: func(c *cobra.Command, texts []string) error {
-			prompts, err := r.prompts.load(texts, c.InOrStdin())
+			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
 			if err != nil {
 				return err
 			}
