@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -55,13 +54,13 @@ func (b bench) run(t testing.TB, m model.Model, from, to int) [][]float32 {
 // TestQwenImage_bitsDependOnTheRowAlone is what lets a trajectory be replayed elsewhere:
 // any packing, thread count and kernel set gives the same bits.
 func TestQwenImage_bitsDependOnTheRowAlone(t *testing.T) {
-	dir := modeltest.Dir(t, modeltest.Config{Heads: 3, HeadDim: 12, Depth: 2, TextWidth: 20, TextDepth: 2})
+	dir := filepath.Join(golden, "half") // 24 columns: no panel or vector is full
 	const n = 7
 	var want [][]float32
 	var picture []uint8
 	var latents, embeds []float32
 	for _, kernels := range tensor.AvailableKernels() {
-		for _, threads := range []int{1, 2, 3} {
+		for _, threads := range []int{1, 3} {
 			m, err := model.OpenQwenImage(dir, model.QwenImageOptions{Threads: threads, Kernels: kernels})
 			if err != nil {
 				t.Fatal(err)
