@@ -1,0 +1,486 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/advantage"
+	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/reward"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// crew is a pipeline in this process whose services come and go one by one.
+type crew struct {
+	*world
+	server *natsd.Server
+	config config
+	stops  map[string]func()
+}
+
+// stages in the order in which data flows.
+var stages = []string{"intake", "sampler", "reward", "advantage"}
+
+func assemble(t *testing.T) *crew {
+	t.Helper()
+	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := &crew{
+		world: &world{Bus: b, client: client.New(b)}, server: server, stops: map[string]func(){},
+		config: config{intake.DefaultConfig(), sampler.DefaultConfig(), reward.DefaultConfig(), advantage.DefaultConfig()},
+	}
+	t.Cleanup(func() {
+		for _, stop := range c.stops {
+			stop()
+		}
+		if err := errors.Join(b.Close(), server.Close()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return c
+}
+
+// up starts services, each with a connection of its own.
+func (c *crew) up(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		b, err := bus.Connect(t.Context(), bus.Config{InProcess: c.server.InProcess(), Name: name}, zerolog.Nop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- c.serve(ctx, name, b) }()
+		c.stops[name] = sync.OnceFunc(func() {
+			cancel()
+			if err := errors.Join(<-done, b.Close()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+}
+
+func (c *crew) serve(ctx context.Context, name string, b *bus.Bus) error {
+	log := zerolog.Nop()
+	switch name {
+	case "intake":
+		return intake.Run(ctx, c.config.intake, b, log)
+	case "sampler":
+		return sampler.Run(ctx, c.config.sampler, b, log)
+	case "reward":
+		return reward.Run(ctx, c.config.reward, b, log)
+	}
+	return advantage.Run(ctx, c.config.advantage, b, log)
+}
+
+// down stops a service and waits for it.
+func (c *crew) down(name string) { c.stops[name]() }
+
+// publish waits for intake's answer.
+func (c *crew) publish(t *testing.T, run string, p *schemas.Prompt) {
+	t.Helper()
+	if _, err := c.client.Publish(limited(t, 30*time.Second), run, p); err != nil {
+		t.Fatalf("publish %s: %v", p.UID, err)
+	}
+}
+
+func (c *crew) messages(t *testing.T, stream string) uint64 {
+	t.Helper()
+	s, err := c.JetStream().Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.CachedInfo().State.Msgs
+}
+
+// slowPrompt is a group that takes a while: small steps, many of them.
+func slowPrompt(uid string, n, steps int64) *schemas.Prompt {
+	return &schemas.Prompt{
+		UID: uid, Prompt: "picture " + uid, GroupSize: &n, Seed: new(int64(3)), NumInferenceSteps: &steps,
+		Height: new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2}},
+	}
+}
+
+// Each service in turn is stopped in the middle of the groups, with hardly any time to
+// finish what it has in hand, and started again.
+func TestPipeline_RestartInMidGroup(t *testing.T) {
+	const groups, size, steps = 4, 8, 40
+	run := func(t *testing.T, restarted ...string) *books {
+		c := assemble(t)
+		c.config.intake.DrainTimeout, c.config.sampler.DrainTimeout, c.config.reward.DrainTimeout = time.Millisecond, time.Millisecond, time.Millisecond
+		c.config.sampler.Batch, c.config.sampler.Workers = 2, 1
+		c.up(t, stages...)
+		asked := map[string]int64{}
+		for i := range groups {
+			p := slowPrompt(fmt.Sprintf("g%d", i), size, steps)
+			asked[p.UID] = size
+			c.publish(t, "r", p)
+		}
+		for i, name := range restarted {
+			eventually(t, time.Minute, "some trajectories", func() error {
+				if n := c.messages(t, schemas.StreamTrajectories); n < uint64(2+4*i) {
+					return fmt.Errorf("%d", n)
+				}
+				return nil
+			})
+			if len(subjects(t, c.Bus, schemas.StreamAdvantages, schemas.Prefix+"advantage.>")) == groups {
+				t.Errorf("every group had closed before %s was stopped; make it longer", name)
+			}
+			c.down(name)
+			c.up(t, name)
+		}
+		c.advantages(t, "r", groups)
+		settled(t, c.Bus, 10*time.Second)
+		k := readBooks(t, c.Bus, "r")
+		k.check(t, asked, steps)
+		noDead(t, c.Bus)
+		return k
+	}
+	calm := run(t)
+	for _, name := range stages {
+		t.Run(name, func(t *testing.T) { run(t, name).same(t, calm) })
+	}
+	t.Run("all", func(t *testing.T) { run(t, stages...).same(t, calm) })
+}
+
+// A prompt that is published again, and everything delivered again from the start,
+// change nothing.
+func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
+	const size, steps = 4, 6
+	c := assemble(t)
+	c.up(t, stages...)
+	asked := map[string]int64{"a": size, "b": size}
+	for _, uid := range []string{"a", "b", "a"} {
+		c.publish(t, "r", slowPrompt(uid, size, steps))
+	}
+	c.advantages(t, "r", 2)
+	c.publish(t, "r", slowPrompt("a", size, steps)) // of a group that has closed
+	settled(t, c.Bus, 10*time.Second)
+	first := readBooks(t, c.Bus, "r")
+	first.check(t, asked, steps)
+
+	for _, name := range stages {
+		c.down(name)
+	}
+	for _, stream := range []string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamTrajectories, schemas.StreamRewards} {
+		s, err := c.JetStream().Stream(t.Context(), stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := s.ConsumerNames(t.Context())
+		for name := range names.Name() {
+			if err := s.DeleteConsumer(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := names.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.up(t, stages...)
+	eventually(t, 10*time.Second, "rewards delivered again", func() error {
+		s, err := c.JetStream().Stream(t.Context(), schemas.StreamRewards)
+		if err != nil {
+			return err
+		}
+		again := uint64(0)
+		consumers := s.ListConsumers(t.Context())
+		for info := range consumers.Info() {
+			again += info.Delivered.Consumer
+		}
+		if again < 2*size {
+			return errors.Join(fmt.Errorf("%d of %d", again, 2*size), consumers.Err())
+		}
+		return nil
+	})
+	settled(t, c.Bus, 10*time.Second)
+	again := readBooks(t, c.Bus, "r")
+	again.check(t, asked, steps)
+	again.same(t, first)
+	if again.steps != first.steps {
+		t.Errorf("%d steps, before %d: samples that were there were made again", again.steps, first.steps)
+	}
+	noDead(t, c.Bus)
+}
+
+// rewardOf is a reward as the reward service publishes it.
+func rewardOf(run, uid string, i, n int64, value float64) *schemas.Reward {
+	return &schemas.Reward{
+		Run: run, UID: uid, SampleIndex: i, GroupSize: n, Status: schemas.StatusScored, Reward: &value,
+		Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), TrainedSteps: 2, ScheduleDigest: digest, Scored: time.Now().UnixNano(),
+		Group: schemas.Group{
+			Batch: uid, Created: time.Now().UnixNano(), PromptSeq: 1,
+			Reward:    []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
+			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
+		},
+	}
+}
+
+// Rewards in any order, each several times and from several publishers at once, give
+// what they give in order and once.
+func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
+	const groups, size = 12, 5
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	c := assemble(t)
+	c.up(t, "advantage")
+	asked := map[string]int64{}
+	var rewards []*schemas.Reward
+	for g := range groups {
+		uid := fmt.Sprintf("g%d", g)
+		asked[uid] = size
+		for i := range int64(size) {
+			rewards = append(rewards, rewardOf("calm", uid, i, size, float64(g)+float64(i*i)))
+		}
+	}
+	publish := func(rewards []*schemas.Reward, run string) (duplicates int) {
+		for _, e := range rewards {
+			copied := *e
+			copied.Run = run
+			ack, err := c.Publish(t.Context(), &copied)
+			if err != nil {
+				t.Error(err)
+			}
+			if ack.Duplicate {
+				duplicates++
+			}
+		}
+		return duplicates
+	}
+	publish(rewards, "calm")
+	c.advantages(t, "calm", groups)
+
+	const publishers = 3
+	var wg sync.WaitGroup
+	refused := make([]int, publishers)
+	for i := range publishers {
+		mine := slices.Clone(rewards)
+		r.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
+		wg.Go(func() { refused[i] = publish(mine, "wild") })
+	}
+	wg.Wait()
+	if n := refused[0] + refused[1] + refused[2]; n != (publishers-1)*len(rewards) {
+		t.Errorf("%d duplicates were refused, want %d", n, (publishers-1)*len(rewards))
+	}
+	c.advantages(t, "wild", groups)
+	settled(t, c.Bus, 10*time.Second)
+	calm, wild := readBooks(t, c.Bus, "calm"), readBooks(t, c.Bus, "wild")
+	wild.same(t, calm)
+	if len(wild.advantages) != groups {
+		t.Errorf("%d advantages, want %d", len(wild.advantages), groups)
+	}
+	for uid, a := range wild.advantages {
+		if a.Status != schemas.StatusComplete || len(a.Members) != size {
+			t.Errorf("group %s: %s with %d members", uid, a.Status, len(a.Members))
+		}
+	}
+	noDead(t, c.Bus)
+}
+
+// A reader that takes its time gets every step, in order, and holds up nobody.
+func TestPipeline_SlowReader(t *testing.T) {
+	const groups, size, steps = 4, 8, 12
+	c := assemble(t)
+	c.up(t, stages...)
+	read := make(chan []uint64, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		var seqs []uint64
+		for m, err := range c.Read(ctx, schemas.StreamSteps, nil, bus.ReadOptions{Live: true}) {
+			if err != nil {
+				t.Errorf("read: %v", err)
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
+			if seqs = append(seqs, m.Seq); len(seqs) == groups*size*steps {
+				break
+			}
+		}
+		read <- seqs
+	}()
+	for i := range groups {
+		c.publish(t, "r", slowPrompt(fmt.Sprintf("g%d", i), size, steps))
+	}
+	c.advantages(t, "r", groups)
+	select {
+	case <-read:
+		t.Error("the reader was not slower than the pipeline; make it slower")
+	default:
+	}
+	for i, seq := range <-read {
+		if seq != uint64(i+1) {
+			t.Fatalf("read sequence %d at %d: not every step once and in order", seq, i+1)
+		}
+	}
+	if n := c.server.SlowConsumers(); n != 0 {
+		t.Errorf("%d clients were cut off for being slow", n)
+	}
+	noDead(t, c.Bus)
+}
+
+// resize changes how many messages a stream may hold.
+func (c *crew) resize(t *testing.T, stream string, messages int64) {
+	t.Helper()
+	s, err := c.JetStream().Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := s.CachedInfo().Config
+	cfg.MaxMsgs = messages
+	if _, err := c.JetStream().UpdateStream(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *crew) consumer(t *testing.T, stream, durable string) *jetstream.ConsumerInfo {
+	t.Helper()
+	consumer, err := c.JetStream().Consumer(t.Context(), stream, durable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return consumer.CachedInfo()
+}
+
+// While the requests are full, intake waits with the prompts in hand: longer than the
+// ack wait, without a redelivery, and without a dead letter.
+func TestPipeline_RequestsFull(t *testing.T) {
+	const groups, size, steps, room = 6, 5, 4, 7
+	c := assemble(t)
+	c.config.intake.AckWait = time.Second
+	c.config.intake.Models = []string{"synthetic"}
+	c.up(t, "sampler") // announces the model
+	eventually(t, 10*time.Second, "the model is announced", func() error {
+		policies, err := c.Policies(t.Context())
+		if err == nil && len(policies) == 0 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	c.down("sampler")
+	c.resize(t, schemas.StreamRequests, room)
+	c.up(t, "intake", "reward", "advantage")
+	asked := map[string]int64{}
+	for i := range groups {
+		uid := fmt.Sprintf("g%d", i)
+		asked[uid] = size
+		data, err := schemas.Encode(slowPrompt(uid, size, steps))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.PublishPrompt(t.Context(), "r", data, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, 10*time.Second, "the requests are full", func() error {
+		if n := c.messages(t, schemas.StreamRequests); n != room {
+			return fmt.Errorf("%d of %d", n, room)
+		}
+		return nil
+	})
+	time.Sleep(2500 * time.Millisecond) // more than two ack waits
+	if n := c.messages(t, schemas.StreamRequests); n != room {
+		t.Errorf("%d requests, want %d: as many as fit", n, room)
+	}
+	if info := c.consumer(t, schemas.StreamPrompts, "intake"); info.NumRedelivered != 0 || info.NumAckPending == 0 {
+		t.Errorf("intake: %d redelivered, %d in hand; want none and some", info.NumRedelivered, info.NumAckPending)
+	}
+	c.up(t, "sampler")
+	c.advantages(t, "r", groups)
+	settled(t, c.Bus, 10*time.Second)
+	k := readBooks(t, c.Bus, "r")
+	k.check(t, asked, steps)
+	if k.steps != groups*size*steps {
+		t.Errorf("%d steps, want %d: some sample was made twice", k.steps, groups*size*steps)
+	}
+	noDead(t, c.Bus)
+}
+
+// While the steps are full, the samplers wait with their samples in hand: longer than
+// the ack wait, without a redelivery. When what has been used is purged, they go on.
+func TestPipeline_StepsFull(t *testing.T) {
+	const groups, size, steps = 8, 4, 10
+	const room = 3*size*steps + 7
+	c := assemble(t)
+	c.config.sampler.AckWait = time.Second
+	c.config.sampler.Batch, c.config.sampler.Workers = 4, 1
+	c.resize(t, schemas.StreamSteps, room)
+	c.up(t, stages...)
+	asked := map[string]int64{}
+	for i := range groups {
+		p := slowPrompt(fmt.Sprintf("g%d", i), size, steps)
+		asked[p.UID] = size
+		c.publish(t, "r", p)
+	}
+	full := func() error {
+		if n := c.messages(t, schemas.StreamSteps); n != room {
+			return fmt.Errorf("%d of %d steps", n, room)
+		}
+		return nil
+	}
+	eventually(t, 20*time.Second, "the steps are full", full)
+	time.Sleep(2500 * time.Millisecond) // more than two ack waits
+	if err := full(); err != nil {
+		t.Error(err)
+	}
+	if info := c.consumer(t, schemas.StreamRequests, "sampler-synthetic"); info.NumRedelivered != 0 || info.NumAckPending == 0 {
+		t.Errorf("sampler: %d redelivered, %d in hand; want none and some", info.NumRedelivered, info.NumAckPending)
+	}
+
+	purged := map[string]bool{}
+	waited := 0
+	eventually(t, 30*time.Second, "every group closed", func() error {
+		k := readBooks(t, c.Bus, "r")
+		s, err := c.JetStream().Stream(t.Context(), schemas.StreamSteps)
+		if err != nil {
+			return err
+		}
+		waited++
+		for uid := range k.advantages {
+			if !purged[uid] {
+				purged[uid], waited = true, 0
+				if err := s.Purge(t.Context(), jetstream.WithPurgeSubject(schemas.Prefix+"step.r."+uid+".>")); err != nil {
+					return err
+				}
+			}
+		}
+		if waited == 100 { // all that is stored is of open groups: nothing can be purged
+			c.resize(t, schemas.StreamSteps, room+size*steps)
+		}
+		if len(purged) < groups {
+			return fmt.Errorf("%d of %d; %d steps stored", len(purged), groups, k.steps)
+		}
+		return nil
+	})
+	settled(t, c.Bus, 10*time.Second)
+	k := readBooks(t, c.Bus, "r")
+	k.steps = groups * size * steps // purged on the way
+	k.check(t, asked, steps)
+	if info := c.consumer(t, schemas.StreamRequests, "sampler-synthetic"); info.Delivered.Consumer != groups*size {
+		t.Errorf("%d deliveries of %d requests: waiting cost tries", info.Delivered.Consumer, groups*size)
+	}
+	noDead(t, c.Bus)
+}
