@@ -32,7 +32,8 @@ SENTENCES = [
 NFC_CASES = [
     "e\u0301", "\u0065\u0323\u0302", "\u1e69 s\u0323\u0307 s\u0307\u0323", "\u212b \u2126 \u212a", "\u1100\u1161\u11a8 \uac01",
     "\u0958 \u0915\u093c", "\ufb01 \u01c4 \u33a5", "\u0344", "\u0f71\u0f74\u0f80", "a\u0300\u0316\u0301", "\u0300leading",
-    "\u2adc \u1d15e \U0001d15e", "q\u0307\u0323 " * 3, "\u05d3\u05bc \u05bc\u05b8", "\u0041\u030a\u0327",
+    "\u2adc \u1d15e \U0001d15e", "q\u0307\u0323 " * 3, "\u05d3\u05bc \u05bc\u05b8", "\u0041\u030a\u0327", "a\u0345\u1ac5\u0316\u0301",
+    "\U00011935\U00011930", "a\u0301\u08d3\u0323\u0302",
 ]
 
 CASES = [
@@ -100,6 +101,37 @@ def contractions():
     return found
 
 
+def combining():
+    """Characters that the normalizer sorts as combining marks: they let a mark of class
+    220 pass to the front of one of class 240."""
+    nfc = normalizers.NFC()
+    for c in range(0x110000):
+        s = "a\u0345" + chr(c) + "\u0316"
+        if not 0xD800 <= c <= 0xDFFF and nfc.normalize_str(s) != s:
+            yield c
+
+
+def composites():
+    """Characters that the normalizer composes from their canonical decomposition."""
+    nfc = normalizers.NFC()
+    for c in range(0x110000):
+        if not 0xD800 <= c <= 0xDFFF:
+            nfd = unicodedata.normalize("NFD", chr(c))
+            if nfd != chr(c) and nfc.normalize_str(nfd) == chr(c):
+                yield c
+
+
+def runs(chars):
+    """Runs [first, last] of an ascending sequence."""
+    found = []
+    for c in chars:
+        if found and found[-1][1] == c - 1:
+            found[-1][1] = c
+        else:
+            found.append([c, c])
+    return found
+
+
 def texts(prompts, special, seed):
     rng = random.Random(seed)
     yield from CASES
@@ -141,4 +173,4 @@ def record_corpus(full, half, out, prompts, special, seed):
 
     write_gz(os.path.join(out, "corpus.jsonl.gz"),
              ([t, encode(full, t), encode(half, t)] for t in texts(prompts, special, seed)))
-    write_gz(os.path.join(out, "classes.json.gz"), [classes(), contractions()])
+    write_gz(os.path.join(out, "classes.json.gz"), [classes(), contractions(), runs(combining()), runs(composites())])

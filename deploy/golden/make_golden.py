@@ -14,13 +14,15 @@ reader without half-precision arithmetic does.
 """
 
 import argparse
-import gzip
 import json
 import os
 import shutil
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if os.environ.get("PYTHONHASHSEED") != "0":  # PEFT writes sets, in the order of their hashes
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from diffusers import (
     QwenImagePipeline,
     QwenImageTransformer2DModel,
 )
+from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import (
     Qwen2_5_VLConfig,
@@ -304,6 +307,10 @@ def record_lora(pipe, out, rng):
     t.set_adapters(["first"], [1.0])
     t.save_lora_adapter(os.path.join(out, "lora-first"), adapter_name="first",
                         weight_name="pytorch_lora_weights.safetensors")
+    file = os.path.join(out, "lora-first", "pytorch_lora_weights.safetensors")
+    with safe_open(file, "pt") as f:  # one header entry: the writer orders several by chance
+        entry = {"lora_adapter_metadata": f.metadata()["lora_adapter_metadata"]}
+        save_file({k: f.get_tensor(k) for k in f.keys()}, file, metadata=entry)
     folder = os.path.join(out, "lora-second")
     os.makedirs(folder, exist_ok=True)
     state = get_peft_model_state_dict(t, adapter_name="second")
@@ -324,6 +331,7 @@ def main():
     torch.manual_seed(SEED)
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
+    shutil.copy(os.path.join(os.path.dirname(__file__), "golden.README.md"), os.path.join(out, "README.md"))
     rng = np.random.default_rng(SEED)
     pipes = {name: build(name, out, rng) for name in CHECKPOINTS}
     for name, record in (("text", lambda: record_text(pipes)), ("velocity", lambda: record_velocities(pipes, rng)),

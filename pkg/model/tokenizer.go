@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"golang.org/x/text/unicode/norm"
 )
 
 // Tokenizer is the byte-level BPE of the Qwen2 family: added tokens are cut out of the
@@ -50,7 +48,7 @@ func (t *Tokenizer) Encode(text string) ([]int32, error) {
 			ids = append(ids, id)
 			return
 		}
-		cut(norm.NFC.String(part), t.normed, func(part string, id int32) {
+		cut(nfc(part), t.normed, func(part string, id int32) {
 			if id >= 0 {
 				ids = append(ids, id)
 				return
