@@ -8,9 +8,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -23,6 +23,11 @@ const (
 	MaxBlob = 1 << 30
 	// blobChunk is the message size of a blob's bytes.
 	blobChunk = 256 << 10
+	// blobAtOnce bounds what is allocated on the word of a reference alone.
+	blobAtOnce = 4 << 20
+	// putTimeout bounds the writing of one blob. The library's own limit, 5 s, does not
+	// fit large ones.
+	putTimeout = 5 * time.Minute
 )
 
 // blobStore is the handle of the object store, made at first use.
@@ -63,6 +68,8 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
+	ctx, stop := context.WithTimeout(ctx, putTimeout)
+	defer stop()
 	meta := jetstream.ObjectMeta{Name: ref.Digest, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(min(blobChunk, max(1, b.MaxInline())))}}
 	if _, err = os.Put(ctx, meta, bytes.NewReader(data)); err != nil {
 		if v := judge(err); v == verdictFull || v == verdictRefused {
@@ -94,11 +101,11 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get blob: %w", err)
 	}
-	data, err := fetch(ctx, os, ref)
+	data, err := b.fetch(ctx, os, ref)
 	if err != nil && !errors.Is(err, ErrNotFound) && ctx.Err() == nil {
 		// Two writers of one blob at once: the later one removes what the earlier one
 		// wrote, perhaps under a reader.
-		data, err = fetch(ctx, os, ref)
+		data, err = b.fetch(ctx, os, ref)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get blob %s: %w", ref.Digest, err)
@@ -106,35 +113,45 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	return data, nil
 }
 
-func fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.Ref) ([]byte, error) {
-	r, err := os.Get(ctx, ref.Digest)
+// fetch reads the chunks itself: the library's reader ends after 5 s, however large the
+// blob and slow the line, and does not end before, when ctx does.
+func (b *Bus) fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.Ref) ([]byte, error) {
+	info, err := os.GetInfo(ctx, ref.Digest)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, ErrNotFound
 	}
 	if err != nil {
 		return nil, err
 	}
-	data, err := read(r, ref)
-	return data, errors.Join(err, r.Close())
-}
-
-func read(r jetstream.ObjectResult, ref schemas.Ref) ([]byte, error) {
-	info, err := r.Info()
-	if err != nil {
-		return nil, err
-	}
 	if int64(info.Size) != ref.Size {
 		return nil, fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
 	}
-	var buf bytes.Buffer
-	if _, err := io.Copy(&buf, io.LimitReader(r, ref.Size+1)); err != nil {
-		if errors.Is(err, jetstream.ErrDigestMismatch) {
-			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	chunks := "$O." + ref.Bucket + ".C." + info.NUID
+	data := make([]byte, 0, min(ref.Size, blobAtOnce))
+	switch {
+	case ref.Size == 0:
+	case info.Chunks == 1: // most pictures: no consumer for one message
+		m, err := b.Last(ctx, "OBJ_"+ref.Bucket, chunks)
+		if err != nil {
+			return nil, err
 		}
+		data = m.Data
+	default:
+		for m, err := range b.Read(ctx, "OBJ_"+ref.Bucket, []string{chunks}, ReadOptions{}) {
+			if err != nil {
+				return nil, err
+			}
+			if int64(len(data)+len(m.Data)) > ref.Size {
+				return nil, fmt.Errorf("%w: more than the %d bytes named", ErrCorrupt, ref.Size)
+			}
+			data = append(data, m.Data...)
+		}
+	}
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if int64(buf.Len()) != ref.Size || digestOf(buf.Bytes()) != ref.Digest {
+	if int64(len(data)) != ref.Size || digestOf(data) != ref.Digest {
 		return nil, ErrCorrupt
 	}
-	return buf.Bytes(), nil
+	return data, nil
 }

@@ -72,12 +72,11 @@ type Bus struct {
 	cancel context.CancelFunc
 
 	// denied are subjects the server refused to let us publish on.
-	denied       sync.Map // subject -> time.Time
-	slow         atomic.Uint64
-	reconnects   atomic.Uint64
-	waitLog      limiter
-	blobs        blobStore
-	publisherSeq atomic.Uint64
+	denied     sync.Map // subject -> time.Time
+	slow       atomic.Uint64
+	reconnects atomic.Uint64
+	waitLog    limiter
+	blobs      blobStore
 }
 
 // Connect returns when the connection is up, or an error when it is not within

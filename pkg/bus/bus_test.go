@@ -3,8 +3,6 @@ package bus_test
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -46,7 +44,7 @@ type env struct {
 
 func newEnv(t testing.TB, transport string, change ...func(*natsd.Options)) *env {
 	t.Helper()
-	e := &env{transport: transport, options: natsd.Options{StoreDir: storeDir(t), SyncInterval: time.Minute, Log: testLog(t)}}
+	e := &env{transport: transport, options: natsd.Options{StoreDir: t.TempDir(), SyncInterval: time.Minute, Log: testLog(t)}}
 	if transport == "tcp" {
 		e.options.Listen = "127.0.0.1:0"
 	}
@@ -56,21 +54,6 @@ func newEnv(t testing.TB, transport string, change ...func(*natsd.Options)) *env
 	e.start(t)
 	e.Bus = e.connect(t)
 	return e
-}
-
-// storeDir is removed after everything that was registered later has been cleaned up.
-func storeDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "meander-bus-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return filepath.Join(dir, "store")
 }
 
 func testLog(t testing.TB) zerolog.Logger {

@@ -94,6 +94,9 @@ func judge(err error) verdict {
 			if strings.Contains(api.Description, "maximum") {
 				return verdictRefused
 			}
+			if strings.Contains(api.Description, "no space left") {
+				return verdictFull
+			}
 			return verdictRetry
 		case codeStreamWrongLastSeq:
 			return verdictRefused

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/meander-rl/meander/schemas"
 )
@@ -31,24 +30,24 @@ const (
 // again with the same id, so a full stream fills the window, and then Publish blocks:
 // that is the backpressure.
 type Publisher struct {
-	b            *Bus
-	msgs, bytes  *semaphore.Weighted
-	maxBytes     int64
-	inbox        string // of acks, up to the token
-	sub          *nats.Subscription
-	ctx          context.Context // ends what is under way at Close
-	cancel       context.CancelFunc
-	retry        chan *Future
-	work         sync.WaitGroup
-	closed       atomic.Bool
-	next         atomic.Uint64
-	mu           sync.Mutex
-	waiting      map[uint64]*Future // by the token of the reply subject; nil after Close
-	pendingMsgs  atomic.Int64
-	pendingBytes atomic.Int64
-	stalled      atomic.Int64
-	retried      atomic.Uint64
-	duplicates   atomic.Uint64
+	b      *Bus
+	window *window
+	inbox  string // of acks, up to the token
+	sub    *nats.Subscription
+	// ctx ends what is under way at Close; it belongs to no caller.
+	ctx    context.Context
+	cancel context.CancelFunc
+	retry  chan *Future
+	work   sync.WaitGroup
+	closed atomic.Bool
+	next   atomic.Uint64
+
+	mu      sync.Mutex
+	waiting map[uint64]*Future // by the token of the reply subject; nil after Close
+
+	stalled    atomic.Int64 // nanoseconds
+	retried    atomic.Uint64
+	duplicates atomic.Uint64
 }
 
 // PublisherStats are counters of a Publisher.
@@ -66,10 +65,8 @@ type PublisherStats struct {
 // NewPublisher makes a Publisher whose window holds that many messages and bytes (at
 // least one of each). It is to be closed before its bus.
 func (b *Bus) NewPublisher(window, bytes int) *Publisher {
-	window, bytes = max(1, window), max(1, bytes)
 	p := &Publisher{
-		b: b, msgs: semaphore.NewWeighted(int64(window)), bytes: semaphore.NewWeighted(int64(bytes)),
-		maxBytes: int64(bytes), inbox: b.nc.NewInbox() + ".", retry: make(chan *Future, window),
+		b: b, window: newWindow(window, bytes), inbox: b.nc.NewInbox() + ".", retry: make(chan *Future, max(1, window)),
 		waiting: map[uint64]*Future{},
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -199,27 +196,15 @@ func (p *Publisher) admit(ctx context.Context, m *nats.Msg) (*Future, error) {
 	if limit := p.b.nc.MaxPayload(); int64(m.Size()) > limit {
 		return nil, publishError(m.Subject, fmt.Errorf("%w: %d bytes with headers, the server takes %d", nats.ErrMaxPayload, m.Size(), limit))
 	}
-	f := &Future{
-		msg: m, digest: digestOf(m.Data), done: make(chan struct{}),
-		size: min(int64(len(m.Data)), p.maxBytes), // a message larger than the window has it alone
-	}
-	if !p.msgs.TryAcquire(1) {
-		began := time.Now()
-		if err := p.msgs.Acquire(ctx, 1); err != nil {
-			return nil, publishError(m.Subject, err)
-		}
+	f := &Future{msg: m, digest: digestOf(m.Data), size: int64(len(m.Data)), done: make(chan struct{})}
+	began := time.Now()
+	waited, err := p.window.enter(ctx, f.size)
+	if waited {
 		p.stalled.Add(int64(time.Since(began)))
 	}
-	if !p.bytes.TryAcquire(f.size) {
-		began := time.Now()
-		if err := p.bytes.Acquire(ctx, f.size); err != nil {
-			p.msgs.Release(1)
-			return nil, publishError(m.Subject, err)
-		}
-		p.stalled.Add(int64(time.Since(began)))
+	if err != nil {
+		return nil, publishError(m.Subject, err)
 	}
-	p.pendingMsgs.Add(1)
-	p.pendingBytes.Add(f.size)
 	return f, nil
 }
 
@@ -375,27 +360,27 @@ func (p *Publisher) expire() {
 
 func (p *Publisher) resolve(f *Future, ack Ack, err error) {
 	f.ack, f.err = ack, err
-	p.pendingMsgs.Add(-1)
-	p.pendingBytes.Add(-f.size)
-	p.bytes.Release(f.size)
-	p.msgs.Release(1)
+	p.window.leave(f.size)
 	close(f.done)
 }
 
 // Flush waits until everything published so far is resolved.
 func (p *Publisher) Flush(ctx context.Context) error {
-	for p.pendingMsgs.Load() > 0 {
+	for {
+		if msgs, _ := p.window.load(); msgs == 0 {
+			return nil
+		}
 		if err := pause(ctx, time.Millisecond); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // Stats returns the counters.
 func (p *Publisher) Stats() PublisherStats {
+	msgs, bytes := p.window.load()
 	return PublisherStats{
-		Pending: p.pendingMsgs.Load(), PendingBytes: p.pendingBytes.Load(), Stalled: time.Duration(p.stalled.Load()),
+		Pending: msgs, PendingBytes: bytes, Stalled: time.Duration(p.stalled.Load()),
 		Retried: p.retried.Load(), Duplicates: p.duplicates.Load(),
 	}
 }

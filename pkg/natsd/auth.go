@@ -35,10 +35,12 @@ type logBridge struct {
 }
 
 func (b *logBridge) Noticef(format string, v ...any) { b.log.Debug().Msg(fmt.Sprintf(format, v...)) }
-func (b *logBridge) Debugf(format string, v ...any)  { b.log.Trace().Msg(fmt.Sprintf(format, v...)) }
-func (b *logBridge) Tracef(format string, v ...any)  { b.log.Trace().Msg(fmt.Sprintf(format, v...)) }
-func (b *logBridge) Warnf(format string, v ...any)   { b.log.Warn().Msg(fmt.Sprintf(format, v...)) }
-func (b *logBridge) Errorf(format string, v ...any)  { b.log.Error().Msg(fmt.Sprintf(format, v...)) }
+
+func (b *logBridge) Debugf(format string, v ...any) { b.log.Trace().Msg(fmt.Sprintf(format, v...)) }
+
+func (b *logBridge) Tracef(format string, v ...any) { b.log.Trace().Msg(fmt.Sprintf(format, v...)) }
+func (b *logBridge) Warnf(format string, v ...any)  { b.log.Warn().Msg(fmt.Sprintf(format, v...)) }
+func (b *logBridge) Errorf(format string, v ...any) { b.log.Error().Msg(fmt.Sprintf(format, v...)) }
 
 // Fatalf must not end the process: Start returns the error instead.
 func (b *logBridge) Fatalf(format string, v ...any) {

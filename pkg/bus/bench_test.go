@@ -1,0 +1,172 @@
+package bus_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// window is the number of unconfirmed messages of every asynchronous publisher here.
+const window = 256
+
+// BenchmarkPublish stores step events of one latent. The baseline is the client
+// library's asynchronous publisher with the same messages encoded beforehand, so it
+// leaves out encoding, digests and the bookkeeping of retries.
+func BenchmarkPublish(b *testing.B) {
+	for _, transport := range transports {
+		for _, size := range []int{4 << 10, 64 << 10, 512 << 10} {
+			name := fmt.Sprintf("transport=%s/size=%dKiB", transport, size>>10)
+			b.Run("publisher=jetstream/"+name, func(b *testing.B) {
+				e := benchEnv(b, transport)
+				js, err := jetstream.New(e.Conn(), jetstream.WithPublishAsyncMaxPending(min(window, (64<<20)/size)))
+				if err != nil {
+					b.Fatal(err)
+				}
+				data, err := schemas.Encode(step("u1", 0, "a1", 0, size))
+				if err != nil {
+					b.Fatal(err)
+				}
+				i := int64(0)
+				b.SetBytes(int64(len(data)))
+				for b.Loop() {
+					subject := schemas.StepSubject("r1", "u1", i, "a1", 0)
+					m := &nats.Msg{Subject: subject, Data: data, Header: nats.Header{
+						"Nats-Msg-Id": {schemas.MessageID(subject)}, "Mdr-Type": {"step/1"}, "Content-Type": {"application/msgpack"},
+					}}
+					if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(time.Minute)); err != nil {
+						b.Fatal(err)
+					}
+					i++
+				}
+				<-js.PublishAsyncComplete()
+				js.CleanupPublisher()
+			})
+			b.Run("publisher=bus/"+name, func(b *testing.B) {
+				e := benchEnv(b, transport)
+				p := e.NewPublisher(window, 64<<20)
+				defer p.Close()
+				s := step("u1", 0, "a1", 0, size)
+				b.SetBytes(int64(size))
+				for b.Loop() {
+					if _, err := p.PublishStep(context.Background(), s); err != nil {
+						b.Fatal(err)
+					}
+					s.SampleIndex++
+				}
+				if err := p.Flush(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+				if n := p.Stats().Retried; n > 0 {
+					b.Errorf("%d messages were retried", n)
+				}
+			})
+			b.Run("publisher=confirmed/"+name, func(b *testing.B) {
+				e := benchEnv(b, transport)
+				s := step("u1", 0, "a1", 0, size)
+				b.SetBytes(int64(size))
+				for b.Loop() {
+					if _, err := e.Publish(context.Background(), s); err != nil {
+						b.Fatal(err)
+					}
+					s.SampleIndex++
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkSubscription takes and acks small rewards, as the advantage service does.
+func BenchmarkSubscription(b *testing.B) {
+	for _, transport := range transports {
+		b.Run("transport="+transport, func(b *testing.B) {
+			e := benchEnv(b, transport)
+			const n = 50_000
+			p := e.NewPublisher(1024, 64<<20)
+			for i := range n {
+				r := reward("u1", int64(i))
+				if _, err := p.Publish(context.Background(), r); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if err := p.Flush(context.Background()); err != nil {
+				b.Fatal(err)
+			}
+			p.Close()
+			round := 0
+			var took time.Duration
+			for b.Loop() {
+				c := partition("u1")
+				c.Durable, c.Slots, c.AckWait, c.MaxAckPending = fmt.Sprintf("advantage-%d", round), 512, 30*time.Second, 100_000
+				round++
+				began := time.Now()
+				s, err := e.Subscription(context.Background(), c)
+				if err != nil {
+					b.Fatal(err)
+				}
+				for range n {
+					m, err := s.Next(context.Background())
+					if err != nil {
+						b.Fatal(err)
+					}
+					if err := m.AckAsync(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				took += time.Since(began)
+				if err := s.Close(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(n*round)/took.Seconds(), "messages/s")
+		})
+	}
+}
+
+// BenchmarkRead replays 4 KiB steps.
+func BenchmarkRead(b *testing.B) {
+	for _, transport := range transports {
+		b.Run("transport="+transport, func(b *testing.B) {
+			e := benchEnv(b, transport)
+			const n = 20_000
+			p := e.NewPublisher(1024, 64<<20)
+			for i := range n {
+				if _, err := p.PublishStep(context.Background(), step("u1", int64(i), "a1", 0, 4<<10)); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if err := p.Flush(context.Background()); err != nil {
+				b.Fatal(err)
+			}
+			p.Close()
+			rounds := 0
+			for b.Loop() {
+				got := 0
+				for _, err := range e.Read(context.Background(), schemas.StreamSteps, nil, bus.ReadOptions{}) {
+					if err != nil {
+						b.Fatal(err)
+					}
+					got++
+				}
+				if got != n {
+					b.Fatalf("read %d of %d", got, n)
+				}
+				rounds++
+			}
+			b.ReportMetric(float64(n*rounds)/b.Elapsed().Seconds(), "messages/s")
+		})
+	}
+}
+
+func benchEnv(b *testing.B, transport string) *env {
+	b.Helper()
+	e := newEnv(b, transport)
+	e.setup(b)
+	return e
+}

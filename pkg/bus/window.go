@@ -1,0 +1,70 @@
+package bus
+
+import (
+	"context"
+	"sync"
+)
+
+// window bounds what a Publisher has sent and not heard of, by count and by bytes. A
+// full window opens again when a quarter of it is free, not at every ack: whoever
+// waits would otherwise be woken for each message.
+type window struct {
+	maxMsgs, maxBytes int64
+
+	mu          sync.Mutex
+	msgs, bytes int64
+	waiting     int
+	open        chan struct{} // closed and replaced when there is room again
+}
+
+func newWindow(msgs, bytes int) *window {
+	return &window{maxMsgs: int64(max(1, msgs)), maxBytes: int64(max(1, bytes)), open: make(chan struct{})}
+}
+
+// enter takes room for a message of n bytes and says whether it had to wait for it. A
+// message larger than the window enters when it is empty.
+func (w *window) enter(ctx context.Context, n int64) (waited bool, err error) {
+	for {
+		w.mu.Lock()
+		if w.msgs < w.maxMsgs && (w.bytes+n <= w.maxBytes || w.msgs == 0) {
+			w.msgs++
+			w.bytes += n
+			w.mu.Unlock()
+			return waited, nil
+		}
+		open := w.open
+		w.waiting++
+		w.mu.Unlock()
+		waited = true
+		select {
+		case <-open:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		w.mu.Lock()
+		w.waiting--
+		w.mu.Unlock()
+		if err != nil {
+			return waited, err
+		}
+	}
+}
+
+// leave gives the room back.
+func (w *window) leave(n int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.msgs--
+	w.bytes -= n
+	if w.waiting > 0 && w.msgs <= w.maxMsgs*3/4 && (w.bytes <= w.maxBytes*3/4 || w.msgs == 0) {
+		close(w.open)
+		w.open = make(chan struct{})
+	}
+}
+
+// load is what is in the window.
+func (w *window) load() (msgs, bytes int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.msgs, w.bytes
+}
