@@ -132,6 +132,9 @@ func (b *Bus) fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.R
 	case ref.Size == 0:
 	case info.Chunks == 1: // most pictures: no consumer for one message
 		m, err := b.Last(ctx, "OBJ_"+ref.Bucket, chunks)
+		if errors.Is(err, ErrNotFound) {
+			return nil, fmt.Errorf("%w: no bytes stored", ErrCorrupt)
+		}
 		if err != nil {
 			return nil, err
 		}

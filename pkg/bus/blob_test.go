@@ -2,11 +2,13 @@ package bus_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -70,6 +72,63 @@ func TestBus_GetBlob_refuses(t *testing.T) {
 	} {
 		if data, err := e.GetBlob(ctx, test.ref); err == nil || test.want != nil && !errors.Is(err, test.want) {
 			t.Errorf("%s: got %q, %v; want %v", name, data, err, test.want)
+		}
+	}
+}
+
+// Whoever stops waiting is let go, wherever the read was.
+func TestBus_GetBlob_cancelled(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		ref, err := e.PutBlob(t.Context(), bytes.Repeat([]byte("0123456789"), 400_000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancelled := 0
+		for i := range 40 {
+			ctx, cancel := context.WithCancel(t.Context())
+			stop := time.AfterFunc(time.Duration(i)*200*time.Microsecond, cancel)
+			began := time.Now()
+			_, err := e.GetBlob(ctx, ref)
+			if d := time.Since(began); d > 2*time.Second {
+				t.Fatalf("cancelled after %d x 200 us, returned after %v: %v", i, d, err)
+			}
+			if err != nil {
+				cancelled++
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("got %v, want the context's error", err)
+				}
+			}
+			stop.Stop()
+			cancel()
+		}
+		if cancelled == 0 {
+			t.Error("every read ended before it was cancelled; make the blob larger")
+		}
+	})
+}
+
+// A blob whose bytes are gone or cut is never returned.
+func TestBus_GetBlob_bytesGone(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	for name, size := range map[string]int{"one chunk": 1000, "three chunks": 700_000} {
+		ref, err := e.PutBlob(t.Context(), bytes.Repeat([]byte{7}, size))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := e.JetStream().Stream(t.Context(), "OBJ_"+schemas.BlobBucket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last, err := s.GetLastMsgForSubject(t.Context(), "$O."+schemas.BlobBucket+".C.>")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.DeleteMsg(t.Context(), last.Sequence); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := e.GetBlob(t.Context(), ref); !errors.Is(err, bus.ErrCorrupt) {
+			t.Errorf("%s: got %d bytes, %v; want ErrCorrupt", name, len(data), err)
 		}
 	}
 }
