@@ -95,8 +95,15 @@ func (c *crew) serve(ctx context.Context, name string, b *bus.Bus) error {
 	return advantage.Run(ctx, c.config.advantage, b, log)
 }
 
-// down stops a service and waits for it.
-func (c *crew) down(name string) { c.stops[name]() }
+// down stops a service and waits for it. It must not take long.
+func (c *crew) down(t *testing.T, name string) {
+	t.Helper()
+	began := time.Now()
+	c.stops[name]()
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("%s took %v to stop", name, d)
+	}
+}
 
 // publish waits for intake's answer.
 func (c *crew) publish(t *testing.T, run string, p *schemas.Prompt) {
@@ -148,7 +155,7 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 			if len(subjects(t, c.Bus, schemas.StreamAdvantages, schemas.Prefix+"advantage.>")) == groups {
 				t.Errorf("every group had closed before %s was stopped; make it longer", name)
 			}
-			c.down(name)
+			c.down(t, name)
 			c.up(t, name)
 		}
 		c.advantages(t, "r", groups)
@@ -182,7 +189,7 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 	first.check(t, asked, steps)
 
 	for _, name := range stages {
-		c.down(name)
+		c.down(t, name)
 	}
 	for _, stream := range []string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamTrajectories, schemas.StreamRewards} {
 		s, err := c.JetStream().Stream(t.Context(), stream)
@@ -380,7 +387,7 @@ func TestPipeline_RequestsFull(t *testing.T) {
 		}
 		return err
 	})
-	c.down("sampler")
+	c.down(t, "sampler")
 	c.resize(t, schemas.StreamRequests, room)
 	c.up(t, "intake", "reward", "advantage")
 	asked := map[string]int64{}

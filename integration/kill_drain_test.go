@@ -1,0 +1,218 @@
+package integration_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"image"
+	"image/png"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Every program, stopped with SIGTERM while it is busy, ends quickly with status 0 and
+// hands back what it has in hand: another one goes on with it at once. Nobody waits
+// for the ack wait, which is 30 s here.
+func TestDrain_BusyProgramsHandOver(t *testing.T) {
+	const groups, size, steps, room = 3, 4, 800, 5
+	const soon = 15 * time.Second
+	dir := t.TempDir()
+	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(b.Close(), server.Close()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	if err := b.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c := &crew{world: &world{Bus: b, client: client.New(b)}, server: server}
+	run := func(name, version string, args ...string) *victim {
+		return raise(t, &victim{
+			name: name + "-" + version, path: program(t, "meander-"+name), dir: dir,
+			args: append([]string{"--nats-url", server.ClientURL(), "--health-addr", ""}, args...),
+		})
+	}
+	stop := func(v *victim) {
+		t.Helper()
+		began := time.Now()
+		v.bury(t)
+		if d := time.Since(began); d > 5*time.Second || len(v.deaths) > 0 {
+			t.Errorf("%s ended after %v, %q; want quickly, with status 0", v.name, d, v.deaths)
+		}
+	}
+
+	handedBack := func(stream, durable string, messages int) {
+		t.Helper()
+		if n := c.consumer(t, stream, durable).Delivered.Consumer; n <= uint64(messages) {
+			t.Errorf("%s: %d deliveries of %d messages: nothing was handed back, so this proves nothing", durable, n, messages)
+		}
+	}
+
+	// Intake: busy with prompts whose requests have no room.
+	c.resize(t, schemas.StreamRequests, room)
+	first := run("intake", "1", "--models", "synthetic", "--slots", "2", "--drain-timeout", "10ms")
+	asked := map[string]int64{}
+	for i := range groups {
+		p := slowPrompt(fmt.Sprintf("g%d", i), size, steps)
+		p.Height, p.Width = new(int64(128)), new(int64(128))
+		asked[p.UID] = size
+		data, err := schemas.Encode(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.PublishPrompt(t.Context(), "r", data, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sampler := run("sampler", "1", "--model", "synthetic", "--batch", "1", "--workers", "1", "--drain-timeout", "10ms")
+	eventually(t, soon, "the first sampler is in the middle of a sample", func() error {
+		if n := c.messages(t, schemas.StreamSteps); n < 20 {
+			return fmt.Errorf("%d steps", n)
+		}
+		return nil
+	})
+	eventually(t, soon, "the requests are full", func() error {
+		if n := c.messages(t, schemas.StreamRequests); n != room {
+			return fmt.Errorf("%d of %d", n, room)
+		}
+		return nil
+	})
+	if n := c.consumer(t, schemas.StreamPrompts, "intake").NumAckPending; n == 0 {
+		t.Error("the first intake had nothing in hand; make the requests fewer")
+	}
+	stop(first)
+	run("intake", "2")
+
+	// Sampler: busy with samples that it cannot finish in its drain timeout.
+	eventually(t, soon, "the first sampler has samples in hand", func() error {
+		if n := c.consumer(t, schemas.StreamRequests, "sampler-synthetic").NumAckPending; n < 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	stop(sampler)
+	run("sampler", "2", "--model", "synthetic", "--batch", "4", "--instance", "second")
+	began := time.Now()
+	eventually(t, 30*time.Second, "all trajectories", func() error {
+		if n := c.messages(t, schemas.StreamTrajectories); n != groups*size {
+			return fmt.Errorf("%d of %d", n, groups*size)
+		}
+		return nil
+	})
+	t.Logf("the second intake and sampler took %v", time.Since(began).Round(time.Millisecond))
+	handedBack(schemas.StreamPrompts, "intake", groups)
+	handedBack(schemas.StreamRequests, "sampler-synthetic", groups*size)
+	one, err := c.client.Trajectory(t.Context(), "r", "g0", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Reward: busy with large pictures.
+	const pictures = 30
+	ref := bigPicture(t, b)
+	for i := range int64(pictures) {
+		e := *one
+		e.Run, e.SampleIndex, e.GroupSize = "pictures", i, pictures
+		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: 1024, Height: 1024, Digest: digest, Ref: &ref}
+		if _, err := b.Publish(t.Context(), &e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rewards := uint64(groups*size + pictures)
+	busy := run("reward", "1", "--workers", "2", "--drain-timeout", "10ms")
+	eventually(t, soon, "some rewards", func() error {
+		if n := c.messages(t, schemas.StreamRewards); n < groups*size+1 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	stop(busy)
+	if n := c.messages(t, schemas.StreamRewards); n == rewards {
+		t.Error("the first reward service had nothing in hand; make the pictures larger")
+	}
+	run("reward", "2")
+	eventually(t, soon, "all rewards", func() error {
+		if n := c.messages(t, schemas.StreamRewards); n != rewards {
+			return fmt.Errorf("%d of %d", n, rewards)
+		}
+		return nil
+	})
+
+	handedBack(schemas.StreamTrajectories, "reward", int(rewards))
+
+	// Advantage: busy with a group that is not complete, its successor standing by.
+	active := run("advantage", "1")
+	eventually(t, soon, "groups closed", func() error {
+		if n := c.messages(t, schemas.StreamAdvantages); n != groups+1 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	for i := range int64(3) {
+		if _, err := b.Publish(t.Context(), rewardOf("half", "h", i, 4, float64(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	holder := fmt.Sprintf("advantage-p%02d", bus.Partition("h"))
+	eventually(t, soon, "three rewards in hand", func() error {
+		if n := c.consumer(t, schemas.StreamRewards, holder).NumAckPending; n != 3 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	run("advantage", "2")
+	time.Sleep(500 * time.Millisecond) // it stands by
+	stop(active)
+	if _, err := b.Publish(t.Context(), rewardOf("half", "h", 3, 4, 3)); err != nil {
+		t.Fatal(err)
+	}
+	asked["h"] = 4
+	eventually(t, soon, "the half group is closed", func() error {
+		if n := c.messages(t, schemas.StreamAdvantages); n != groups+2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	if a := readBooks(t, b, "half").advantages["h"]; a == nil || a.Status != schemas.StatusComplete {
+		t.Errorf("half group: %+v; want complete", a)
+	}
+	delete(asked, "h")
+	settled(t, b, 10*time.Second)
+	readBooks(t, b, "r").check(t, asked, steps)
+	noDead(t, b)
+}
+
+// bigPicture stores a picture that takes a while to decode.
+func bigPicture(t *testing.T, b *bus.Bus) schemas.Ref {
+	t.Helper()
+	picture := image.NewNRGBA(image.Rect(0, 0, 1024, 1024))
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range picture.Pix {
+		picture.Pix[i] = byte(r.Uint32()) | byte(i&3/3*255) // opaque noise
+	}
+	var buf bytes.Buffer
+	if err := png.Encode(&buf, picture); err != nil {
+		t.Fatal(err)
+	}
+	ref, err := b.PutBlob(t.Context(), buf.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ref
+}
