@@ -71,6 +71,10 @@ type Bus struct {
 	done   context.Context
 	cancel context.CancelFunc
 
+	// link ends, and is replaced, when the connection is lost: what waits for an answer on
+	// it waits in vain.
+	link atomic.Pointer[link]
+
 	// denied are subjects the server refused to let us publish on.
 	denied     sync.Map // subject -> time.Time
 	slow       atomic.Uint64
@@ -78,6 +82,21 @@ type Bus struct {
 	waitLog    limiter
 	blobs      blobStore
 }
+
+// link is the life of one connection to the server.
+type link struct {
+	ctx context.Context
+	end context.CancelFunc
+}
+
+func newLink() *link {
+	l := &link{}
+	l.ctx, l.end = context.WithCancel(context.Background())
+	return l
+}
+
+// errLinkLost is why a request failed whose connection went away under it.
+var errLinkLost = errors.New("connection lost before the answer")
 
 // Connect returns when the connection is up, or an error when it is not within
 // Config.ConnectTimeout. Afterwards a lost connection is made again for ever, and
@@ -96,6 +115,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 	}
 	b := &Bus{log: log, closed: make(chan struct{})}
 	b.done, b.cancel = context.WithCancel(context.Background())
+	b.link.Store(newLink())
 	opts := b.options(cfg)
 	where := cfg.URL
 	if cfg.InProcess != nil {
@@ -151,6 +171,7 @@ func (b *Bus) options(cfg Config) []nats.Option {
 		nats.ReconnectBufSize(-1),
 		nats.DrainTimeout(closeTimeout),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			b.link.Swap(newLink()).end()
 			if lost.allow() && err != nil {
 				b.log.Warn().Err(err).Msg("connection lost, reconnecting")
 			}
@@ -241,11 +262,18 @@ func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 // payload limit less room for headers.
 func (b *Bus) MaxInline() int { return max(0, int(b.nc.MaxPayload())-headroom) }
 
-// request is one call of the server's JSON API.
+// request is one question to the server. It fails at once when the connection is lost.
 func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	l := b.link.Load()
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
-	return b.nc.RequestMsgWithContext(ctx, m)
+	lost := context.AfterFunc(l.ctx, stop)
+	defer lost()
+	resp, err := b.nc.RequestMsgWithContext(ctx, m)
+	if err != nil && l.ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", errLinkLost, err)
+	}
+	return resp, err
 }
 
 // pause waits for d or the end of ctx, whose error it returns.
