@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"image"
 	"image/png"
@@ -10,11 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -25,27 +20,12 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	const groups, size, steps, room = 3, 4, 800, 5
 	const soon = 15 * time.Second
 	dir := t.TempDir()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(b.Close(), server.Close()); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
-	if err := b.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	c := &crew{world: &world{Bus: b, client: client.New(b)}, server: server}
+	c := assemble(t)
+	b := c.Bus
 	run := func(name, version string, args ...string) *victim {
 		return raise(t, &victim{
 			name: name + "-" + version, path: program(t, "meander-"+name), dir: dir,
-			args: append([]string{"--nats-url", server.ClientURL(), "--health-addr", ""}, args...),
+			args: append([]string{"--nats-url", c.server.ClientURL(), "--health-addr", ""}, args...),
 		})
 	}
 	stop := func(v *victim) {
@@ -169,9 +149,8 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	holder := fmt.Sprintf("advantage-p%02d", bus.Partition("h"))
 	eventually(t, soon, "three rewards in hand", func() error {
-		if n := c.consumer(t, schemas.StreamRewards, holder).NumAckPending; n != 3 {
+		if n := c.consumer(t, schemas.StreamRewards, holder("h")).NumAckPending; n != 3 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil

@@ -31,12 +31,15 @@ type crew struct {
 	stops  map[string]func()
 }
 
+// holder is the durable that has the rewards of a batch, or of a group without one.
+func holder(batch string) string { return fmt.Sprintf("advantage-p%02d", bus.Partition(batch)) }
+
 // stages in the order in which data flows.
 var stages = []string{"intake", "sampler", "reward", "advantage"}
 
 func assemble(t *testing.T) *crew {
 	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
+	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
 	if err != nil {
 		t.Fatal(err)
 	}

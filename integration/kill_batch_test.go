@@ -1,0 +1,211 @@
+package integration_test
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// inBatch makes a reward part of an explicit batch with one scale over all groups.
+func inBatch(r *schemas.Reward, batch string, groups int64) *schemas.Reward {
+	r.Group.Batch, r.Group.BatchGroups, r.Group.Advantage.Std = batch, groups, schemas.StdGlobal
+	return r
+}
+
+func (c *crew) reward(t *testing.T, r *schemas.Reward) {
+	t.Helper()
+	if _, err := c.Publish(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// batch waits for the result of a batch.
+func (c *crew) batch(t *testing.T, run, id string) *schemas.Batch {
+	t.Helper()
+	subject := schemas.BatchSubject(run, id)
+	eventually(t, 20*time.Second, "batch "+id, func() error {
+		_, err := c.Last(t.Context(), schemas.StreamAdvantages, subject)
+		return err
+	})
+	return readBooks(t, c.Bus, run).batches[id]
+}
+
+// The groups of a batch with one scale close together, with one Batch event and the
+// numbers of both: in whatever order they come, and when the worker that has the first
+// of them goes away before the second comes, with a word or without.
+func TestBatch_ClosesTogether(t *testing.T) {
+	const size = 3
+	values := map[string][]float64{"a": {1, 2, 3}, "b": {10, 14, 18}}
+	publish := func(t *testing.T, c *crew, run, uid string, samples ...int64) {
+		t.Helper()
+		for _, i := range samples {
+			c.reward(t, inBatch(rewardOf(run, uid, i, size, values[uid][i]), "pair", 2))
+		}
+	}
+	open := func(t *testing.T, c *crew, run string) {
+		t.Helper()
+		time.Sleep(600 * time.Millisecond) // more than two sweeps
+		if k := readBooks(t, c.Bus, run); len(k.advantages)+len(k.batches) != 0 {
+			t.Errorf("%d advantages and %d batches before the batch is complete", len(k.advantages), len(k.batches))
+		}
+	}
+	var want *books
+	check := func(t *testing.T, c *crew, run string) {
+		t.Helper()
+		b := c.batch(t, run, "pair")
+		settled(t, c.Bus, 10*time.Second)
+		k := readBooks(t, c.Bus, run)
+		if len(k.batches) != 1 || len(k.advantages) != 2 || len(k.twice) != 0 {
+			t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.batches), len(k.advantages), k.twice)
+		}
+		if b.Groups != 2 || b.Samples != 2*size || !slices.Equal(b.UIDs, []string{"a", "b"}) {
+			t.Errorf("batch %+v; want 2 groups, 6 samples, uids a and b", b)
+		}
+		// One scale: the sample standard deviation over all six rewards.
+		all := slices.Concat(values["a"], values["b"])
+		mean, square := 0.0, 0.0
+		for _, v := range all {
+			mean += v / float64(len(all))
+		}
+		for _, v := range all {
+			square += (v - mean) * (v - mean) / float64(len(all)-1)
+		}
+		for uid, v := range values {
+			a := k.advantages[uid]
+			if a == nil || a.Status != schemas.StatusComplete {
+				t.Errorf("group %s: %+v; want complete", uid, a)
+				continue
+			}
+			for i, m := range a.Members {
+				if got := (v[i] - v[1]) / (math.Sqrt(square) + 1e-4); math.Abs(*m.Advantage-got) > 1e-12 {
+					t.Errorf("group %s, sample %d: advantage %v, want %v", uid, i, *m.Advantage, got)
+				}
+			}
+		}
+		noDead(t, c.Bus)
+		if want == nil {
+			want = k
+		}
+		k.same(t, want)
+	}
+
+	c := assemble(t)
+	c.up(t, "advantage")
+	publish(t, c, "calm", "a", 0, 1, 2)
+	open(t, c, "calm")
+	publish(t, c, "calm", "b", 0, 1, 2)
+	check(t, c, "calm")
+
+	t.Run("interleaved, second first", func(t *testing.T) {
+		publish(t, c, "mixed", "b", 2, 0)
+		publish(t, c, "mixed", "a", 1)
+		publish(t, c, "mixed", "b", 1)
+		publish(t, c, "mixed", "a", 2)
+		open(t, c, "mixed")
+		publish(t, c, "mixed", "a", 0)
+		check(t, c, "mixed")
+	})
+	t.Run("worker restarted between the groups", func(t *testing.T) {
+		publish(t, c, "restart", "a", 0, 1, 2)
+		open(t, c, "restart")
+		c.down(t, "advantage")
+		publish(t, c, "restart", "b", 0)
+		c.up(t, "advantage")
+		open(t, c, "restart")
+		publish(t, c, "restart", "b", 1, 2)
+		check(t, c, "restart")
+	})
+	c.down(t, "advantage")
+	t.Run("worker killed between the groups", func(t *testing.T) {
+		listening := assemble(t)
+		v := raise(t, &victim{name: "advantage", path: program(t, "meander-advantage"), dir: t.TempDir(), args: []string{
+			"--nats-url", listening.server.ClientURL(), "--health-addr", "", "--ack-wait", "1s",
+		}})
+		publish(t, listening, "killed", "a", 0, 1, 2)
+		publish(t, listening, "killed", "b", 1)
+		open(t, listening, "killed")
+		v.kill()
+		open(t, listening, "killed")
+		publish(t, listening, "killed", "b", 0)
+		v.kill()
+		publish(t, listening, "killed", "b", 2)
+		check(t, listening, "killed")
+		v.end(syscall.SIGTERM)
+	})
+}
+
+// A batch whose second group is late closes at the batch's deadline with what it has:
+// one Batch event, the group that was there, and for what comes later a dead letter.
+func TestBatch_LateGroup(t *testing.T) {
+	const size = 2
+	c := assemble(t)
+	c.up(t, "advantage")
+	end := time.Now().Add(1500 * time.Millisecond)
+	late := func(uid string, i int64) *schemas.Reward {
+		r := inBatch(rewardOf("late", uid, i, size, float64(i)), "pair", 2)
+		r.Group.Deadline = end.UnixNano()
+		return r
+	}
+	c.reward(t, late("a", 0))
+	c.reward(t, late("a", 1))
+	// A worker that comes new to it keeps to the same deadline.
+	eventually(t, 5*time.Second, "rewards taken", func() error {
+		if n := c.consumer(t, schemas.StreamRewards, holder("pair")).NumAckPending; n != size {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	c.down(t, "advantage")
+	c.up(t, "advantage")
+	b := c.batch(t, "late", "pair")
+	if now := time.Now(); now.Before(end) {
+		t.Errorf("closed %v before its deadline", end.Sub(now))
+	}
+	if b.Groups != 1 || !slices.Equal(b.UIDs, []string{"a"}) {
+		t.Errorf("batch %+v; want the one group a", b)
+	}
+	for i := range int64(size) {
+		c.reward(t, late("b", i))
+	}
+	for _, d := range c.dead(t, size) {
+		if d.Code != schemas.CodeLate || d.UID != "b" {
+			t.Errorf("dead letter %s of %q; want %s of b", d.Code, d.UID, schemas.CodeLate)
+		}
+	}
+	settled(t, c.Bus, 10*time.Second)
+	k := readBooks(t, c.Bus, "late")
+	if len(k.advantages) != 1 || k.advantages["a"] == nil || k.advantages["a"].Status != schemas.StatusComplete || len(k.batches) != 1 {
+		t.Errorf("advantages %v, %d batches; want a complete, 1", k.advantages, len(k.batches))
+	}
+}
+
+// A group of a batch that is incomplete at the deadline is partial, in the same one
+// scale as the others.
+func TestBatch_IncompleteGroup(t *testing.T) {
+	c := assemble(t)
+	c.up(t, "advantage")
+	end := time.Now().Add(time.Second)
+	for _, m := range []struct {
+		uid string
+		i   int64
+	}{{"b", 0}, {"a", 0}, {"a", 1}, {"b", 2}} {
+		r := inBatch(rewardOf("short", m.uid, m.i, map[string]int64{"a": 2, "b": 3}[m.uid], float64(m.i)), "pair", 2)
+		r.Group.Deadline = end.UnixNano()
+		c.reward(t, r)
+	}
+	if b := c.batch(t, "short", "pair"); b.Groups != 2 || b.Samples != 4 {
+		t.Errorf("batch %+v; want 2 groups, 4 samples", b)
+	}
+	k := readBooks(t, c.Bus, "short")
+	if k.advantages["a"].Status != schemas.StatusComplete || k.advantages["b"].Status != schemas.StatusPartial {
+		t.Errorf("a is %s, b is %s; want complete, partial", k.advantages["a"].Status, k.advantages["b"].Status)
+	}
+	if m := k.advantages["b"].Members; len(m) != 3 || m[1].Status != schemas.StatusMissing || *m[2].Advantage <= 0 {
+		t.Errorf("members of b: %+v; want the second missing", m)
+	}
+}
