@@ -22,7 +22,7 @@ import (
 //     fault of the message. The handler is run again after a pause; the delivery does
 //     not count;
 //   - any other error: the message is delivered again after a pause that grows with
-//     its deliveries, and given up (code "exhausted") after the last.
+//     its failures, and given up (code "exhausted") after MaxDeliver of them.
 //
 // A panic is a TerminalError with the code "panic". A handler that settled the message
 // itself may return anything.
@@ -53,7 +53,7 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	if err != nil {
 		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, err)
 	}
-	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: p.keeper, log: b.log.With().Str("consumer", c.Durable).Logger()}
+	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: p.keeper, failed: map[uint64]int{}, log: b.log.With().Str("consumer", c.Durable).Logger()}
 	return w.run(ctx)
 }
 
@@ -68,7 +68,12 @@ type consumer struct {
 
 	mu   sync.Mutex
 	busy int
+	// failed counts the failures of messages here, by stream sequence.
+	failed map[uint64]int
 }
+
+// maxFailed bounds failed: what fails here may end elsewhere, which nobody says.
+const maxFailed = 10_000
 
 func (w *consumer) run(ctx context.Context) error {
 	// Handlers and their signs of life outlive ctx while they drain.
@@ -180,9 +185,11 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 			err = w.call(ctx, m)
 		}
 		if m.Settled() {
+			w.forget(m)
 			return
 		}
 		if err == nil {
+			w.forget(m)
 			w.ack(ctx, m)
 			return
 		}
@@ -193,12 +200,17 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 		}
 		_, terminal := errors.AsType[*TerminalError](err)
 		full := errors.Is(err, ErrStreamFull)
+		failures := 0
+		if !full {
+			failures = w.failure(m)
+		}
 		switch {
-		case terminal || !full && w.config.last(m):
+		case terminal || w.config.MaxDeliver > 0 && failures >= w.config.MaxDeliver:
+			w.forget(m)
 			w.giveUp(ctx, shutdown, m, err)
 			return
 		case !full:
-			d := w.config.backoff(m.Delivered)
+			d := w.config.backoff(failures)
 			log.Warn().Err(err).Dur("delay", d).Msg("will be tried again")
 			w.nak(m, d)
 			return
@@ -212,6 +224,23 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 		}
 		wait = min(2*wait, retryMax)
 	}
+}
+
+// failure counts one more failure of a message in this process.
+func (w *consumer) failure(m *Message) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.failed) >= maxFailed {
+		clear(w.failed) // more tries than promised are better than ever more memory
+	}
+	w.failed[m.Seq]++
+	return w.failed[m.Seq]
+}
+
+func (w *consumer) forget(m *Message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.failed, m.Seq)
 }
 
 // call runs the handler; a panic becomes a terminal error.
@@ -231,7 +260,7 @@ func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error) {
 	log := zerolog.Ctx(ctx)
 	log.Error().Err(cause).Str("code", Code(cause)).Msg("given up")
-	for try := uint64(1); ; try++ {
+	for try := 1; ; try++ {
 		err := w.onGiveUp(ctx, m, cause)
 		if err == nil {
 			err = w.bus.Dead(ctx, w.config.Stage, Code(cause), cause.Error(), m)

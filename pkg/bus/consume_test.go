@@ -267,7 +267,7 @@ func TestBus_Consume_crashLoop(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishRequests(t, e.Bus, 1)
 		c := sampler()
-		c.MaxDeliver, c.AckWait = 2, 100*time.Millisecond
+		c.MaxDeliver, c.AckWait = 1, 100*time.Millisecond
 		if _, err := e.JetStream().CreateOrUpdateConsumer(t.Context(), c.Stream, jetstream.ConsumerConfig{
 			Durable: c.Durable, FilterSubjects: c.Filters, AckPolicy: jetstream.AckExplicitPolicy, AckWait: c.AckWait, MaxDeliver: -1,
 		}); err != nil {
@@ -277,7 +277,7 @@ func TestBus_Consume_crashLoop(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range 2 {
+		for range 10 {
 			if _, err := r.Next(); err != nil { // the process dies
 				t.Fatal(err)
 			}
@@ -292,8 +292,44 @@ func TestBus_Consume_crashLoop(t *testing.T) {
 			t.Errorf("given up as %s", bus.Code(cause))
 		}
 		eventually(t, "terminated", 3*time.Second, func() bool { return e.waiting(t) == 0 })
-		if dead := deadLetters(t, e); len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Deliveries != 3 {
+		if dead := deadLetters(t, e); len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Deliveries != 11 {
 			t.Errorf("dead letters: %+v", dead)
+		}
+	})
+}
+
+// Deliveries that were handed back or lost with their process are no failures: a
+// restart of every replica must not use up the tries.
+func TestBus_Consume_lostDeliveriesAreNoFailures(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publishRequests(t, e.Bus, 1)
+		c := sampler()
+		c.MaxDeliver = 2
+		for i := range 9 {
+			ctx, shutDown := context.WithCancel(t.Context())
+			c.DrainTimeout = time.Millisecond
+			err := e.Consume(ctx, c, func(ctx context.Context, m *bus.Message) error {
+				if m.Delivered != uint64(i+1) {
+					t.Errorf("delivery %d, want %d", m.Delivered, i+1)
+				}
+				shutDown()
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		var calls atomic.Int64
+		consume(t, e.Bus, c, func(context.Context, *bus.Message) error {
+			if calls.Add(1) == 1 {
+				return errors.New("a mishap")
+			}
+			return nil
+		})
+		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		if calls.Load() != 2 || len(deadLetters(t, e)) != 0 {
+			t.Errorf("tried %d times, dead letters %+v; want 2, none", calls.Load(), deadLetters(t, e))
 		}
 	})
 }

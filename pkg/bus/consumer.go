@@ -24,8 +24,12 @@ const (
 	maxRetryDelay = time.Minute
 	// minAckPending is the least that a consumer may have in hand over all replicas.
 	minAckPending = 1000
-	// deliverSlack is how many deliveries the server allows beyond MaxDeliver. The client
-	// gives a message up, with a dead letter, on sight of delivery MaxDeliver+1; the
+	maxMaxDeliver = 1_000_000
+	// lostPerTry is how many deliveries may be lost, without a result or an error, for
+	// each try of MaxDeliver.
+	lostPerTry = 10
+	// deliverSlack is how many deliveries the server allows beyond those. The client
+	// gives a message up, with a dead letter, on sight of the delivery after the last; the
 	// server's own limit, which leaves only an advisory, is for clients that cannot.
 	deliverSlack = 5
 )
@@ -41,8 +45,10 @@ type ConsumerConfig struct {
 	// AckWait is the time without a sign of life after which a message goes to someone
 	// else; default 30 s. Signs are given automatically.
 	AckWait time.Duration
-	// MaxDeliver is how often a message is tried before it is given up; default 5,
-	// negative: for ever. A message that was handed back untried at shutdown counts too.
+	// MaxDeliver is how often a message may fail in one process before it is given up;
+	// default 5, negative: for ever. A delivery that was lost is no failure: its process
+	// ended, or handed it back at shutdown. But a message that ends its process must not do
+	// so for ever: after ten times MaxDeliver deliveries of any kind it is given up, too.
 	MaxDeliver int
 	// MaxAckPending bounds the messages in hand over all replicas; default 1000 or
 	// 16 * Slots, whichever is more.
@@ -78,6 +84,9 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	}
 	if c.Durable == "" || strings.ContainsAny(c.Durable, ".*> \t\r\n") {
 		errs = append(errs, fmt.Errorf("durable: %q; must be a name without dots, wildcards and spaces", c.Durable))
+	}
+	if c.MaxDeliver > maxMaxDeliver {
+		errs = append(errs, fmt.Errorf("max_deliver: %d; must be at most %d, or negative for no limit", c.MaxDeliver, maxMaxDeliver))
 	}
 	for name, v := range map[string]int64{
 		"ack_wait": int64(c.AckWait), "max_ack_pending": int64(c.MaxAckPending), "slots": int64(c.Slots),
@@ -123,7 +132,7 @@ func (c ConsumerConfig) native() jetstream.ConsumerConfig {
 		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, FilterSubjects: c.Filters,
 	}
 	if c.MaxDeliver > 0 {
-		n.MaxDeliver = c.MaxDeliver + deliverSlack
+		n.MaxDeliver = c.MaxDeliver*lostPerTry + deliverSlack
 	}
 	if c.PriorityGroup != "" {
 		n.PriorityPolicy, n.PriorityGroups, n.PinnedTTL = jetstream.PriorityPolicyPinned, []string{c.PriorityGroup}, c.PinnedTTL
@@ -180,24 +189,19 @@ func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
 	}
 }
 
-// backoff is the pause before delivery d+1: RetryDelay, doubled with each delivery,
-// varied by a fifth so that what failed together does not come back together.
-func (c ConsumerConfig) backoff(delivered uint64) time.Duration {
+// backoff is the pause after so many failures: RetryDelay, doubled with each, varied by
+// a fifth so that what failed together does not come back together.
+func (c ConsumerConfig) backoff(failures int) time.Duration {
 	d := maxRetryDelay
-	if shift := delivered - 1; delivered > 0 && shift < 16 {
-		d = min(d, c.RetryDelay<<shift)
+	if failures > 0 && failures <= 16 {
+		d = min(d, c.RetryDelay<<(failures-1))
 	}
 	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
 }
 
-// last says whether this delivery is the last that is tried.
-func (c ConsumerConfig) last(m *Message) bool {
-	return c.MaxDeliver > 0 && m.Delivered >= uint64(c.MaxDeliver)
-}
-
-// spent says whether a message has come more often than it may be tried.
+// spent says whether a message has come more often than it may come at all.
 func (c ConsumerConfig) spent(m *Message) bool {
-	return c.MaxDeliver > 0 && m.Delivered > uint64(c.MaxDeliver)
+	return c.MaxDeliver > 0 && m.Delivered > uint64(c.MaxDeliver)*lostPerTry
 }
 
 var errExhausted = errors.New("every delivery ended without a result: the process died, or handed it back")

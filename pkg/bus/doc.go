@@ -11,7 +11,7 @@
 // Consuming: Consume reads, processes, forwards, acks. The handler publishes its
 // results and returns nil, and only then is the message acked (and the ack
 // confirmed). An error means: later again. A TerminalError, or the last of
-// MaxDeliver tries, means: dead letter first, then off the stream. Handlers run
+// MaxDeliver failures, means: dead letter first, then off the stream. Handlers run
 // concurrently and must be idempotent: a message can always come twice, and whoever
 // had it before may still be at work.
 //

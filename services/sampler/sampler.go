@@ -48,8 +48,9 @@ type Config struct {
 	Instance string `koanf:"instance" help:"name of this process in events; default random"`
 	// AckWait is how long the server waits for a sign of life before another sampler gets the request.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
-	// MaxDeliver is how often a request is tried. A killed process costs one try.
-	MaxDeliver int `koanf:"max_deliver" help:"tries of a request before it fails for good; a killed process costs one"`
+	// MaxDeliver is how often a request may fail here before it fails for good. A killed or
+	// restarted process costs a tenth of that.
+	MaxDeliver int `koanf:"max_deliver" help:"failures of a request before it fails for good; a killed or restarted process counts for a tenth of one"`
 	// DrainTimeout bounds the samples in hand at shutdown; what is not finished is handed back.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in hand at shutdown; the rest is handed back"`
 }
