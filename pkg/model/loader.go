@@ -66,6 +66,11 @@ func (l *loader) floats(name string, shape ...int) []float32 {
 	return x
 }
 
+// faulty reports whether something was wrong so far.
+func (l *loader) faulty() bool {
+	return len(l.missing) > 0 || len(l.shapes) > 0 || l.failed != nil
+}
+
 // linear is y = x w^T + bias.
 type linear struct {
 	w    *tensor.Packed

@@ -1,14 +1,13 @@
 package model_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"image"
 	"math"
+	"os"
 	"path/filepath"
 	"testing"
-
-	"encoding/json"
-	"os"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/safetensors"

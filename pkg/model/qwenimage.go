@@ -51,12 +51,16 @@ const (
 )
 
 // QwenImage is a text-to-image model of the Qwen-Image family: Qwen2.5-VL as text
-// encoder, the MMDiT transformer and the autoencoder, computed in float32. It holds all
-// weights as float32, whatever their type in the files, and besides, per thread, the
-// activations of the largest request seen; see MemoryBytes.
+// encoder, the MMDiT transformer and the autoencoder, computed in float32.
 //
 // The bits of a result depend on the weights and the arguments alone: not on threads,
 // kernels, or the rows that share a call.
+//
+// Memory: all weights as float32, whatever their type in the files. Besides, per thread and
+// growing to the largest request: for Velocity 40 D bytes per token, image and text, of the
+// rows that the thread computes together, D being the transformer's width; for Decode
+// five images of the autoencoder's largest stage, which has the full size and twice
+// base_dim channels, 40 base_dim bytes per pixel. MemoryBytes tells the sum.
 type QwenImage struct {
 	*qwenShared
 	card        Card

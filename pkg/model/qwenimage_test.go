@@ -323,39 +323,3 @@ func TestInspectQwenImage(t *testing.T) {
 		t.Error("an empty folder is a model")
 	}
 }
-
-// FuzzConfigs opens checkpoints with hostile configurations: an error or a model, in
-// bounded memory, never a panic.
-func FuzzConfigs(f *testing.F) {
-	seed := modeltest.Dir(f, modeltest.Config{})
-	names := []string{"text_encoder/config.json", "transformer/config.json", "vae/config.json", "meander.json"}
-	var files [4]string
-	for i, name := range names {
-		b, err := os.ReadFile(filepath.Join(seed, name))
-		if err != nil {
-			f.Fatal(err)
-		}
-		files[i] = string(b)
-	}
-	f.Add(files[0], files[1], files[2], files[3])
-	f.Add(files[0], `{"num_layers": 1e9}`, files[2], `{"height": 1e18}`)
-	f.Fuzz(func(t *testing.T, text, transformer, vae, defaults string) {
-		dir := modeltest.Dir(t, modeltest.Config{})
-		for i, b := range []string{text, transformer, vae, defaults} {
-			if err := os.WriteFile(filepath.Join(dir, names[i]), []byte(b), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if _, err := model.InspectQwenImage(dir); err != nil {
-			t.Fatal(err) // the index is intact
-		}
-		m, err := model.OpenQwenImage(dir, model.QwenImageOptions{Threads: 1})
-		if err != nil {
-			return
-		}
-		defer m.Close()
-		if _, err := m.Encode(t.Context(), []string{"a"}); err != nil {
-			t.Log(err)
-		}
-	})
-}

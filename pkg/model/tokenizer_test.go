@@ -216,38 +216,3 @@ func FuzzTokenizer(f *testing.F) {
 		}
 	})
 }
-
-func FuzzLoadTokenizer(f *testing.F) {
-	for _, name := range []string{"full", "half"} {
-		dir := filepath.Join(golden, name, "tokenizer")
-		var parts [4][]byte
-		for i, file := range []string{"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"} {
-			parts[i], _ = os.ReadFile(filepath.Join(dir, file)) // a missing file is an empty part
-		}
-		f.Add(parts[0], parts[1], parts[2], parts[3])
-	}
-	f.Fuzz(func(t *testing.T, combined, vocab, merges, config []byte) {
-		dir := t.TempDir()
-		for name, b := range map[string][]byte{
-			"tokenizer.json": combined, "vocab.json": vocab, "merges.txt": merges, "tokenizer_config.json": config,
-		} {
-			if len(b) == 0 {
-				continue
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		tok, err := model.LoadTokenizer(dir)
-		if err != nil {
-			return
-		}
-		ids, err := tok.Encode("a red sign, 12\n<|im_end|>")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tok.Decode(ids); err != nil {
-			t.Error(err)
-		}
-	})
-}

@@ -74,10 +74,11 @@ type vaeMiddle struct {
 
 // causal reads a [out, in, 3, k, k] kernel and keeps its last temporal slice.
 func (l *loader) causal(name string, out, in, k int) conv {
+	before := l.kept
 	w := l.floats(name+".weight", out, in, k, k, k)
+	l.kept = before + (l.kept-before)/k
 	bias := l.floats(name+".bias", out)
 	taps := k * k
-	l.kept -= out * in * (k - 1) * taps
 	if w == nil || bias == nil {
 		return conv{}
 	}

@@ -36,8 +36,15 @@ func (c *Config) complete() {
 		v *int
 		d int
 	}{
-		{&c.TextWidth, 16}, {&c.TextDepth, 1}, {&c.Heads, 2}, {&c.HeadDim, 8}, {&c.Depth, 1}, {&c.Base, 4},
-		{&c.Height, 32}, {&c.Width, 32}, {&c.Steps, 4},
+		{&c.TextWidth, 16},
+		{&c.TextDepth, 1},
+		{&c.Heads, 2},
+		{&c.HeadDim, 8},
+		{&c.Depth, 1},
+		{&c.Base, 4},
+		{&c.Height, 32},
+		{&c.Width, 32},
+		{&c.Steps, 4},
 	} {
 		if *f.v == 0 {
 			*f.v = f.d
