@@ -58,7 +58,7 @@ type Config struct {
 // DefaultConfig fits a laptop.
 func DefaultConfig() Config {
 	return Config{
-		Model: "synthetic", AdapterScale: 1, Batch: 8, Workers: max(1, runtime.NumCPU()/2), PublishWindowMiB: 64,
+		Model: "signs", AdapterScale: 1, Batch: 8, Workers: max(1, runtime.NumCPU()/2), PublishWindowMiB: 64,
 		AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second,
 	}
 }
