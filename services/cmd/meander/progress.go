@@ -127,7 +127,7 @@ func (p *progress) line() string {
 	return strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
 }
 
-// lines reports without a terminal.
+// lines reports without a terminal: every few seconds, and at the end.
 func (p *progress) lines() {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
@@ -136,22 +136,24 @@ func (p *progress) lines() {
 		case <-p.ended:
 			return
 		case <-tick.C:
-			p.mu.Lock()
-			steps, total := len(p.seen), p.steps
-			p.mu.Unlock()
-			of := ""
-			if total > 0 {
-				of = "/" + strconv.Itoa(total)
-			}
-			fmt.Fprintf(p.out, "run %s: %d%s steps  %s\n", p.run, steps, of, p.line())
+			p.print()
 		}
 	}
+}
+
+func (p *progress) print() {
+	p.mu.Lock()
+	steps, total := len(p.seen), p.steps
+	p.mu.Unlock()
+	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, p.line())
 }
 
 func (p *progress) close() {
 	p.closed.Do(func() {
 		close(p.ended)
-		if p.bar != nil {
+		if p.bar == nil {
+			p.print()
+		} else {
 			p.mu.Lock()
 			n := int64(len(p.seen))
 			p.mu.Unlock()
