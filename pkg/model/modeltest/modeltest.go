@@ -20,7 +20,7 @@ import (
 type Config struct {
 	Seed      uint64       // of the weights
 	DType     tensor.DType // of the files: F32 (default), F16 or BF16
-	TextWidth int          // of the text encoder; default 16
+	TextWidth int          // of the text encoder; default 16; a multiple of 4, at least 12
 	TextDepth int          // default 1
 	Heads     int          // of the transformer; default 2
 	HeadDim   int          // default 8; a multiple of 4, at least 8
@@ -71,6 +71,7 @@ func Write(dir string, c Config) error {
 	b := &builder{rng: rand.New(rand.NewPCG(c.Seed, 0x6d65616e646572)), dtype: c.DType}
 	vocab, special := vocabulary()
 	sections := c.HeadDim / 8 * 4 // the axes must be even
+	pairs := c.TextWidth / 2 / 2  // of the text encoder's two heads
 	files := map[string]any{
 		"model_index.json": map[string]any{
 			"_class_name": "QwenImagePipeline", "_diffusers_version": "0.42.1",
@@ -98,6 +99,7 @@ func Write(dir string, c Config) error {
 			"vocab_size": len(vocab) + len(special), "hidden_size": c.TextWidth, "intermediate_size": 2 * c.TextWidth,
 			"num_hidden_layers": c.TextDepth, "num_attention_heads": 2, "num_key_value_heads": 1,
 			"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "max_position_embeddings": 4096,
+			"rope_scaling":        map[string]any{"type": "mrope", "mrope_section": []int{pairs - 2*(pairs/3), pairs / 3, pairs / 3}},
 			"tie_word_embeddings": true,
 		},
 		"transformer/config.json": map[string]any{

@@ -1,0 +1,39 @@
+package modeltest_test
+
+import (
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+func TestDir_loadsAndPaints(t *testing.T) {
+	for _, c := range []modeltest.Config{
+		{},
+		{DType: tensor.BF16, Heads: 3, HeadDim: 12, Depth: 2, TextWidth: 24, TextDepth: 2, Base: 6, Height: 16, Width: 48, Steps: 7},
+	} {
+		m, err := model.OpenQwenImage(modeltest.Dir(t, c), model.QwenImageOptions{Threads: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		card := m.Card()
+		if c.Steps != 0 && card.NumInferenceSteps != c.Steps {
+			t.Errorf("%d steps, want %d", card.NumInferenceSteps, c.Steps)
+		}
+		tokens, err := card.Tokens(card.Height, card.Width)
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := m.Decode(t.Context(), make([]float32, tokens*card.LatentChannels), card.Height, card.Width)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := img.Bounds(); r.Dx() != card.Width || r.Dy() != card.Height {
+			t.Errorf("picture %v of a model of %d x %d", r, card.Width, card.Height)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
