@@ -3,7 +3,6 @@ package model_test
 import (
 	"context"
 	"fmt"
-	"log"
 	"os"
 
 	"github.com/meander-rl/meander/pkg/model"
@@ -13,39 +12,46 @@ import (
 // A model joins a sampler through three calls: prompts to conditionings, latents to a
 // velocity, latents to a picture.
 func ExampleOpenQwenImage() {
+	if err := paint(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output: qwen-image 8 tokens 64 x 32
+}
+
+func paint(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "tiny")
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if err := modeltest.Write(dir, modeltest.Config{Height: 32, Width: 64}); err != nil {
-		log.Fatal(err)
+		return err
 	}
 	m, err := model.OpenQwenImage(dir, model.QwenImageOptions{Threads: 1})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	defer m.Close()
 
-	ctx, card := context.Background(), m.Card()
+	card := m.Card()
 	cond, err := m.Encode(ctx, []string{"a blue sign"})
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	tokens, err := card.Tokens(card.Height, card.Width)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	latents := make([]float32, tokens*card.LatentChannels)
 	velocity := make([]float32, len(latents))
 	err = m.Velocity(ctx, [][]float32{velocity}, [][]float32{latents}, []float32{1}, cond, card.Height, card.Width)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	img, err := m.Decode(ctx, latents, card.Height, card.Width)
 	if err != nil {
-		log.Fatal(err)
+		return err
 	}
 	fmt.Println(card.Family, tokens, "tokens", img.Bounds().Dx(), "x", img.Bounds().Dy())
-	// Output: qwen-image 8 tokens 64 x 32
+	return nil
 }
