@@ -92,6 +92,9 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		OnRelease: w.forget,
 	})
 	if err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped before it was up
+		}
 		return err
 	}
 	defer sub.Close()
