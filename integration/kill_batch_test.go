@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"syscall"
@@ -142,6 +141,7 @@ func TestBatch_ClosesTogether(t *testing.T) {
 // A batch whose second group is late closes at the batch's deadline with what it has:
 // one Batch event, the group that was there, and for what comes later a dead letter.
 func TestBatch_LateGroup(t *testing.T) {
+	t.Parallel()
 	const size = 2
 	c := assemble(t)
 	c.up(t, "advantage")
@@ -154,12 +154,7 @@ func TestBatch_LateGroup(t *testing.T) {
 	c.reward(t, late("a", 0))
 	c.reward(t, late("a", 1))
 	// A worker that comes new to it keeps to the same deadline.
-	eventually(t, 5*time.Second, "rewards taken", func() error {
-		if n := c.consumer(t, schemas.StreamRewards, holder("pair")).NumAckPending; n != size {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
+	eventually(t, 5*time.Second, "rewards taken", func() error { return c.inHand(t, schemas.StreamRewards, holder("pair"), size) })
 	c.down(t, "advantage")
 	c.up(t, "advantage")
 	b := c.batch(t, "late", "pair")
@@ -187,6 +182,7 @@ func TestBatch_LateGroup(t *testing.T) {
 // A group of a batch that is incomplete at the deadline is partial, in the same one
 // scale as the others.
 func TestBatch_IncompleteGroup(t *testing.T) {
+	t.Parallel()
 	c := assemble(t)
 	c.up(t, "advantage")
 	end := time.Now().Add(time.Second)

@@ -73,18 +73,15 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		}
 		return nil
 	})
-	if n := c.consumer(t, schemas.StreamPrompts, "intake").NumAckPending; n == 0 {
-		t.Error("the first intake had nothing in hand; make the requests fewer")
+	if err := c.inHand(t, schemas.StreamPrompts, "intake", 1); err != nil {
+		t.Errorf("the first intake is not busy, make the requests fewer: %v", err)
 	}
 	stop(first)
 	run("intake", "2")
 
 	// Sampler: busy with samples that it cannot finish in its drain timeout.
 	eventually(t, soon, "the first sampler has samples in hand", func() error {
-		if n := c.consumer(t, schemas.StreamRequests, "sampler-synthetic").NumAckPending; n < 2 {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
+		return c.inHand(t, schemas.StreamRequests, "sampler-synthetic", 2)
 	})
 	stop(sampler)
 	run("sampler", "2", "--model", "synthetic", "--batch", "4", "--instance", "second")
@@ -149,12 +146,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, soon, "three rewards in hand", func() error {
-		if n := c.consumer(t, schemas.StreamRewards, holder("h")).NumAckPending; n != 3 {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
+	eventually(t, soon, "three rewards in hand", func() error { return c.inHand(t, schemas.StreamRewards, holder("h"), 3) })
 	run("advantage", "2")
 	time.Sleep(500 * time.Millisecond) // it stands by
 	stop(active)

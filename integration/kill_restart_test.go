@@ -178,6 +178,7 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 // A prompt that is published again, and everything delivered again from the start,
 // change nothing.
 func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
+	t.Parallel()
 	const size, steps = 4, 6
 	c := assemble(t)
 	c.up(t, stages...)
@@ -251,6 +252,7 @@ func rewardOf(run, uid string, i, n int64, value float64) *schemas.Reward {
 // Rewards in any order, each several times and from several publishers at once, give
 // what they give in order and once.
 func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
+	t.Parallel()
 	const groups, size = 12, 5
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -312,6 +314,7 @@ func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
 
 // A reader that takes its time gets every step, in order, and holds up nobody.
 func TestPipeline_SlowReader(t *testing.T) {
+	t.Parallel()
 	const groups, size, steps = 4, 8, 12
 	c := assemble(t)
 	c.up(t, stages...)
@@ -375,9 +378,22 @@ func (c *crew) consumer(t *testing.T, stream, durable string) *jetstream.Consume
 	return consumer.CachedInfo()
 }
 
+// inHand says whether a consumer has that many messages in hand.
+func (c *crew) inHand(t *testing.T, stream, durable string, least int) error {
+	consumer, err := c.JetStream().Consumer(t.Context(), stream, durable)
+	if err != nil {
+		return err
+	}
+	if n := consumer.CachedInfo().NumAckPending; n < least {
+		return fmt.Errorf("%d of %d in hand", n, least)
+	}
+	return nil
+}
+
 // While the requests are full, intake waits with the prompts in hand: longer than the
 // ack wait, without a redelivery, and without a dead letter.
 func TestPipeline_RequestsFull(t *testing.T) {
+	t.Parallel()
 	const groups, size, steps, room = 6, 5, 4, 7
 	c := assemble(t)
 	c.config.intake.AckWait = time.Second
@@ -432,6 +448,7 @@ func TestPipeline_RequestsFull(t *testing.T) {
 // While the steps are full, the samplers wait with their samples in hand: longer than
 // the ack wait, without a redelivery. When what has been used is purged, they go on.
 func TestPipeline_StepsFull(t *testing.T) {
+	t.Parallel()
 	const groups, size, steps = 8, 4, 10
 	const room = 3*size*steps + 7
 	c := assemble(t)
