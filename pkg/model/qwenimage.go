@@ -429,7 +429,7 @@ func (m *QwenImage) modulation(w *worker, dst tensor.Matrix, sigma float32) {
 	m.modulations.put(sigma, slices.Clone(dst.Data), 4*len(dst.Data))
 }
 
-// Decode turns latents [S, C] into a picture.
+// Decode turns latents [S, C] into a picture. Latents that are not finite are an error.
 func (m *QwenImage) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
 	var img *image.NRGBA
 	err := m.decode(ctx, latents, height, width, func(pixels tensor.Image) { img = toNRGBA(pixels) })
@@ -456,7 +456,13 @@ func (m *QwenImage) decode(ctx context.Context, latents []float32, height, width
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		use(m.vae.decode(w, latents, height, width))
+		pixels := m.vae.decode(w, latents, height, width)
+		for _, p := range pixels.Data {
+			if p != p {
+				return errors.New("decode: the latents give pixels that are not numbers")
+			}
+		}
+		use(pixels)
 		return nil
 	})
 }

@@ -289,6 +289,11 @@ func TestQwenImage_refusesArguments(t *testing.T) {
 	if _, err := m.Decode(t.Context(), b.x[0][1:], 48, 80); err == nil {
 		t.Error("Decode takes short latents")
 	}
+	broken := append([]float32(nil), b.x[0]...)
+	broken[7] = nan
+	if _, err := m.Decode(t.Context(), broken, 48, 80); err == nil || !strings.Contains(err.Error(), "not numbers") {
+		t.Errorf("Decode of latents that are not numbers: %v", err)
+	}
 	if _, err := m.EncodeImage(t.Context(), image.NewNRGBA(image.Rect(0, 0, 17, 16))); err == nil {
 		t.Error("EncodeImage takes any size")
 	}

@@ -88,17 +88,19 @@ func (c *crew) doWide(ctx context.Context, f func(*worker) error) error {
 	return c.do(ctx, f)
 }
 
-// split runs f for parts of 0..n side by side, one narrow worker each.
+// split runs f for parts of 0..n side by side, one narrow worker each. A panic surfaces
+// in the caller, who may recover from it.
 func (c *crew) split(ctx context.Context, n int, f func(w *worker, from, to int) error) error {
 	parts := min(n, c.threads)
 	if parts <= 1 {
 		return c.do(ctx, func(w *worker) error { return f(w, 0, n) })
 	}
-	errs := make([]error, parts)
+	errs, faults := make([]error, parts), make([]any, parts)
 	var group sync.WaitGroup
 	for i := range parts {
 		from, to := i*n/parts, (i+1)*n/parts
 		run := func() {
+			defer func() { faults[i] = recover() }()
 			errs[i] = c.do(ctx, func(w *worker) error { return f(w, from, to) })
 		}
 		if i == parts-1 {
@@ -108,6 +110,11 @@ func (c *crew) split(ctx context.Context, n int, f func(w *worker, from, to int)
 		group.Go(run)
 	}
 	group.Wait()
+	for _, f := range faults {
+		if f != nil {
+			panic(f)
+		}
+	}
 	for _, err := range errs {
 		if err != nil {
 			return err
