@@ -1,17 +1,18 @@
 package bus
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
-	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/schemas"
@@ -25,9 +26,6 @@ const (
 	blobChunk = 256 << 10
 	// blobAtOnce bounds what is allocated on the word of a reference alone.
 	blobAtOnce = 4 << 20
-	// putTimeout bounds the writing of one blob. The library's own limit, 5 s, does not
-	// fit large ones.
-	putTimeout = 5 * time.Minute
 )
 
 // blobStore is the handle of the object store, made at first use.
@@ -68,17 +66,59 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
-	ctx, stop := context.WithTimeout(ctx, putTimeout)
-	defer stop()
-	meta := jetstream.ObjectMeta{Name: ref.Digest, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(min(blobChunk, max(1, b.MaxInline())))}}
-	if _, err = os.Put(ctx, meta, bytes.NewReader(data)); err != nil {
-		if v := judge(err); v == verdictFull || v == verdictRefused {
-			err = fmt.Errorf("%w: %w", ErrStreamFull, err)
-		}
+	if err := b.store(ctx, ref, sum, data); err != nil {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
+	}
+	if info != nil { // it was not what its name says
+		b.dropChunks(ctx, ref.Bucket, info.NUID)
 	}
 	return ref, nil
 }
+
+// store writes an object: its chunks under a name of their own, then the entry that
+// makes them one. The library's writer publishes without waiting, leaves a goroutine
+// behind now and then, and does not try again.
+func (b *Bus) store(ctx context.Context, ref schemas.Ref, sum [32]byte, data []byte) error {
+	size := min(blobChunk, max(1, b.MaxInline()))
+	info := jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest, Opts: &jetstream.ObjectMetaOptions{ChunkSize: uint32(size)}},
+		Bucket:     ref.Bucket, NUID: randomToken(), Size: uint64(ref.Size), Digest: objectDigest(sum),
+	}
+	put := func(subject, id string, header nats.Header, data []byte) error {
+		header.Set(jetstream.MsgIDHeader, id)
+		_, err := b.publish(ctx, &nats.Msg{Subject: subject, Header: header, Data: data})
+		return err
+	}
+	// One after another: the order of the chunks is the order of the bytes.
+	for chunk := range slices.Chunk(data, size) {
+		if err := put(chunksOf(ref.Bucket, info.NUID), fmt.Sprintf("blob.%s.%d", info.NUID, info.Chunks), nats.Header{}, chunk); err != nil {
+			b.dropChunks(ctx, ref.Bucket, info.NUID)
+			return err
+		}
+		info.Chunks++
+	}
+	entry, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	subject := "$O." + ref.Bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(ref.Digest))
+	return put(subject, "blob."+info.NUID, nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
+}
+
+// dropChunks frees the space of an object that was not finished or is replaced, if it can.
+func (b *Bus) dropChunks(ctx context.Context, bucket, nuid string) {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
+	defer stop()
+	s, err := b.js.Stream(ctx, "OBJ_"+bucket)
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSubject(chunksOf(bucket, nuid)))
+	}
+	if err != nil {
+		b.log.Debug().Err(err).Str("nuid", nuid).Msg("chunks that no object has stay")
+	}
+}
+
+func chunksOf(bucket, nuid string) string { return "$O." + bucket + ".C." + nuid }
 
 // objectDigest is how the object store writes a sha-256.
 func objectDigest(sum [32]byte) string {
@@ -126,7 +166,7 @@ func (b *Bus) fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.R
 	if int64(info.Size) != ref.Size {
 		return nil, fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
 	}
-	chunks := "$O." + ref.Bucket + ".C." + info.NUID
+	chunks := chunksOf(ref.Bucket, info.NUID)
 	data := make([]byte, 0, min(ref.Size, blobAtOnce))
 	switch {
 	case ref.Size == 0:

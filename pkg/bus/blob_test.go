@@ -4,11 +4,15 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -28,6 +32,13 @@ func TestBus_blobs(t *testing.T) {
 			got, err := e.GetBlob(ctx, ref)
 			if err != nil || !bytes.Equal(got, data) {
 				t.Errorf("%s: got %d bytes, %v; want %d", name, len(got), err, len(data))
+			}
+			os, err := e.JetStream().ObjectStore(ctx, schemas.BlobBucket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := os.GetBytes(ctx, ref.Digest); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%s, by the library: got %d bytes, %v; want %d", name, len(got), err, len(data))
 			}
 			before := e.info(t, "OBJ_"+schemas.BlobBucket).State.LastSeq
 			if again, err := e.PutBlob(ctx, data); err != nil || again != ref {
@@ -54,7 +65,17 @@ func TestBus_GetBlob_refuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	forged := strings.Repeat("ab", 32)
-	if _, err := os.PutBytes(ctx, forged, []byte("a picture")); err != nil {
+	info, err := os.GetInfo(ctx, ref.Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info.Name = forged
+	entry, err := json.Marshal(info)
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := "$O." + schemas.BlobBucket + ".M." + base64.URLEncoding.EncodeToString([]byte(forged))
+	if _, err := e.JetStream().Publish(ctx, subject, entry); err != nil {
 		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {
@@ -147,6 +168,38 @@ func TestBus_PutBlob_full(t *testing.T) {
 	}
 	if !errors.Is(err, bus.ErrStreamFull) {
 		t.Errorf("got %v, want ErrStreamFull", err)
+	}
+	// What does not fit leaves nothing behind: two whole blobs and their entries.
+	if state := e.info(t, "OBJ_"+schemas.BlobBucket).State; state.Msgs != 2*(2+1) {
+		t.Errorf("%d messages are stored, want 6", state.Msgs)
+	}
+}
+
+// A blob that is not what its name says is replaced.
+func TestBus_PutBlob_replaces(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	data := []byte("a picture")
+	ref, err := e.PutBlob(t.Context(), data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, err := json.Marshal(jetstream.ObjectInfo{ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest}, Bucket: ref.Bucket, NUID: "none", Size: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := "$O." + ref.Bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(ref.Digest))
+	if _, err := e.JetStream().Publish(t.Context(), subject, entry); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.GetBlob(t.Context(), ref); !errors.Is(err, bus.ErrCorrupt) {
+		t.Fatalf("got %v, want ErrCorrupt", err)
+	}
+	if _, err := e.PutBlob(t.Context(), data); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := e.GetBlob(t.Context(), ref); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("got %q, %v; want %q", got, err, data)
 	}
 }
 
