@@ -52,7 +52,7 @@ func assemble(t *testing.T) *crew {
 	}
 	c := &crew{
 		world: &world{Bus: b, client: client.New(b)}, server: server, stops: map[string]func(){},
-		config: config{intake.DefaultConfig(), sampler.DefaultConfig(), reward.DefaultConfig(), advantage.DefaultConfig()},
+		config: defaults(),
 	}
 	t.Cleanup(func() {
 		for _, stop := range c.stops {

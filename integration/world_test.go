@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -32,6 +33,13 @@ type config struct {
 	advantage advantage.Config
 }
 
+// defaults are the services' own, with the closed-form model.
+func defaults() config {
+	c := config{intake.DefaultConfig(), sampler.DefaultConfig(), reward.DefaultConfig(), advantage.DefaultConfig()}
+	c.sampler.Model = "synthetic"
+	return c
+}
+
 // start runs a pipeline for the length of the test.
 func start(t *testing.T, change func(*config)) *world {
 	t.Helper()
@@ -46,8 +54,7 @@ func start(t *testing.T, change func(*config)) *world {
 	if err := b.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	c := config{intake.DefaultConfig(), sampler.DefaultConfig(), reward.DefaultConfig(), advantage.DefaultConfig()}
-	c.sampler.Model = "synthetic"
+	c := defaults()
 	if change != nil {
 		change(&c)
 	}
@@ -60,7 +67,8 @@ func start(t *testing.T, change func(*config)) *world {
 	g.Go(func() error { return advantage.Run(ctx, c.advantage, b, log) })
 	t.Cleanup(func() {
 		cancel()
-		if err := g.Wait(); err != nil {
+		// Cancelled is what a service says that was stopped before it was up.
+		if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 			t.Errorf("services: %v", err)
 		}
 		if err := b.Close(); err != nil {
