@@ -14,6 +14,7 @@ reader without half-precision arithmetic does.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -322,6 +323,31 @@ def record_lora(pipe, out, rng):
     return got
 
 
+SIGNS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "models", "signs")
+SIGNS_PROMPTS = ['a blue sign that says "4071"', 'a red sign that says "OPEN"']
+
+
+def record_signs(out):
+    """A guided run of the checkpoint that ships, and which weights it was of."""
+    pipe = QwenImagePipeline.from_pretrained(SIGNS, torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    x = noise(np.random.default_rng(SEED), len(SIGNS_PROMPTS), tokens(64, 128), 64)
+    kw = dict(negative_prompt=[" "] * len(SIGNS_PROMPTS), true_cfg_scale=4.0, height=64, width=128,
+              num_inference_steps=20, latents=x)
+    final = pipe(SIGNS_PROMPTS, output_type="latent", **kw).images
+    image = pipe(SIGNS_PROMPTS, output_type="np", **kw).images
+    got = {"signs.first": x, "signs.last": final, "signs.sigmas": pipe.scheduler.sigmas.clone(),
+           "signs.image": torch.from_numpy((image * 255).round().astype("uint8"))}
+    save_file({k: v.contiguous() for k, v in got.items()}, os.path.join(out, "signs.safetensors"))
+    sums = {}
+    for part in ("text_encoder", "transformer", "vae"):
+        for f in sorted(os.listdir(os.path.join(SIGNS, part))):
+            if f.endswith(".safetensors"):
+                with open(os.path.join(SIGNS, part, f), "rb") as b:
+                    sums[f"{part}/{f}"] = hashlib.sha256(b.read()).hexdigest()
+    return dict(prompts=SIGNS_PROMPTS, sha256=sums)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
@@ -344,7 +370,7 @@ def main():
     record_corpus(pipes["full"].tokenizer, pipes["half"].tokenizer, out, PROMPTS, SPECIAL, SEED)
     import diffusers, peft, tokenizers, transformers
 
-    meta = dict(script="deploy/golden/make_golden.py", seed=SEED, prompts=PROMPTS, versions=dict(
+    meta = dict(script="deploy/golden/make_golden.py", seed=SEED, prompts=PROMPTS, signs=record_signs(out), versions=dict(
         python=sys.version.split()[0], torch=torch.__version__, diffusers=diffusers.__version__,
         transformers=transformers.__version__, tokenizers=tokenizers.__version__, peft=peft.__version__,
         numpy=np.__version__))

@@ -66,20 +66,31 @@ func (g goldens) ints(name string) []int {
 	return out
 }
 
-// goldenPrompts returns the prompts that the goldens were made from.
-func goldenPrompts(t testing.TB) []string {
+// meta is meta.json: what the goldens were made from.
+type meta struct {
+	Prompts []string `json:"prompts"`
+	Signs   struct {
+		Prompts []string          `json:"prompts"`
+		SHA256  map[string]string `json:"sha256"`
+	} `json:"signs"`
+}
+
+func readMeta(t testing.TB) (m meta) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(golden, "meta.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var meta struct {
-		Prompts []string `json:"prompts"`
-	}
-	if err := json.Unmarshal(b, &meta); err != nil {
+	if err := json.Unmarshal(b, &m); err != nil {
 		t.Fatal(err)
 	}
-	return meta.Prompts
+	return m
+}
+
+// goldenPrompts returns the prompts that the goldens were made from.
+func goldenPrompts(t testing.TB) []string {
+	t.Helper()
+	return readMeta(t).Prompts
 }
 
 func openModel(t testing.TB, name string, o model.QwenImageOptions) *model.QwenImage {
@@ -241,8 +252,7 @@ func TestParity_Run(t *testing.T) {
 			n := len(texts)
 			cond := encodeAll(t, m, texts...)
 			scale := float64(g.floats(tt.name + ".scale")[0])
-			guided := scale > 1
-			if guided {
+			if scale > 1 {
 				for range n {
 					cond = append(cond, encodeAll(t, m, tt.negative)...)
 				}
@@ -250,51 +260,72 @@ func TestParity_Run(t *testing.T) {
 			size, sigmas := g.ints(tt.name+".size"), g.floats(tt.name+".sigmas")
 			steps := rows(g.floats(tt.name+".latents"), len(sigmas))
 			x := rows(append([]float32(nil), steps[0]...), n)
-			for s := range len(sigmas) - 1 {
-				in, at := x, make([]float32, len(cond))
-				if guided {
-					in = append(append([][]float32(nil), x...), x...)
-				}
-				for i := range at {
-					at[i] = sigmas[s]
-				}
-				v := velocities(t, m, in, at, cond, size[0], size[1])
-				for i := range x {
-					if guided {
-						guide(v[i], v[n+i], scale, m.Card().LatentChannels)
-					}
-					for j := range x[i] {
-						x[i][j] += (sigmas[s+1] - sigmas[s]) * v[i][j]
-					}
-				}
-				if s == 0 {
+			euler(t, m, x, sigmas, cond, scale, size[0], size[1], func(step int) {
+				if step == 1 {
 					within(t, "first step", flat(x), steps[1], velocityTolerance)
 				}
-			}
+			})
 			within(t, "last latents", flat(x), steps[len(steps)-1], runTolerance)
-
-			raw, err := g.a.Bytes(tt.name + ".image")
-			if err != nil {
-				t.Fatal(err)
-			}
-			off, most := 0, 0
-			for i := range x {
-				img, err := m.Decode(t.Context(), x[i], size[0], size[1])
-				if err != nil {
-					t.Fatal(err)
-				}
-				want := toImage(raw[i*len(raw)/n:(i+1)*len(raw)/n], size[0], size[1])
-				for j := range want.Pix {
-					if d := int(img.Pix[j]) - int(want.Pix[j]); d != 0 {
-						off, most = off+1, max(most, d, -d)
-					}
-				}
-			}
-			t.Logf("%d of %d bytes differ, at most by %d", off, len(raw), most)
-			if most > 1 || off*1000 > len(raw) {
-				t.Errorf("%d of %d bytes differ, at most by %d: want 0.1 %%, by 1", off, len(raw), most)
-			}
+			comparePictures(t, m, x, g, tt.name+".image", size[0], size[1])
 		})
+	}
+}
+
+// euler moves x along the sigmas. With more conditionings than rows the second half is
+// negative, for guidance. after is called after each step, unless it is nil.
+func euler(
+	t testing.TB, m model.Model, x [][]float32, sigmas []float32, cond []*model.Conditioning, scale float64, h, w int, after func(step int),
+) {
+	t.Helper()
+	n, in := len(x), x
+	guided := len(cond) > n
+	if guided {
+		in = append(append([][]float32(nil), x...), x...)
+	}
+	at := make([]float32, len(cond))
+	for s := range len(sigmas) - 1 {
+		for i := range at {
+			at[i] = sigmas[s]
+		}
+		v := velocities(t, m, in, at, cond, h, w)
+		for i := range x {
+			if guided {
+				guide(v[i], v[n+i], scale, m.Card().LatentChannels)
+			}
+			for j := range x[i] {
+				x[i][j] += (sigmas[s+1] - sigmas[s]) * v[i][j]
+			}
+		}
+		if after != nil {
+			after(s + 1)
+		}
+	}
+}
+
+// comparePictures decodes x: at most one byte in a thousand may differ from the golden, by
+// one.
+func comparePictures(t testing.TB, m model.Model, x [][]float32, g goldens, name string, h, w int) {
+	t.Helper()
+	raw, err := g.a.Bytes(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	off, most := 0, 0
+	for i := range x {
+		img, err := m.Decode(t.Context(), x[i], h, w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := toImage(raw[i*len(raw)/len(x):(i+1)*len(raw)/len(x)], h, w)
+		for j := range want.Pix {
+			if d := int(img.Pix[j]) - int(want.Pix[j]); d != 0 {
+				off, most = off+1, max(most, d, -d)
+			}
+		}
+	}
+	t.Logf("%d of %d bytes differ, at most by %d", off, len(raw), most)
+	if most > 1 || off*1000 > len(raw) {
+		t.Errorf("%d of %d bytes differ, at most by %d: want 0.1 %%, by 1", off, len(raw), most)
 	}
 }
 
