@@ -112,6 +112,9 @@ func (v *victim) pause(d time.Duration) {
 func (v *victim) end(sig os.Signal) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.stopping && sig == syscall.SIGTERM {
+		return // a second one would end it without draining
+	}
 	v.stopping = true
 	v.killed = v.killed || sig == syscall.SIGKILL
 	_ = v.process.Signal(syscall.SIGCONT)
