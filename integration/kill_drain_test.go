@@ -101,12 +101,12 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	}
 
 	// Reward: busy with large pictures.
-	const pictures = 30
+	const pictures = 10
 	ref := bigPicture(t, b)
 	for i := range int64(pictures) {
 		e := *one
 		e.Run, e.SampleIndex, e.GroupSize = "pictures", i, pictures
-		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: 1024, Height: 1024, Digest: digest, Ref: &ref}
+		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: 2048, Height: 2048, Digest: digest, Ref: &ref}
 		if _, err := b.Publish(t.Context(), &e); err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +172,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 // bigPicture stores a picture that takes a while to decode.
 func bigPicture(t *testing.T, b *bus.Bus) schemas.Ref {
 	t.Helper()
-	picture := image.NewNRGBA(image.Rect(0, 0, 1024, 1024))
+	picture := image.NewNRGBA(image.Rect(0, 0, 2048, 2048))
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range picture.Pix {
 		picture.Pix[i] = byte(r.Uint32()) | byte(i&3/3*255) // opaque noise
