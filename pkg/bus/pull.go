@@ -311,11 +311,11 @@ func (p *puller) lostPin() bool {
 	return lost
 }
 
-// pinned says whether this client has the pin, as far as it knows.
-func (p *puller) pinned() bool {
+// hasPin says whether pin is this client's.
+func (p *puller) hasPin(pin string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.pin != ""
+	return p.pin == pin
 }
 
 // stop ends the pulls and hands back what came and nobody took. It waits, a second at

@@ -2,11 +2,13 @@ package bus
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Subscription is a durable consumer whose messages are settled by the caller, at any
@@ -90,6 +92,7 @@ func (s *Subscription) handBack() {
 func (s *Subscription) Close() error { return s.once() }
 
 func (s *Subscription) close() error {
+	pin := s.serverPin() // before our pulls lose their listener
 	s.puller.stop()
 	s.stop()
 	s.helpers.Wait()
@@ -98,20 +101,41 @@ func (s *Subscription) close() error {
 	if s.bus.nc.IsClosed() || !s.bus.nc.IsConnected() {
 		return nil
 	}
-	if s.puller.pinned() {
+	// Another client is to take over at once, and not after PinnedTTL. The server notices
+	// only when it is asked about the consumer that nobody listens for our pulls any more.
+	// Until then it may have pinned one of them: a pin that is new is ours, or, rarely,
+	// that of another client, which then gets a new one.
+	if now := s.serverPin(); now != "" && (now != pin || s.puller.hasPin(now)) {
 		s.unpin()
 	}
 	return s.bus.nc.FlushTimeout(time.Second)
 }
 
-// unpin lets a standby take over at once. Without it the server would keep the pin, and
-// every message, for a client that has gone, until PinnedTTL has passed: which is also
-// what happens when this fails.
+// serverPin is the pin that the server has given out; empty: none, or it does not say.
+func (s *Subscription) serverPin() string {
+	if s.config.PriorityGroup == "" {
+		return ""
+	}
+	var info jetstream.ConsumerInfo
+	if m, err := s.api("INFO", nil); err != nil || json.Unmarshal(m.Data, &info) != nil {
+		return ""
+	}
+	for _, g := range info.PriorityGroups {
+		if g.Group == s.config.PriorityGroup {
+			return g.PinnedClientID
+		}
+	}
+	return ""
+}
+
 func (s *Subscription) unpin() {
-	subject := "$JS.API.CONSUMER.UNPIN." + s.config.Stream + "." + s.config.Durable
-	ctx, stop := context.WithTimeout(context.Background(), time.Second)
-	defer stop()
-	if _, err := s.bus.nc.RequestWithContext(ctx, subject, []byte(`{"group":"`+s.config.PriorityGroup+`"}`)); err != nil {
+	if _, err := s.api("UNPIN", []byte(`{"group":"`+s.config.PriorityGroup+`"}`)); err != nil {
 		s.bus.log.Debug().Err(err).Str("consumer", s.config.Durable).Msg("not unpinned")
 	}
+}
+
+func (s *Subscription) api(verb string, body []byte) (*nats.Msg, error) {
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	return s.bus.nc.RequestWithContext(ctx, "$JS.API.CONSUMER."+verb+"."+s.config.Stream+"."+s.config.Durable, body)
 }

@@ -168,6 +168,25 @@ func TestSubscription_pinnedFailover(t *testing.T) {
 	}
 }
 
+// A client that got nothing and closes leaves nothing behind that the server could pin
+// the consumer to.
+func TestSubscription_closedBeforeTheFirstMessage(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		c := partition("u1")
+		c.AckWait, c.PinnedTTL = time.Minute, time.Minute
+		first := subscribe(t, e.connect(t), c)
+		time.Sleep(100 * time.Millisecond) // its pull is with the server
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+		publishGroup(t, e.Bus, "u1", 0, 2)
+		time.Sleep(100 * time.Millisecond)
+		if got := take(t, subscribe(t, e.Bus, c), 2, 10*time.Second); len(got) != 2 {
+			t.Errorf("the next client got %d of 2", len(got))
+		}
+	})
+}
+
 // A client that stops asking loses the pin, is told, and hands back what it holds.
 func TestSubscription_lostPin(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
