@@ -88,7 +88,7 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", partition),
 		Filters: []string{fmt.Sprintf("%sreward.%d.>", schemas.Prefix, partition)},
 		AckWait: w.cfg.AckWait, MaxDeliver: -1, MaxAckPending: w.cfg.MaxHeld, Slots: 512,
-		PriorityGroup: "advantage", PinnedTTL: w.cfg.AckWait,
+		PriorityGroup: "advantage", PinnedTTL: min(w.cfg.AckWait, bus.DefaultPinnedTTL),
 		OnRelease: w.forget,
 	})
 	if err != nil {
