@@ -109,11 +109,13 @@ func (v *victim) pause(d time.Duration) {
 	time.AfterFunc(d, func() { _ = p.Signal(syscall.SIGCONT) })
 }
 
+// end asks the process to stop, once: a second signal would not let it drain. SIGKILL
+// always goes through.
 func (v *victim) end(sig os.Signal) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.stopping && sig == syscall.SIGTERM {
-		return // a second one would end it without draining
+	if v.stopping && sig != syscall.SIGKILL {
+		return
 	}
 	v.stopping = true
 	v.killed = v.killed || sig == syscall.SIGKILL
