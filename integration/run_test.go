@@ -132,13 +132,16 @@ func TestRun_KilledAndResumed(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = cmd.Wait() // killed, or done too soon: both are counted below
+		}()
 		select {
-		case _ = <-ended: // too soon to kill
+		case <-ended: // too soon to kill
 		case <-time.After(1200 * time.Millisecond):
 			_ = cmd.Process.Kill()
-			_ = <-ended
+			<-ended
 			kills++
 		}
 	}
