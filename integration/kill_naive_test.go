@@ -51,12 +51,14 @@ func naive(url string) error {
 		time.Sleep(100 * time.Millisecond)
 	}
 	return b.Consume(ctx, bus.ConsumerConfig{
-		Stream: schemas.StreamTrajectories, Durable: "naive", AckWait: killAckWait, Slots: 4, MaxDeliver: -1,
+		Stream: schemas.StreamTrajectories, Durable: "naive", AckWait: killAckWait, Slots: 16, MaxDeliver: -1,
 	}, func(ctx context.Context, m *bus.Message) error {
 		if _, err := b.PublishRaw(ctx, naiveSubject+strings.TrimPrefix(m.Subject, schemas.Prefix), nil, nil, ""); err != nil {
 			return err
 		}
-		time.Sleep(50 * time.Millisecond) // between publish and ack there is always some time
+		// Between publish and ack there is always some time. Here it is long, so that a kill
+		// finds messages in this state whatever the speed of the machine.
+		time.Sleep(300 * time.Millisecond)
 		return nil
 	})
 }

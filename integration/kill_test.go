@@ -75,6 +75,12 @@ func TestKill(t *testing.T) {
 	began := time.Now()
 	stop := f.start(t)
 	pauses := torment(rand.New(rand.NewPCG(seed, 0)), victims, kills)
+	// Once more the negative control, at a moment that must tell.
+	eventually(t, 30*time.Second, "the naive worker has something in hand", func() error {
+		return (&crew{world: &world{Bus: b}}).inHand(t, schemas.StreamTrajectories, "naive", 8)
+	})
+	time.Sleep(100 * time.Millisecond) // it has published and not acked
+	victims[len(victims)-1].kill()
 	stop()
 	calmDown := time.Now()
 	f.wait(t, time.Minute)
@@ -134,7 +140,7 @@ func torment(r *rand.Rand, victims []*victim, kills int) (pauses int) {
 		}
 		v := pack[0]
 		pack = pack[1:]
-		if r.IntN(4) == 0 {
+		if v.env == nil && r.IntN(4) == 0 { // the negative control is always killed
 			v.pause(killAckWait + time.Duration(200+r.IntN(1000))*time.Millisecond)
 			pauses++
 			continue
