@@ -80,8 +80,12 @@ type worker struct {
 	batches map[string]*batch // explicit batches, by run and batch id
 }
 
-// sweep is how often deadlines are looked at.
-const sweep = 250 * time.Millisecond
+// sweep is how often deadlines are looked at, lastMoment what a shutdown waits for the
+// result in hand.
+const (
+	sweep      = 250 * time.Millisecond
+	lastMoment = 2 * time.Second
+)
 
 func (w *worker) run(ctx context.Context, partition int) error {
 	sub, err := w.bus.Subscription(ctx, bus.ConsumerConfig{
@@ -98,6 +102,10 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		return err
 	}
 	defer sub.Close()
+	// A result that is being stored when ctx ends gets a moment to be confirmed.
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastMoment, stop) })()
 	nextSweep := time.Now().Add(sweep)
 	for {
 		wait, cancel := context.WithDeadline(ctx, nextSweep)
@@ -107,12 +115,12 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
-			w.receive(ctx, m)
+			w.receive(work, m)
 		case !errors.Is(err, context.DeadlineExceeded):
 			return err
 		}
 		if now := time.Now(); now.After(nextSweep) {
-			w.expire(ctx, now)
+			w.expire(work, now)
 			nextSweep = now.Add(sweep)
 		}
 	}

@@ -98,21 +98,35 @@ type services struct {
 	reward    reward.Config
 	advantage advantage.Config
 	replicas  int
+	// ackWait is that of all four.
+	ackWait time.Duration
 }
 
 func defaultServices() services {
 	return services{
 		intake: intake.DefaultConfig(), sampler: sampler.DefaultConfig(),
 		reward: reward.DefaultConfig(), advantage: advantage.DefaultConfig(), replicas: 1,
+		// All work is in this process: there is no network to be patient with.
+		ackWait: 5 * time.Second,
 	}
+}
+
+// validate applies what the services share and checks each.
+func (s *services) validate() error {
+	s.intake.AckWait, s.sampler.AckWait, s.reward.AckWait, s.advantage.AckWait = s.ackWait, s.ackWait, s.ackWait, s.ackWait
+	err := errors.Join(s.intake.Validate(), s.sampler.Validate(), s.reward.Validate(), s.advantage.Validate())
+	if s.replicas < 1 || s.replicas > 64 {
+		err = errors.Join(err, fmt.Errorf("replicas: %d; must be between 1 and 64", s.replicas))
+	}
+	if err != nil {
+		return usage(err)
+	}
+	return nil
 }
 
 // run serves until ctx ends and everything is drained. The order is the order in
 // which data flows.
 func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error {
-	if s.replicas < 1 || s.replicas > 64 {
-		return usage(fmt.Errorf("--replicas: %d; must be between 1 and 64", s.replicas))
-	}
 	named := func(name string) zerolog.Logger { return log.With().Str("service", name).Logger() }
 	g, work := errgroup.WithContext(ctx)
 	for range s.replicas {

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -80,8 +79,8 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	if err := schemas.CheckToken("--run", r.id); err != nil {
 		return usage(err)
 	}
-	if err := errors.Join(r.services.sampler.Validate(), r.services.advantage.Validate()); err != nil {
-		return usage(err)
+	if err := r.services.validate(); err != nil {
+		return err
 	}
 	conn, err := r.connect(ctx, "127.0.0.1:0", rand.Text(), log)
 	if err != nil {

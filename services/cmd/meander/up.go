@@ -31,6 +31,9 @@ next start.`,
 			if err != nil {
 				return err
 			}
+			if err := s.validate(); err != nil {
+				return err
+			}
 			conn, err := a.connect(c.Context(), listen, "", log)
 			if err != nil {
 				return err
@@ -62,5 +65,5 @@ func samplerFlags(f *pflag.FlagSet, s *services) {
 	f.IntVar(&s.sampler.Workers, "workers", s.sampler.Workers, "micro-batches running side by side")
 	f.IntVar(&s.replicas, "replicas", s.replicas, "copies of each service in this process")
 	f.DurationVar(&s.advantage.GroupTimeout, "group-timeout", s.advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
-	f.DurationVar(&s.sampler.AckWait, "ack-wait", s.sampler.AckWait, "work of a crashed process is taken up again after this long")
+	f.DurationVar(&s.ackWait, "ack-wait", s.ackWait, "work of a crashed process is taken up again after this long")
 }
