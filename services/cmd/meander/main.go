@@ -116,7 +116,7 @@ that runs on it, or opens it itself with an embedded NATS server.`,
 	})
 	root.AddCommand(
 		upCommand(a), runCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
-		verifyCommand(a), deadCommand(a), streamsCommand(a), modelCommand(a), versionCommand(a),
+		verifyCommand(a), deadCommand(a), streamsCommand(a), modelCommand(a), benchCommand(), versionCommand(a),
 	)
 	return root
 }
