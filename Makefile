@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration bench bench-compare \
+.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration bench bench-compare bench-sampler bench-gemm \
 	generate generate-check golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -28,6 +28,7 @@ PACKAGES ?= ./...
 FUZZTIME ?= 30s
 BENCH    ?= .
 REF      ?= HEAD~1
+PYTHON   ?= $(firstword $(wildcard build/golden-venv/bin/python) python3)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +71,13 @@ bench: ## benchmarks matching BENCH (default all), in benchstat's format
 
 bench-compare: ## benchmarks matching BENCH at REF and here, side by side
 	BENCHSTAT=$(BENCHSTAT) .ci/bench-compare '$(REF)' '$(BENCH)' '$(PACKAGES)'
+
+# Rounds of both engines take turns. The peer says which Python packages it misses.
+bench-sampler: build ## the sampler and diffusers side by side, share per operation, matrix products
+	bin/meander bench sampler --peer '$(PYTHON) deploy/bench/diffusers_peer.py'
+
+bench-gemm: build ## matrix products at the shipped model's shapes against the multiply-add peak
+	bin/meander bench gemm
 
 generate: ## write the generated files
 	go generate ./...
