@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=HERE)
     parser.add_argument("--prompts", type=Path, default=HERE / "held_out.txt")
     parser.add_argument("--steps", type=int, nargs="+", default=[20])
-    parser.add_argument("--scales", type=float, nargs="+", default=[1.0, 2.5, 4.0])
+    parser.add_argument("--scales", type=float, nargs="*", default=[1.0, 2.5, 4.0])
     parser.add_argument("--group-scale", type=float, default=2.5, help="guidance of the groups and the pictures")
     parser.add_argument("--groups", type=int, default=40)
     parser.add_argument("--group-size", type=int, default=8)
