@@ -14,7 +14,7 @@ func main() {
 		HealthAddr: "127.0.0.1:8082",
 		Examples: []string{
 			"meander-sampler --model synthetic --batch 16",
-			"meander-sampler --model models/signs --workers 2",
+			"meander-sampler --model deploy/models/signs --workers 2",
 			"meander-sampler --health-addr 127.0.0.1:8182   # a second one on this machine",
 			"meander-sampler --print-config > sampler.yaml",
 		},
