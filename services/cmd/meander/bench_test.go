@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"runtime/pprof"
 	"strings"
@@ -95,7 +96,7 @@ func TestBenchSamplerPeerFails(t *testing.T) {
 		b := tinyBench(dir)
 		b.peer = c.peer
 		var out bytes.Buffer
-		if err := b.run(t.Context(), &out, &out); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := b.run(t.Context(), &out, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("peer that %s: error %v, want %q", c.mode, err, c.want)
 		}
 	}
@@ -125,7 +126,7 @@ func TestBenchStops(t *testing.T) {
 	cancel()
 	b := tinyBench(modeltest.Dir(t, modeltest.Config{}))
 	var out bytes.Buffer
-	if err := b.run(ctx, &out, &out); err == nil {
+	if err := b.run(ctx, &out, io.Discard); err == nil {
 		t.Error("a bench of an ended context succeeds")
 	}
 }
