@@ -30,6 +30,21 @@ type Advantage struct {
 	// Opened is when the first reward was stored, Closed when the last one was (or the deadline), Unix nanoseconds.
 	Opened int64 `msgpack:"opened"`
 	Closed int64 `msgpack:"closed"`
+	// Mode, AdvClipMax and Gamma are the estimator's options, where it has them.
+	Mode       string   `msgpack:"mode,omitempty"`
+	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty"`
+	Gamma      *float64 `msgpack:"gamma,omitempty"`
+	// BatchSamples is B, how many samples were normalised together; 0: only this group's.
+	BatchSamples int64 `msgpack:"batch_samples,omitempty"`
+	// Refill names the group that this one stands in for, RefilledBy the one that stands in
+	// for this one.
+	Refill     *Refill `msgpack:"refill,omitempty"`
+	RefilledBy string  `msgpack:"refilled_by,omitempty"`
+	// Evaluation (validate on the wire) marks a group of an evaluation.
+	Evaluation bool `msgpack:"validate,omitempty"`
+	// SourceRun is the run that made the trajectories, where they were scored again under
+	// another run; empty: the run itself.
+	SourceRun string `msgpack:"source_run,omitempty"`
 }
 
 // Member is one sample of a group.
@@ -42,15 +57,19 @@ type Member struct {
 	Status string `msgpack:"status"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence; 0 when missing.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
+	// StepAdvantages [W] are there when they differ over the trained steps; Advantage is then
+	// their mean.
+	StepAdvantages []float64 `msgpack:"step_advantages,omitempty"`
 }
 
 // Batch says that all groups of an explicit batch have closed.
 type Batch struct {
-	V      int64  `msgpack:"v"`
-	Run    string `msgpack:"run"`
-	Batch  string `msgpack:"batch"`
-	Groups int64  `msgpack:"groups"`
-	// UIDs of the groups, sorted.
+	V     int64  `msgpack:"v"`
+	Run   string `msgpack:"run"`
+	Batch string `msgpack:"batch"`
+	// Groups is how many groups count.
+	Groups int64 `msgpack:"groups"`
+	// UIDs of the groups that count, sorted.
 	UIDs []string `msgpack:"uids"`
 	// Samples is the number of scored samples.
 	Samples int64 `msgpack:"samples"`
@@ -61,6 +80,17 @@ type Batch struct {
 	// Metrics are named as verl names them, sorted by name.
 	Metrics []Metric `msgpack:"metrics"`
 	Closed  int64    `msgpack:"closed"`
+	// Status is complete: every place of the batch has a group that counts; short: some have
+	// none; or partial: closed at the deadline. Absent in batches without places to fill.
+	Status string `msgpack:"status,omitempty"`
+	// Expected is the number of places, Refills how many groups were asked for in place of
+	// others, Dropped the uids of the groups that do not count, sorted.
+	Expected int64    `msgpack:"expected,omitempty"`
+	Refills  int64    `msgpack:"refills,omitempty"`
+	Dropped  []string `msgpack:"dropped,omitempty"`
+	// Step and Epoch are the trainer's.
+	Step  *int64 `msgpack:"step,omitempty"`
+	Epoch *int64 `msgpack:"epoch,omitempty"`
 }
 
 // Metric is one number with its name.

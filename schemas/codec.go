@@ -84,6 +84,11 @@ func versioned(e Event) (any, error) {
 			c.repair()
 			return &c.V
 		})
+	case *Verdict:
+		v, c = copied(e, func(c *Verdict) *int64 {
+			c.Error = legalText(c.Error, MaxText)
+			return &c.V
+		})
 	case *Advantage:
 		v, c = copied(e, func(c *Advantage) *int64 {
 			c.repair()
@@ -167,6 +172,6 @@ func New(typeName string) (Event, bool) {
 // Events returns a new empty event of every type, in the order data flows.
 func Events() []Event {
 	return []Event{
-		&Prompt{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Advantage{}, &Batch{}, &Policy{}, &Dead{}, &Receipt{},
+		&Prompt{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Dead{}, &Receipt{},
 	}
 }

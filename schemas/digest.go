@@ -304,7 +304,8 @@ func (e *Reward) contentDigest() [32]byte {
 // contentDigest covers, after the text "meander advantage 1": uid, batch, status,
 // group_size, members (list of sample_index, reward, advantage, status), mean, std,
 // scale, std_basis, estimator, epsilon, trained_steps, schedule_digest,
-// policy_version_min and policy_version_max.
+// policy_version_min and policy_version_max; then, each only where it is there, mode,
+// adv_clip_max, gamma, each member's step_advantages and refilled_by.
 func (e *Advantage) contentDigest() [32]byte {
 	d := newDigester("meander advantage 1")
 	d.text(e.UID)
@@ -329,11 +330,29 @@ func (e *Advantage) contentDigest() [32]byte {
 	d.text(e.ScheduleDigest)
 	d.integer(e.PolicyVersionMin)
 	d.integer(e.PolicyVersionMax)
+	if e.Mode != "" {
+		d.text(e.Mode)
+	}
+	if e.AdvClipMax != nil {
+		d.optional(e.AdvClipMax)
+	}
+	if e.Gamma != nil {
+		d.optional(e.Gamma)
+	}
+	for i := range e.Members {
+		for _, a := range e.Members[i].StepAdvantages {
+			d.float(a)
+		}
+	}
+	if e.RefilledBy != "" {
+		d.text(e.RefilledBy)
+	}
 	return d.sum()
 }
 
 // contentDigest covers, after the text "meander batch 1": batch, groups, uids,
-// samples, mean, std and std_basis. Metrics hold times, so they are left out.
+// samples, mean, std and std_basis; then, where there is a status, status, expected,
+// refills and dropped. Metrics hold times, so they are left out.
 func (e *Batch) contentDigest() [32]byte {
 	d := newDigester("meander batch 1")
 	d.text(e.Batch)
@@ -343,5 +362,11 @@ func (e *Batch) contentDigest() [32]byte {
 	d.optional(e.Mean)
 	d.optional(e.Std)
 	d.text(e.StdBasis)
+	if e.Status != "" {
+		d.text(e.Status)
+		d.integer(e.Expected)
+		d.integer(e.Refills)
+		d.texts(e.Dropped)
+	}
 	return d.sum()
 }

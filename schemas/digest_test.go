@@ -65,9 +65,9 @@ func TestContentDigest_fields(t *testing.T) {
 	outside := map[string][]string{
 		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS"},
 		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "Steps", "Sampler", "Backend", "Group", "Timings"},
-		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored"},
-		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed"},
-		"batch":      {"V", "Run", "Metrics", "Closed"},
+		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored", "SampleStarted", "SampleFinished"},
+		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed", "BatchSamples", "Refill", "Evaluation", "SourceRun"},
+		"batch":      {"V", "Run", "Metrics", "Closed", "Step", "Epoch"},
 	}
 	t.Run("step", func(t *testing.T) {
 		checkFields(t, sdeStep(), others[schemas.Step](outside["step"]), func(e *schemas.Step) (any, error) { return content(e) })
@@ -81,10 +81,10 @@ func TestContentDigest_fields(t *testing.T) {
 		checkFields(t, find[schemas.Reward](t, "reward-scored"), others[schemas.Reward](outside["reward"]), func(e *schemas.Reward) (any, error) { return content(e) })
 	})
 	t.Run("advantage", func(t *testing.T) {
-		checkFields(t, completeAdvantage(t), others[schemas.Advantage](outside["advantage"]), func(e *schemas.Advantage) (any, error) { return content(e) })
+		checkFields(t, find[schemas.Advantage](t, "advantage-steps"), others[schemas.Advantage](outside["advantage"]), func(e *schemas.Advantage) (any, error) { return content(e) })
 	})
 	t.Run("batch", func(t *testing.T) {
-		checkFields(t, find[schemas.Batch](t, "batch-closed"), others[schemas.Batch](outside["batch"]), func(e *schemas.Batch) (any, error) { return content(e) })
+		checkFields(t, find[schemas.Batch](t, "batch-short"), others[schemas.Batch](outside["batch"]), func(e *schemas.Batch) (any, error) { return content(e) })
 	})
 }
 
@@ -199,7 +199,7 @@ func TestStepsDigest(t *testing.T) {
 }
 
 func TestContentDigest_none(t *testing.T) {
-	for _, e := range []schemas.Event{&schemas.Prompt{}, &schemas.Request{}, &schemas.Policy{}, &schemas.Dead{}, &schemas.Receipt{}} {
+	for _, e := range []schemas.Event{&schemas.Prompt{}, &schemas.Request{}, &schemas.Policy{}, &schemas.Verdict{}, &schemas.Dead{}, &schemas.Receipt{}} {
 		if _, err := schemas.ContentDigest(e); !errors.Is(err, schemas.ErrNoContent) {
 			t.Errorf("%s: %v, want ErrNoContent", e.Type(), err)
 		}

@@ -55,6 +55,14 @@ const (
 	StatusPartial  = "partial"
 	StatusStale    = "stale"
 	StatusFiltered = "filtered"
+	StatusShort    = "short"
+)
+
+// What becomes of a group that does not count.
+const (
+	GroupKeep   = "keep"
+	GroupDrop   = "drop"
+	GroupRefill = "refill"
 )
 
 // How the two velocities of classifier-free guidance are combined.
@@ -100,6 +108,9 @@ var (
 	RewardStatuses   = []string{StatusScored, StatusFailed}
 	MemberStatuses   = []string{StatusScored, StatusFailed, StatusMissing}
 	GroupStatuses    = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered}
+	BatchStatuses    = []string{StatusComplete, StatusShort, StatusPartial}
+	ZeroStdPolicies  = []string{GroupKeep, GroupDrop, GroupRefill}
+	FailedPolicies   = []string{GroupKeep, GroupRefill}
 	Stages           = []string{"intake", "sampler", "reward", "advantage"}
 	DeadCodes        = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,

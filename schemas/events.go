@@ -25,6 +25,7 @@ const (
 	TypeStep       = "step/1"
 	TypeTrajectory = "trajectory/1"
 	TypeReward     = "reward/1"
+	TypeVerdict    = "verdict/1"
 	TypeAdvantage  = "advantage/1"
 	TypeBatch      = "batch/1"
 	TypePolicy     = "policy/1"
@@ -37,6 +38,7 @@ func (*Request) Type() string    { return TypeRequest }
 func (*Step) Type() string       { return TypeStep }
 func (*Trajectory) Type() string { return TypeTrajectory }
 func (*Reward) Type() string     { return TypeReward }
+func (*Verdict) Type() string    { return TypeVerdict }
 func (*Advantage) Type() string  { return TypeAdvantage }
 func (*Batch) Type() string      { return TypeBatch }
 func (*Policy) Type() string     { return TypePolicy }
@@ -60,6 +62,9 @@ func (e *Trajectory) Subject() string { return TrajectorySubject(e.Run, e.UID, e
 func (e *Reward) Subject() string {
 	return RewardSubject(e.Run, e.Group.Batch, e.UID, e.SampleIndex)
 }
+
+// Subject is where the event is published: its run, uid, sample and name name it.
+func (e *Verdict) Subject() string { return VerdictSubject(e.Run, e.UID, e.SampleIndex, e.Name) }
 
 // Subject is where the event is published: its run and uid name it.
 func (e *Advantage) Subject() string { return AdvantageSubject(e.Run, e.UID) }

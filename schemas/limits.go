@@ -47,7 +47,14 @@ const (
 	MaxParamBytes = 4096
 	// MaxBatchGroups is the number of groups of a batch, MaxMetrics the number of its metrics.
 	MaxBatchGroups = 4096
-	MaxMetrics     = 256
+	MaxMetrics     = 1024
+	// MaxRefillRounds bounds how often a group is replaced, MaxPolicySpan the versions of the
+	// weights in one group, MaxAdvClip a clamp of advantages.
+	MaxRefillRounds = 16
+	MaxPolicySpan   = 1 << 20
+	MaxAdvClip      = 1e6
+	// MaxDetail bounds what a reward function says it saw.
+	MaxDetail = 256
 	// MaxDebug is the number of debug tensors of a step: one of each name.
 	MaxDebug = 4
 	// MaxStepLatents is the number of latents one step carries: before it, and after the last.

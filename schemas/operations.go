@@ -70,4 +70,6 @@ type Policy struct {
 	// MaxPixels bounds Height*Width.
 	MaxPixels int64 `msgpack:"max_pixels"`
 	Announced int64 `msgpack:"announced"`
+	// Reward lists the reward functions of prompts that name none; empty: the service's.
+	Reward []string `msgpack:"reward,omitempty"`
 }

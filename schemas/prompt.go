@@ -50,6 +50,11 @@ type Prompt struct {
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty"`
 	// Evaluation (validate on the wire) makes every step ODE, without log-probs.
 	Evaluation bool `msgpack:"validate,omitempty"`
+	// GroupPolicy says which groups count, and what becomes of the others.
+	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
+	// Refill is set on prompts that the advantage service publishes in place of a group that
+	// did not count.
+	Refill *Refill `msgpack:"refill,omitempty"`
 }
 
 // Rollout is the sampling part of a Prompt.
@@ -95,6 +100,8 @@ type SDEWindow struct {
 
 // RewardSpec is one reward function of a weighted sum.
 type RewardSpec struct {
+	// Name is a kind of reward function, or kind:instance where there may be several, e.g.
+	// ocr, http:clip, nats:pickscore, external:human.
 	Name string `msgpack:"name"`
 	// Weight defaults to 1.
 	Weight *float64 `msgpack:"weight,omitempty"`
@@ -115,8 +122,41 @@ type AdvantageSpec struct {
 	Std string `msgpack:"std,omitempty"`
 	// StdBasis is sample (default), expanded or population.
 	StdBasis string `msgpack:"std_basis,omitempty"`
-	// Epsilon is added to the scale; default 1e-4.
+	// Epsilon is added to the scale; default the estimator's, 1e-4 for flow_grpo.
 	Epsilon *float64 `msgpack:"epsilon,omitempty"`
+	// Mode is a variant of the estimator, of those that have some (per_prompt, diffusion_nft);
+	// default the estimator's.
+	Mode string `msgpack:"mode,omitempty"`
+	// AdvClipMax clamps each advantage to +-AdvClipMax; absent: no clamp (5 for diffusion_nft).
+	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty"`
+	// Gamma discounts over the trained steps; default 1. Only reinforce_plus_plus has it.
+	Gamma *float64 `msgpack:"gamma,omitempty"`
+}
+
+// GroupPolicy says which groups count. A group that does not count has a result with
+// status filtered, failed or stale, and no advantages.
+type GroupPolicy struct {
+	// ZeroStd is for groups whose rewards are all equal: keep (default; the advantages are
+	// 0), drop, or refill: drop, and ask for a fresh group of the same prompt.
+	ZeroStd string `msgpack:"zero_std,omitempty"`
+	// Failed is for groups that are failed or stale: keep (default; the result says so), or
+	// refill.
+	Failed string `msgpack:"failed,omitempty"`
+	// RefillRounds bounds how often a group is replaced; default 3.
+	RefillRounds *int64 `msgpack:"refill_rounds,omitempty"`
+	// MaxPolicySpan is the most versions of the weights, newest - oldest + 1, that the samples
+	// of one group may have; default 1. A group beyond it is stale.
+	MaxPolicySpan *int64 `msgpack:"max_policy_span,omitempty"`
+	// MixedSchedules accepts groups whose samples ran different schedules; default they are
+	// stale.
+	MixedSchedules bool `msgpack:"mixed_schedules,omitempty"`
+}
+
+// Refill names the group that a fresh one stands in for.
+type Refill struct {
+	// Root is the uid of the first group, Round how often it has been replaced, from 1.
+	Root  string `msgpack:"root"`
+	Round int64  `msgpack:"round"`
 }
 
 // BatchSpec joins Groups groups under one id.
@@ -124,4 +164,7 @@ type BatchSpec struct {
 	ID string `msgpack:"id"`
 	// Groups is how many groups the batch waits for.
 	Groups int64 `msgpack:"groups"`
+	// Step and Epoch are the trainer's, for the metrics of the batch.
+	Step  *int64 `msgpack:"step,omitempty"`
+	Epoch *int64 `msgpack:"epoch,omitempty"`
 }

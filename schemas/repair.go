@@ -20,14 +20,14 @@ func (e *Reward) repair() {
 	e.Error = legalText(e.Error, MaxText)
 	cloned := false
 	for i := range e.Scores {
-		text := legalText(e.Scores[i].Error, MaxText)
-		if text == e.Scores[i].Error {
+		text, detail := legalText(e.Scores[i].Error, MaxText), legalText(e.Scores[i].Detail, MaxDetail)
+		if text == e.Scores[i].Error && detail == e.Scores[i].Detail {
 			continue
 		}
 		if !cloned {
 			e.Scores, cloned = slices.Clone(e.Scores), true // the caller's stay as they are
 		}
-		e.Scores[i].Error = text
+		e.Scores[i].Error, e.Scores[i].Detail = text, detail
 	}
 }
 

@@ -58,4 +58,14 @@ type Group struct {
 	PromptSeq uint64 `msgpack:"prompt_seq"`
 	// Created is when the prompt was stored, Unix nanoseconds.
 	Created int64 `msgpack:"created"`
+	// GroupPolicy is the prompt's, resolved; absent: the defaults.
+	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
+	// Refill names the group that this one stands in for.
+	Refill *Refill `msgpack:"refill,omitempty"`
+	// BatchStep and BatchEpoch are the trainer's, of the batch.
+	BatchStep  *int64 `msgpack:"batch_step,omitempty"`
+	BatchEpoch *int64 `msgpack:"batch_epoch,omitempty"`
+	// SourceRun is the run that made the trajectories, where they are scored again under
+	// another run; empty: the run itself.
+	SourceRun string `msgpack:"source_run,omitempty"`
 }

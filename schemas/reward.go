@@ -24,6 +24,9 @@ type Reward struct {
 	Group            Group  `msgpack:"group"`
 	// Scored is when, Unix nanoseconds.
 	Scored int64 `msgpack:"scored"`
+	// SampleStarted and SampleFinished are those of the trajectory, Unix nanoseconds.
+	SampleStarted  int64 `msgpack:"sample_started,omitempty"`
+	SampleFinished int64 `msgpack:"sample_finished,omitempty"`
 }
 
 // Score is the outcome of one reward function.
@@ -37,4 +40,25 @@ type Score struct {
 	Error  string   `msgpack:"error,omitempty"`
 	// DurationNS is the wall time of the call.
 	DurationNS int64 `msgpack:"duration_ns"`
+	// Detail is what the function saw, for people: the text that was read.
+	Detail string `msgpack:"detail,omitempty"`
+}
+
+// Verdict is a reward from outside: of a person, or of a batch job that takes hours.
+// Whoever has it publishes it; the reward service joins it with the trajectory.
+type Verdict struct {
+	V           int64  `msgpack:"v"`
+	Run         string `msgpack:"run"`
+	UID         string `msgpack:"uid"`
+	SampleIndex int64  `msgpack:"sample_index"`
+	// Name is the instance of the reward function external:NAME, or external.
+	Name string `msgpack:"name"`
+	// Value is the score; null: there will be none, and Error says why.
+	Value *float64 `msgpack:"value"`
+	Error string   `msgpack:"error,omitempty"`
+	// Comment and Author are for people.
+	Comment string `msgpack:"comment,omitempty"`
+	Author  string `msgpack:"author,omitempty"`
+	// At is when it was given, Unix nanoseconds.
+	At int64 `msgpack:"at"`
 }

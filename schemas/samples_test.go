@@ -81,6 +81,48 @@ func samples(t testing.TB) []sample {
 			Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Status: "failed", Error: "trajectory failed: model gave NaN at step 3",
 			Scores: []schemas.Score{}, TrajectorySeq: math.MaxUint64, Group: schemas.Group{Batch: "p17"},
 		}},
+		{"reward-remote", &schemas.Reward{
+			Run: "run-1--ocr", UID: "p17", SampleIndex: 3, GroupSize: 8, Status: "scored", Reward: new(1.75),
+			Scores: []schemas.Score{
+				{Name: "ocr", Version: "1-5.3", Weight: 1, Status: "scored", Value: new(0.75), DurationNS: 1_500_000, Detail: "4O71"},
+				{Name: "external:human", Version: "1", Weight: 0.5, Status: "scored", Value: new(2.0)},
+			},
+			TrajectorySeq: 41, TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), Group: policyGroup(t),
+			Scored: 1_763_690_400_123_456_789, SampleStarted: 1_763_690_390_000_000_000, SampleFinished: 1_763_690_392_500_000_000,
+		}},
+		{"prompt-policies", &schemas.Prompt{
+			Prompt: "a blue sign that says \"4071\"", Reward: []schemas.RewardSpec{{Name: "http:clip"}, {Name: "external"}},
+			Advantage: schemas.AdvantageSpec{Estimator: "diffusion_nft", Mode: "positive_only", AdvClipMax: new(5.0), Gamma: new(1.0)},
+			Batch:     &schemas.BatchSpec{ID: "b3", Groups: 48, Step: new(int64(12)), Epoch: new(int64(0))},
+			GroupPolicy: &schemas.GroupPolicy{
+				ZeroStd: "refill", Failed: "refill", RefillRounds: new(int64(2)), MaxPolicySpan: new(int64(3)), MixedSchedules: true,
+			},
+			Refill: &schemas.Refill{Root: "p17", Round: 1},
+		}},
+		{"verdict", &schemas.Verdict{
+			Run: "run-1", UID: "p17", SampleIndex: 3, Name: "human", Value: new(0.5), Comment: "the 7 looks like a 1", Author: "lin",
+			At: 1_763_690_400_000_000_000,
+		}},
+		{"verdict-none", &schemas.Verdict{Run: "run-1", UID: "p17", Name: "external", Error: "the rater skipped it"}},
+		{"advantage-filtered", &schemas.Advantage{
+			Run: "run-1", UID: "p19", Batch: "b3", Status: "filtered", GroupSize: 2,
+			Members: []schemas.Member{{SampleIndex: 0, Status: "scored", Reward: new(1.0), TrajectorySeq: 9}, {SampleIndex: 1, Status: "scored", Reward: new(1.0), TrajectorySeq: 10}},
+			Mean:    new(1.0), Std: new(0.0), Scale: "global", StdBasis: "sample", Estimator: "flow_grpo", Epsilon: 1e-4, RefilledBy: "p19-r1",
+		}},
+		{"advantage-steps", &schemas.Advantage{
+			Run: "run-1", UID: "p19-r1", Batch: "b3", Status: "complete", GroupSize: 1,
+			Members: []schemas.Member{{SampleIndex: 0, Status: "scored", Reward: new(1.0), Advantage: new(0.75), StepAdvantages: []float64{0.5, 1}, TrajectorySeq: 9}},
+			Mean:    new(1.0), Std: new(0.5), Scale: "none", StdBasis: "expanded", Estimator: "reinforce_plus_plus", TrainedSteps: 2,
+			Gamma: new(0.9), AdvClipMax: new(5.0), Mode: "x", BatchSamples: 16, Refill: &schemas.Refill{Root: "p19", Round: 1}, Evaluation: true, SourceRun: "run-0", Metadata: metadata(t),
+		}},
+		{"batch-short", &schemas.Batch{
+			Run: "run-1", Batch: "b3", Groups: 1, UIDs: []string{"p17"}, Samples: 8, Mean: new(0.5), Std: new(0.25), StdBasis: "sample", Metrics: []schemas.Metric{{Name: "critic/rewards/mean", Value: 0.5}},
+			Status: "short", Expected: 2, Refills: 3, Dropped: []string{"p19", "p19-r1"}, Step: new(int64(12)), Epoch: new(int64(1)),
+		}},
+		{"policy-reward", &schemas.Policy{
+			Lane: "signs", Model: "signs", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10, MaxPixels: 1 << 20,
+			Reward: []string{"glyph"},
+		}},
 		{"advantage-complete", completeAdvantage(t)},
 		{"advantage-failed", &schemas.Advantage{
 			Run: "run-1", UID: "p18", Batch: "p18", Status: "failed", Error: "no sample was scored", GroupSize: 2,
@@ -312,4 +354,16 @@ func completeAdvantage(t testing.TB) *schemas.Advantage {
 		TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5, PolicyVersionMax: 6, Metadata: metadata(t),
 		Opened: 1_763_690_400_000_000_000, Closed: 1_763_690_410_000_000_000,
 	}
+}
+
+// policyGroup is a group with every policy set.
+func policyGroup(t testing.TB) schemas.Group {
+	t.Helper()
+	g := fullGroup(t)
+	g.GroupPolicy = &schemas.GroupPolicy{
+		ZeroStd: "drop", Failed: "keep", RefillRounds: new(int64(0)), MaxPolicySpan: new(int64(1)),
+	}
+	g.Refill = &schemas.Refill{Root: "p16", Round: 2}
+	g.BatchStep, g.BatchEpoch, g.SourceRun = new(int64(4)), new(int64(1)), "run-1"
+	return g
 }

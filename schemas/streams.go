@@ -9,6 +9,7 @@ const (
 	StreamSteps        = "MDR_STEPS"
 	StreamTrajectories = "MDR_TRAJECTORIES"
 	StreamRewards      = "MDR_REWARDS"
+	StreamVerdicts     = "MDR_VERDICTS"
 	StreamAdvantages   = "MDR_ADVANTAGES"
 	StreamPolicies     = "MDR_POLICIES"
 	StreamDead         = "MDR_DEAD"
@@ -72,6 +73,10 @@ func Streams() []StreamSpec {
 		{
 			Name: StreamTrajectories, Purpose: "exactly one per sample: which attempt counts, and all needed to recompute it",
 			Subjects: []string{Prefix + "trajectory.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+		},
+		{
+			Name: StreamVerdicts, Purpose: "rewards from outside, of people or batch jobs: one per sample and name",
+			Subjects: []string{Prefix + "verdict.*.*.*.*"}, Guarded: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
 			Name: StreamRewards, Purpose: "exactly one reward per sample, partitioned by batch",

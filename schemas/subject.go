@@ -49,6 +49,15 @@ func RewardSubject(run, batch, uid string, sample int64) string {
 	return Prefix + "reward." + run + "." + batch + "." + uid + "." + itoa(sample)
 }
 
+// VerdictSubject is one reward from outside of one sample.
+func VerdictSubject(run, uid string, sample int64, name string) string {
+	return Prefix + "verdict." + run + "." + uid + "." + itoa(sample) + "." + name
+}
+
+// ScoreSubject is where workers of the reward function nats:NAME answer requests (core
+// NATS, queue group NAME).
+func ScoreSubject(name string) string { return Prefix + "score." + name }
+
 // AdvantageSubject is the result of one group.
 func AdvantageSubject(run, uid string) string { return Prefix + "advantage." + run + "." + uid }
 

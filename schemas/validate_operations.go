@@ -29,6 +29,11 @@ func (e *Policy) Validate() error {
 	f.number("true_cfg_scale", e.TrueCFGScale, 0, MaxCFGScale)
 	f.within("max_pixels", e.MaxPixels, 1, MaxSide*MaxSide)
 	f.notNegative("announced", e.Announced)
+	if f.length("reward", len(e.Reward), 0, MaxRewards) {
+		for i, name := range e.Reward {
+			f.rewardName("reward["+strconv.Itoa(i)+"]", name)
+		}
+	}
 	return f.err()
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Validate joins every fault that can be seen without the model's defaults. Where
@@ -39,10 +40,14 @@ func (p *Prompt) Validate() error {
 		b := f.in("batch")
 		b.token("id", p.Batch.ID)
 		b.within("groups", p.Batch.Groups, 1, MaxBatchGroups)
+		optional(p.Batch.Step, func(n int64) { b.notNegative("step", n) })
+		optional(p.Batch.Epoch, func(n int64) { b.notNegative("epoch", n) })
 	}
 	optional(p.Deadline, func(n int64) { f.positive("deadline", n) })
 	optional(p.Priority, func(n int64) { f.within("priority", n, -MaxPriority, MaxPriority) })
 	optional(p.MinPolicyVersion, func(n int64) { f.notNegative("min_policy_version", n) })
+	p.GroupPolicy.validate(f.in("group_policy"))
+	p.Refill.validate(f.in("refill"))
 	return f.err()
 }
 
@@ -212,7 +217,7 @@ func rewards(f *faults, list []RewardSpec) {
 	total := 0.0
 	for i := range list {
 		r, g := &list[i], f.item("reward", i)
-		g.token("name", r.Name)
+		g.rewardName("name", r.Name)
 		for _, before := range list[:i] {
 			if before.Name == r.Name {
 				g.add("name", quote(r.Name), "must come once")
@@ -261,7 +266,38 @@ func (a *AdvantageSpec) validate(f *faults, batch bool) {
 	f.optionalEnum("std", a.Std, StdScales)
 	f.optionalEnum("std_basis", a.StdBasis, StdBases)
 	optional(a.Epsilon, func(x float64) { f.number("epsilon", x, 0, MaxEpsilon) })
+	if a.Mode != "" {
+		f.token("mode", a.Mode)
+	}
+	optional(a.AdvClipMax, func(x float64) { f.number("adv_clip_max", x, 0, MaxAdvClip) })
+	optional(a.Gamma, func(x float64) { f.number("gamma", x, 0, 1) })
 	if a.Std == StdGlobal && !batch {
 		f.add("std", quote(a.Std), "needs a batch: without one there is nothing beyond the group")
 	}
+}
+
+// rewardName checks a name of the form KIND or KIND:INSTANCE.
+func (f *faults) rewardName(field, s string) {
+	kind, instance, split := strings.Cut(s, ":")
+	if len(s) > MaxToken || kind == "" || !isToken(kind) || !isToken(instance) || split && instance == "" {
+		f.add(field, quote(s), fmt.Sprintf("must be KIND or KIND:INSTANCE, together at most %d characters of A-Z a-z 0-9 _ -", MaxToken))
+	}
+}
+
+func (p *GroupPolicy) validate(f *faults) {
+	if p == nil {
+		return
+	}
+	f.optionalEnum("zero_std", p.ZeroStd, ZeroStdPolicies)
+	f.optionalEnum("failed", p.Failed, FailedPolicies)
+	optional(p.RefillRounds, func(n int64) { f.within("refill_rounds", n, 0, MaxRefillRounds) })
+	optional(p.MaxPolicySpan, func(n int64) { f.within("max_policy_span", n, 1, MaxPolicySpan) })
+}
+
+func (r *Refill) validate(f *faults) {
+	if r == nil {
+		return
+	}
+	f.token("root", r.Root)
+	f.within("round", r.Round, 1, MaxRefillRounds)
 }

@@ -15,8 +15,9 @@ func (e *Reward) Validate() error {
 	if f.length("scores", len(e.Scores), 0, MaxRewards) {
 		for i := range e.Scores {
 			s, g := &e.Scores[i], f.item("scores", i)
-			g.token("name", s.Name)
+			g.rewardName("name", s.Name)
 			g.text("version", s.Version, 0, MaxName)
+			g.text("detail", s.Detail, 0, MaxDetail)
 			g.number("weight", s.Weight, -MaxWeight, MaxWeight)
 			g.enum("status", s.Status, RewardStatuses)
 			outcome(g, s.Status, s.Error, "value", s.Value)
@@ -28,6 +29,27 @@ func (e *Reward) Validate() error {
 	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
 	e.Group.validate(f.in("group"), e.UID)
 	f.notNegative("scored", e.Scored)
+	f.notNegative("sample_started", e.SampleStarted)
+	f.notNegative("sample_finished", e.SampleFinished)
+	return f.err()
+}
+
+// Validate joins every fault of the verdict.
+func (e *Verdict) Validate() error {
+	var f faults
+	f.version(e.V)
+	f.sample(e.Run, e.UID, e.SampleIndex, MaxGroupSize)
+	f.token("name", e.Name)
+	f.finiteOrNull("value", e.Value)
+	switch {
+	case e.Value == nil:
+		f.text("error", e.Error, 1, MaxText)
+	case e.Error != "":
+		f.add("error", quote(e.Error), "must be empty when there is a value")
+	}
+	f.text("comment", e.Comment, 0, MaxText)
+	f.text("author", e.Author, 0, MaxName)
+	f.notNegative("at", e.At)
 	return f.err()
 }
 
@@ -80,6 +102,19 @@ func (e *Advantage) Validate() error {
 	f.metadata(e.Metadata)
 	f.notNegative("opened", e.Opened)
 	f.notNegative("closed", e.Closed)
+	if e.Mode != "" {
+		f.token("mode", e.Mode)
+	}
+	optional(e.AdvClipMax, func(x float64) { f.number("adv_clip_max", x, 0, MaxAdvClip) })
+	optional(e.Gamma, func(x float64) { f.number("gamma", x, 0, 1) })
+	f.within("batch_samples", e.BatchSamples, 0, MaxBatchGroups*MaxGroupSize)
+	e.Refill.validate(f.in("refill"))
+	if e.RefilledBy != "" {
+		f.token("refilled_by", e.RefilledBy)
+	}
+	if e.SourceRun != "" {
+		f.token("source_run", e.SourceRun)
+	}
 	return f.err()
 }
 
@@ -101,6 +136,26 @@ func (e *Advantage) member(f *faults, i int) {
 	if m.Status != StatusScored && m.Advantage != nil {
 		f.add("advantage", formatFloat(*m.Advantage), "must be null unless scored")
 	}
+	if len(m.StepAdvantages) > 0 && (m.Advantage == nil || int64(len(m.StepAdvantages)) != e.TrainedSteps) {
+		f.add("step_advantages", strconv.Itoa(len(m.StepAdvantages))+" items", fmt.Sprintf("must be one per trained step, %d, beside an advantage", e.TrainedSteps))
+	}
+	for i, a := range m.StepAdvantages {
+		f.finite("step_advantages["+strconv.Itoa(i)+"]", a)
+	}
+}
+
+// uids checks a sorted list of uids.
+func (f *faults) uids(field string, list []string, most int) {
+	if !f.length(field, len(list), 0, most) {
+		return
+	}
+	for i, uid := range list {
+		at := field + "[" + strconv.Itoa(i) + "]"
+		f.token(at, uid)
+		if i > 0 && uid <= list[i-1] {
+			f.add(at, quote(uid), "must be above the one before it")
+		}
+	}
 }
 
 // Validate joins every fault of the batch.
@@ -109,15 +164,16 @@ func (e *Batch) Validate() error {
 	f.version(e.V)
 	f.token("run", e.Run)
 	f.token("batch", e.Batch)
-	f.within("groups", e.Groups, 1, MaxBatchGroups)
-	if f.length("uids", len(e.UIDs), 0, MaxBatchGroups) {
-		for i, uid := range e.UIDs {
-			f.token("uids["+strconv.Itoa(i)+"]", uid)
-			if i > 0 && uid <= e.UIDs[i-1] {
-				f.add("uids["+strconv.Itoa(i)+"]", quote(uid), "must be above the one before it")
-			}
-		}
+	f.within("groups", e.Groups, 0, MaxBatchGroups)
+	f.uids("uids", e.UIDs, MaxBatchGroups)
+	if e.Status != "" {
+		f.enum("status", e.Status, BatchStatuses)
 	}
+	f.within("expected", e.Expected, 0, MaxBatchGroups)
+	f.within("refills", e.Refills, 0, MaxBatchGroups*MaxRefillRounds)
+	f.uids("dropped", e.Dropped, MaxListItems)
+	optional(e.Step, func(n int64) { f.notNegative("step", n) })
+	optional(e.Epoch, func(n int64) { f.notNegative("epoch", n) })
 	f.within("samples", e.Samples, 0, MaxBatchGroups*MaxGroupSize)
 	f.finiteOrNull("mean", e.Mean)
 	f.finiteOrNull("std", e.Std)

@@ -48,6 +48,13 @@ func (g *Group) validate(f *faults, uid string) {
 	f.notNegative("deadline", g.Deadline)
 	f.metadata(g.Metadata)
 	f.notNegative("created", g.Created)
+	g.GroupPolicy.validate(f.in("group_policy"))
+	g.Refill.validate(f.in("refill"))
+	optional(g.BatchStep, func(n int64) { f.notNegative("batch_step", n) })
+	optional(g.BatchEpoch, func(n int64) { f.notNegative("batch_epoch", n) })
+	if g.SourceRun != "" {
+		f.token("source_run", g.SourceRun)
+	}
 }
 
 // Validate joins every fault of the step.

@@ -41,7 +41,10 @@ func faults[T any, P interface {
 	}
 }
 
-const tokenRule = "must be 1 to 64 characters of A-Z a-z 0-9 _ -"
+const (
+	tokenRule      = "must be 1 to 64 characters of A-Z a-z 0-9 _ -"
+	rewardNameRule = "must be KIND or KIND:INSTANCE, together at most 64 characters of A-Z a-z 0-9 _ -"
+)
 
 func TestPrompt_Validate(t *testing.T) {
 	type P = schemas.Prompt
@@ -103,7 +106,18 @@ func TestPrompt_Validate(t *testing.T) {
 		{"negative policy", func(p *P) { p.MinPolicyVersion = new(int64(-1)) }, "min_policy_version: -1; must not be negative"},
 
 		{"many rewards", func(p *P) { p.Reward = make([]schemas.RewardSpec, 17) }, "reward: 17 items; must be at most 16"},
-		{"reward name", func(p *P) { p.Reward[0].Name = "a.b" }, `reward[0].name: "a.b"; ` + tokenRule},
+		{"reward name", func(p *P) { p.Reward[0].Name = "a.b" }, `reward[0].name: "a.b"; ` + rewardNameRule},
+		{"reward without instance", func(p *P) { p.Reward[0].Name = "http:" }, `reward[0].name: "http:"; ` + rewardNameRule},
+		{"reward with two instances", func(p *P) { p.Reward[0].Name = "http:a:b" }, `reward[0].name: "http:a:b"; ` + rewardNameRule},
+		{"mode", func(p *P) { p.Advantage.Mode = "a b" }, `advantage.mode: "a b"; ` + tokenRule},
+		{"adv_clip_max", func(p *P) { p.Advantage.AdvClipMax = new(-1.0) }, "advantage.adv_clip_max: -1; must be between 0 and 1e+06"},
+		{"gamma", func(p *P) { p.Advantage.Gamma = new(1.5) }, "advantage.gamma: 1.5; must be between 0 and 1"},
+		{"batch step", func(p *P) { p.Batch.Step = new(int64(-1)) }, "batch.step: -1; must not be negative"},
+		{"zero_std", func(p *P) { p.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "x"} }, `group_policy.zero_std: "x"; must be one of keep, drop, refill`},
+		{"failed", func(p *P) { p.GroupPolicy = &schemas.GroupPolicy{Failed: "drop"} }, `group_policy.failed: "drop"; must be one of keep, refill`},
+		{"refill_rounds", func(p *P) { p.GroupPolicy = &schemas.GroupPolicy{RefillRounds: new(int64(17))} }, "group_policy.refill_rounds: 17; must be between 0 and 16"},
+		{"max_policy_span", func(p *P) { p.GroupPolicy = &schemas.GroupPolicy{MaxPolicySpan: new(int64(0))} }, "group_policy.max_policy_span: 0; must be between 1 and 1048576"},
+		{"refill", func(p *P) { p.Refill = &schemas.Refill{Root: "", Round: 0} }, `refill.root: ""; ` + tokenRule + "\nrefill.round: 0; must be between 1 and 16"},
 		{"reward twice", func(p *P) { p.Reward[1].Name = "ocr" }, `reward[1].name: "ocr"; must come once`},
 		{"NaN weight", func(p *P) { p.Reward[0].Weight = &nan }, "reward[0].weight: NaN; must be between -1e+06 and 1e+06\nreward: weights sum to NaN; must be above 0"},
 		{"weights cancel", func(p *P) { p.Reward[1].Weight = new(-1.0) }, "reward: weights sum to 0; must be above 0"},
@@ -373,7 +387,8 @@ func TestReward_Validate(t *testing.T) {
 		{"score without a value", func(r *R) { r.Scores[0].Value = nil }, "scores[0].value: null; must be a number when scored"},
 		{"infinite score", func(r *R) { r.Scores[0].Value = new(math.Inf(1)) }, "scores[0].value: +Inf; must be finite"},
 		{"failed score without an error", func(r *R) { r.Scores[1].Error = "" }, `scores[1].error: ""; must not be empty`},
-		{"score name", func(r *R) { r.Scores[1].Name = "" }, `scores[1].name: ""; ` + tokenRule},
+		{"score name", func(r *R) { r.Scores[1].Name = "" }, `scores[1].name: ""; ` + rewardNameRule},
+		{"detail", func(r *R) { r.Scores[0].Detail = strings.Repeat("x", 257) }, "scores[0].detail: 257 bytes; must be at most 256"},
 		{"trained steps", func(r *R) { r.TrainedSteps = -1 }, "trained_steps: -1; must be between 0 and 1000"},
 		{"group", func(r *R) { r.Group.BatchGroups = -1 }, "group.batch_groups: -1; must be between 0 and 4096\n" +
 			`group.advantage.std: "global"; needs a batch: without one there is nothing beyond the group`},
@@ -406,7 +421,9 @@ func TestAdvantage_Validate(t *testing.T) {
 func TestBatch_Validate(t *testing.T) {
 	type B = schemas.Batch
 	faults(t, func() *B { return find[B](t, "batch-closed") }, []fault[B]{
-		{"no groups", func(b *B) { b.Groups = 0 }, "groups: 0; must be between 1 and 4096"},
+		{"groups", func(b *B) { b.Groups = -1 }, "groups: -1; must be between 0 and 4096"},
+		{"status", func(b *B) { b.Status = "open" }, `status: "open"; must be one of complete, short, partial`},
+		{"dropped", func(b *B) { b.Dropped = []string{"b", "a"} }, `dropped[1]: "a"; must be above the one before it`},
 		{"uids out of order", func(b *B) { b.UIDs = []string{"b", "a"} }, `uids[1]: "a"; must be above the one before it`},
 		{"uid twice", func(b *B) { b.UIDs = []string{"a", "a"} }, `uids[1]: "a"; must be above the one before it`},
 		{"uid", func(b *B) { b.UIDs = []string{""} }, `uids[0]: ""; ` + tokenRule},
@@ -485,4 +502,15 @@ func find[T any](t testing.TB, name string) *T {
 	}
 	t.Fatalf("no sample %q of type %v", name, reflect.TypeFor[T]())
 	return nil
+}
+
+func TestVerdict_Validate(t *testing.T) {
+	type V = schemas.Verdict
+	faults(t, func() *V { return find[V](t, "verdict") }, []fault[V]{
+		{"no value, no reason", func(v *V) { v.Value = nil }, `error: ""; must not be empty`},
+		{"value and error", func(v *V) { v.Error = "x" }, `error: "x"; must be empty when there is a value`},
+		{"infinite", func(v *V) { v.Value = new(math.Inf(1)) }, "value: +Inf; must be finite"},
+		{"name", func(v *V) { v.Name = "external:human" }, `name: "external:human"; ` + tokenRule},
+		{"sample", func(v *V) { v.SampleIndex = -1 }, "sample_index: -1; must be between 0 and 1023"},
+	})
 }

@@ -29,6 +29,7 @@ var channels = []channel{
 	{"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps, "one denoising step as it happens", "sampler", []string{"client"}},
 	{"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps, "a part of a step's tensors that were too large for one message", "sampler", []string{"client"}},
 	{"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}", schemas.TypeTrajectory, schemas.StreamTrajectories, "the authority on one sample", "sampler", []string{"reward", "client"}},
+	{"verdict", schemas.Prefix + "verdict.{run}.{uid}.{sample}.{name}", schemas.TypeVerdict, schemas.StreamVerdicts, "a reward from outside of one sample", "client", []string{"reward"}},
 	{"reward", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, schemas.StreamRewards, "the score of one sample", "reward", []string{"advantage", "client"}},
 	{"advantage", schemas.Prefix + "advantage.{run}.{uid}", schemas.TypeAdvantage, schemas.StreamAdvantages, "the result of one group", "advantage", []string{"client"}},
 	{"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages, "all groups of a batch have closed", "advantage", []string{"client"}},
@@ -46,6 +47,7 @@ var parameters = map[string]string{
 	"step":    "step_index, decimal",
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
+	"name":    "instance of the reward function external:NAME, or external",
 	"stage":   "service that refused the input",
 }
 

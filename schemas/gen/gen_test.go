@@ -105,6 +105,7 @@ func TestChannels(t *testing.T) {
 		"step":       schemas.StepSubject("r", "u", 1, "a", 2),
 		"part":       schemas.PartSubject(schemas.StepSubject("r", "u", 1, "a", 2), 3),
 		"trajectory": schemas.TrajectorySubject("r", "u", 1),
+		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
 		"reward":     schemas.RewardSubject("r", "b", "u", 1),
 		"advantage":  schemas.AdvantageSubject("r", "u"),
 		"batch":      schemas.BatchSubject("r", "b"),

@@ -71,6 +71,13 @@ func tokenText(s *jsonschema.Schema) {
 	s.Pattern = "^[A-Za-z0-9_-]{1," + strconv.Itoa(schemas.MaxToken) + "}$"
 }
 
+// rewardName is KIND or KIND:INSTANCE; that the whole has at most MaxToken characters is
+// the length.
+func rewardName(s *jsonschema.Schema) {
+	s.Pattern = "^[A-Za-z0-9_-]+(:[A-Za-z0-9_-]+)?$"
+	s.MaxLength = new(uint64(schemas.MaxToken))
+}
+
 func digest(s *jsonschema.Schema) { s.Pattern = "^[0-9a-f]{64}$" }
 
 // digestOrEmpty is for fields that are empty where there was nothing to digest.
@@ -140,7 +147,7 @@ var rules = map[string][]limit{
 	"SDEWindow.iters_per_group": {between(0, 1<<32-1), def(1)},
 	"SDEWindow.seed":            {notNegative},
 
-	"RewardSpec.name":         {tokenText},
+	"RewardSpec.name":         {rewardName},
 	"RewardSpec.weight":       {weight, def(1)},
 	"RewardSpec.required":     {def(true)},
 	"RewardSpec.ground_truth": {promptText},
@@ -149,10 +156,24 @@ var rules = map[string][]limit{
 	"AdvantageSpec.estimator": {tokenText, def("flow_grpo")},
 	"AdvantageSpec.std":       {enum(schemas.StdScales), def(schemas.StdGroup)},
 	"AdvantageSpec.std_basis": {enum(schemas.StdBases), def(schemas.BasisSample)},
-	"AdvantageSpec.epsilon":   {between(0, schemas.MaxEpsilon), def(1e-4)},
+	"AdvantageSpec.epsilon":   {between(0, schemas.MaxEpsilon)},
+
+	"AdvantageSpec.mode":         {tokenText},
+	"AdvantageSpec.adv_clip_max": {between(0, schemas.MaxAdvClip)},
+	"AdvantageSpec.gamma":        {between(0, 1), def(1)},
 
 	"BatchSpec.id":     {tokenText},
 	"BatchSpec.groups": {batchGroups},
+	"BatchSpec.step":   {notNegative},
+	"BatchSpec.epoch":  {notNegative},
+
+	"GroupPolicy.zero_std":        {enum(schemas.ZeroStdPolicies), def(schemas.GroupKeep)},
+	"GroupPolicy.failed":          {enum(schemas.FailedPolicies), def(schemas.GroupKeep)},
+	"GroupPolicy.refill_rounds":   {between(0, schemas.MaxRefillRounds), def(3)},
+	"GroupPolicy.max_policy_span": {between(1, schemas.MaxPolicySpan), def(1)},
+	"GroupPolicy.mixed_schedules": {def(false)},
+	"Refill.root":                 {tokenText},
+	"Refill.round":                {between(1, schemas.MaxRefillRounds)},
 
 	"Group.batch":        {tokenText},
 	"Group.batch_groups": {between(0, schemas.MaxBatchGroups)},
@@ -160,6 +181,9 @@ var rules = map[string][]limit{
 	"Group.deadline":     {notNegative},
 	"Group.metadata":     {metadataLimits},
 	"Group.created":      {notNegative},
+	"Group.batch_step":   {notNegative},
+	"Group.batch_epoch":  {notNegative},
+	"Group.source_run":   {tokenText},
 
 	"Request.run":                 {tokenText},
 	"Request.uid":                 {tokenText},
@@ -279,8 +303,20 @@ var rules = map[string][]limit{
 	"Reward.policy_version_min": {notNegative},
 	"Reward.policy_version_max": {notNegative},
 	"Reward.scored":             {notNegative},
+	"Reward.sample_started":     {notNegative},
+	"Reward.sample_finished":    {notNegative},
 
-	"Score.name":        {tokenText},
+	"Verdict.run":          {tokenText},
+	"Verdict.uid":          {tokenText},
+	"Verdict.sample_index": {sampleIndex},
+	"Verdict.name":         {tokenText},
+	"Verdict.error":        {errorText},
+	"Verdict.comment":      {errorText},
+	"Verdict.author":       {name},
+	"Verdict.at":           {notNegative},
+
+	"Score.name":        {rewardName},
+	"Score.detail":      {text(0, schemas.MaxDetail)},
 	"Score.version":     {name},
 	"Score.weight":      {weight},
 	"Score.status":      {enum(schemas.RewardStatuses)},
@@ -305,18 +341,32 @@ var rules = map[string][]limit{
 	"Advantage.metadata":           {metadataLimits},
 	"Advantage.opened":             {notNegative},
 	"Advantage.closed":             {notNegative},
+	"Advantage.mode":               {tokenText},
+	"Advantage.adv_clip_max":       {between(0, schemas.MaxAdvClip)},
+	"Advantage.gamma":              {between(0, 1)},
+	"Advantage.batch_samples":      {between(0, schemas.MaxBatchGroups*schemas.MaxGroupSize)},
+	"Advantage.refilled_by":        {tokenText},
+	"Advantage.source_run":         {tokenText},
 
 	"Member.sample_index": {sampleIndex},
 	"Member.status":       {enum(schemas.MemberStatuses)},
 
+	"Member.step_advantages": {count(0, schemas.MaxSteps)},
+
 	"Batch.run":       {tokenText},
 	"Batch.batch":     {tokenText},
-	"Batch.groups":    {batchGroups},
+	"Batch.groups":    {between(0, schemas.MaxBatchGroups)},
 	"Batch.uids":      {count(0, schemas.MaxBatchGroups), unique, items(tokenText)},
 	"Batch.samples":   {between(0, schemas.MaxBatchGroups*schemas.MaxGroupSize)},
 	"Batch.std_basis": {enum(schemas.StdBases)},
 	"Batch.metrics":   {count(0, schemas.MaxMetrics)},
 	"Batch.closed":    {notNegative},
+	"Batch.status":    {enum(schemas.BatchStatuses)},
+	"Batch.expected":  {between(0, schemas.MaxBatchGroups)},
+	"Batch.refills":   {between(0, schemas.MaxBatchGroups*schemas.MaxRefillRounds)},
+	"Batch.dropped":   {count(0, schemas.MaxListItems), unique, items(tokenText)},
+	"Batch.step":      {notNegative},
+	"Batch.epoch":     {notNegative},
 	"Metric.name":     {text(1, schemas.MaxName)},
 
 	"Policy.lane":                {tokenText},
@@ -332,6 +382,7 @@ var rules = map[string][]limit{
 	"Policy.true_cfg_scale":      {guidance},
 	"Policy.max_pixels":          {between(1, schemas.MaxSide*schemas.MaxSide)},
 	"Policy.announced":           {notNegative},
+	"Policy.reward":              {count(0, schemas.MaxRewards), items(rewardName)},
 
 	"Dead.stage":   {enum(schemas.Stages)},
 	"Dead.code":    {enum(schemas.DeadCodes)},

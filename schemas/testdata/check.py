@@ -191,6 +191,16 @@ def advantage_digest(e):
     d.text(e["schedule_digest"])
     d.integer(e["policy_version_min"])
     d.integer(e["policy_version_max"])
+    if "mode" in e:
+        d.text(e["mode"])
+    for field in ("adv_clip_max", "gamma"):
+        if field in e:
+            d.optional(e[field])
+    for member in e["members"]:
+        for a in member.get("step_advantages", []):
+            d.double(a)
+    if "refilled_by" in e:
+        d.text(e["refilled_by"])
     return d.hex()
 
 
