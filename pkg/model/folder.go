@@ -30,6 +30,8 @@ type sampleDefaults struct {
 	Width             int     `json:"width"`
 	NumInferenceSteps int     `json:"num_inference_steps"`
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
+	// Reward names reward functions that suit the pictures.
+	Reward []string `json:"reward"`
 }
 
 // Paths in a model folder.

@@ -20,6 +20,7 @@ type Info struct {
 	LatentChannels, PixelsPerToken   int
 	Height, Width, NumInferenceSteps int
 	TrueCFGScale                     float64
+	Reward                           []string
 	// Problems is everything for which OpenQwenImage would refuse the folder: files,
 	// tensors and fields that are missing, mis-shaped, unexpected or not supported. None
 	// means that it loads.
@@ -67,7 +68,7 @@ func InspectQwenImage(dir string) (_ *Info, err error) {
 		}
 	}
 	d := c.defaults
-	info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale = d.Height, d.Width, d.NumInferenceSteps, d.TrueCFGScale
+	info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.Reward = d.Height, d.Width, d.NumInferenceSteps, d.TrueCFGScale, d.Reward
 	if c.transformer != nil && c.vae != nil {
 		info.LatentChannels, info.PixelsPerToken = c.transformer.In, c.pixelsPerToken()
 	}

@@ -32,6 +32,8 @@ type Card struct {
 	Height, Width, NumInferenceSteps int
 	// TrueCFGScale is the default guidance scale; guidance is active above 1.
 	TrueCFGScale float64
+	// Reward names the reward functions of prompts that name none; empty: no preference.
+	Reward []string
 	// MaxPixels bounds height*width.
 	MaxPixels int
 	// MaxPromptTokens bounds Conditioning.Tokens.

@@ -147,6 +147,7 @@ func openQwenImage(root *os.Root, dir string, o QwenImageOptions) (*QwenImage, e
 		Width:             o.Width,
 		NumInferenceSteps: o.NumInferenceSteps,
 		TrueCFGScale:      o.TrueCFGScale,
+		Reward:            c.defaults.Reward,
 		MaxPixels:         o.MaxPixels,
 		MaxPromptTokens:   o.MaxPromptTokens,
 	}

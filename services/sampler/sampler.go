@@ -175,6 +175,7 @@ func (s *service) policy() *schemas.Policy {
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, MaxPixels: int64(c.MaxPixels), Announced: time.Now().UnixNano(),
+		Reward: c.Reward,
 	}
 }
 

@@ -62,6 +62,9 @@ func printInfo(c *cobra.Command, dir string, info *model.Info) error {
 	}
 	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g\n",
 		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale)
+	if len(info.Reward) > 0 {
+		fmt.Fprintf(out, "reward %s\n", strings.Join(info.Reward, ", "))
+	}
 	if len(info.Problems) == 0 {
 		fmt.Fprintln(out, "loads: yes")
 		return nil
