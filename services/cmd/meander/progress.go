@@ -36,6 +36,7 @@ type progress struct {
 	seen   map[string]bool // uid.sample.step, whatever the attempt
 	steps  int             // T x samples of the prompts accepted so far
 	done   int             // groups closed
+	again  int             // groups asked for in place of others
 	scored int
 }
 
@@ -115,16 +116,20 @@ func (p *progress) reward(subject string) {
 	p.scored++
 }
 
-func (p *progress) groups(done int) {
+func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.done = done
+	p.done, p.again = done, refills
 }
 
 func (p *progress) line() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
+	s := strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
+	if p.again > 0 {
+		s += "  " + strconv.Itoa(p.again) + " refills"
+	}
+	return s
 }
 
 // lines reports without a terminal: every few seconds, and at the end.

@@ -122,8 +122,11 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 
 // outcome is what became of each prompt.
 type outcome struct {
-	advantages map[string]*schemas.Advantage // by uid
-	refused    map[string]*schemas.Dead      // by uid
+	// advantages by the uid of the prompt: of its group, or of the last one that stood in for
+	// it.
+	advantages map[string]*schemas.Advantage
+	refused    map[string]*schemas.Dead // by uid
+	refills    int
 	seconds    float64
 }
 
@@ -226,7 +229,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 				delete(pending, uid)
 			}
 		}
-		progress.groups(len(prompts) - len(pending))
+		progress.groups(len(prompts)-len(pending), o.refills)
 	}
 	log.Debug().Str("run", r.id).Msg("all groups have closed")
 	return o, nil
@@ -237,9 +240,17 @@ func (o *outcome) take(m *bus.Message, pending map[string]bool) error {
 	if err := schemas.Decode(m.Data, &a); err != nil {
 		return fmt.Errorf("advantage %s: %w", m.Subject, err)
 	}
-	if pending[a.UID] {
-		o.advantages[a.UID] = &a
-		delete(pending, a.UID)
+	uid := a.UID
+	if a.Refill != nil {
+		uid = a.Refill.Root
+	}
+	switch {
+	case !pending[uid]:
+	case a.RefilledBy != "": // a fresh group is on its way
+		o.refills++
+	default:
+		o.advantages[uid] = &a
+		delete(pending, uid)
 	}
 	return nil
 }
