@@ -9,14 +9,43 @@ package estimator
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 )
 
-// FlowGRPO is the group-relative advantage of Flow-GRPO (J. Liu et al. 2025); with
-// StdNone it is that of Dr.GRPO (Z. Liu et al. 2025, "Understanding R1-Zero-like
-// training").
-const FlowGRPO = "flow_grpo"
+// Names of the estimators.
+const (
+	// FlowGRPO is the group-relative advantage of Flow-GRPO (J. Liu et al. 2025).
+	FlowGRPO = "flow_grpo"
+	// DanceGRPO (Xue et al. 2025) has the advantage of FlowGRPO, with the same options.
+	DanceGRPO = "dance_grpo"
+	// DrGRPO is r - mean (Z. Liu et al. 2025, "Understanding R1-Zero-like training"): FlowGRPO
+	// with StdNone.
+	DrGRPO = "dr_grpo"
+	// GRPO is that of language models (Shao et al. 2024), with epsilon 1e-6.
+	GRPO = "grpo"
+	// PerPrompt is the PerPromptStatTracker of DDPO and Flow-GRPO, with its modes.
+	PerPrompt = "per_prompt"
+	// RLOO is leave-one-out (Ahmadian et al. 2024).
+	RLOO = "rloo"
+	// ReinforcePlusPlus (Hu 2025) whitens discounted returns over the batch, without groups.
+	ReinforcePlusPlus = "reinforce_plus_plus"
+	// ReinforcePlusPlusBaseline whitens r - mean over the batch.
+	ReinforcePlusPlusBaseline = "reinforce_plus_plus_baseline"
+	// OPO has the length-weighted mean as its baseline (Hao et al. 2025).
+	OPO = "opo"
+	// GPG scales r - mean by the batch's share of rewards that are not 0 (Chu et al. 2025).
+	GPG = "gpg"
+	// GRPOPassK rewards the best sample alone, by its lead (Walder and Karkhanis 2025).
+	GRPOPassK = "grpo_passk"
+	// GDPO normalises each reward by itself before it sums them.
+	GDPO = "gdpo"
+	// DiffusionNFT turns the group-relative advantage into a probability of being optimal
+	// (Zheng et al. 2025).
+	DiffusionNFT = "diffusion_nft"
+)
 
 // What a reward's distance from its group's mean is divided by.
 const (
@@ -34,7 +63,25 @@ const (
 	BasisPopulation = "population" // sqrt(S / B)
 )
 
-// Config selects an estimator and its options.
+// Modes of PerPrompt.
+const (
+	ModeGRPO = "grpo" // (r - mean) / std
+	ModeRWR  = "rwr"  // r
+	ModeSFT  = "sft"  // 1 for the best, else 0
+	ModeDPO  = "dpo"  // 1 for the first best, -1 for the first worst, else 0
+)
+
+// Modes of DiffusionNFT: what an advantage becomes before it is a probability.
+const (
+	ModeContinuous   = "continuous"    // A within +-c
+	ModePositiveOnly = "positive_only" // A within 0..c
+	ModeNegativeOnly = "negative_only" // A within -c..0
+	ModeOneOnly      = "one_only"      // 1 where A > 0, else 0
+	ModeBinary       = "binary"        // the sign of A
+)
+
+// Config selects an estimator and its options. An option that an estimator does not
+// have must have the value of its Default.
 type Config struct {
 	// Name of the estimator, one of Names.
 	Name string
@@ -42,51 +89,41 @@ type Config struct {
 	Std string
 	// StdBasis is BasisSample, BasisExpanded or BasisPopulation.
 	StdBasis string
-	// Epsilon > 0 is added to the standard deviation before dividing by it.
+	// Epsilon > 0 is added to the standard deviation before dividing by it; by the whitening
+	// estimators to the variance.
 	Epsilon float64
 	// Columns is T >= 1, the number of trained steps a reward stands for. Only
-	// BasisExpanded reads it.
+	// BasisExpanded and Gamma read it.
 	Columns int
+	// Mode is a variant of PerPrompt or DiffusionNFT.
+	Mode string
+	// AdvClipMax > 0 clamps every advantage to +-AdvClipMax; 0: no clamp. DiffusionNFT needs
+	// it: it is the c of its modes.
+	AdvClipMax float64
+	// Gamma in (0, 1] discounts over the Columns, of ReinforcePlusPlus alone.
+	Gamma float64
+	// Weights are those of the single rewards of GDPO.
+	Weights []float64
 }
 
-// DefaultConfig is flow_grpo over each group alone, with the unbiased standard
-// deviation and Flow-GRPO's epsilon.
-func DefaultConfig() Config {
-	return Config{Name: FlowGRPO, Std: StdGroup, StdBasis: BasisSample, Epsilon: 1e-4, Columns: 1}
-}
-
-// Names lists the estimators.
-func Names() []string { return []string{FlowGRPO} }
-
-// Validate joins all faults, each naming the field as the event contract spells it,
-// its value and the rule.
-func (c Config) Validate() error {
-	var faults []error
-	oneOf := func(field, value string, names ...string) {
-		for _, n := range names {
-			if value == n {
-				return
-			}
-		}
-		faults = append(faults, fmt.Errorf("%s = %q: want %s", field, value, strings.Join(names, " or ")))
-	}
-	oneOf("estimator", c.Name, Names()...)
-	oneOf("std", c.Std, StdGroup, StdGlobal, StdNone)
-	oneOf("std_basis", c.StdBasis, BasisSample, BasisExpanded, BasisPopulation)
-	if !(c.Epsilon > 0) || math.IsInf(c.Epsilon, 1) {
-		faults = append(faults, fmt.Errorf("epsilon = %v: want a finite number above 0", c.Epsilon))
-	}
-	if c.Columns < 1 {
-		faults = append(faults, fmt.Errorf("columns = %d: want at least 1", c.Columns))
-	}
-	return errors.Join(faults...)
+// Rewards are those of one group.
+type Rewards struct {
+	// Values [n] are the rewards of its samples.
+	Values []float64
+	// Scores [n][K] are the single rewards of each sample, in the order of Config.Weights;
+	// only GDPO reads them.
+	Scores [][]float64
+	// Lengths [n] > 0 weigh the samples' rewards in OPO's baseline; nil: all alike.
+	Lengths []int
 }
 
 // Group is the result of one group of rewards.
 type Group struct {
 	// Advantages [n], one per reward in the order given. Each holds for all trained
-	// steps of its sample.
+	// steps of its sample, unless there are StepAdvantages: then it is their mean.
 	Advantages []float64
+	// StepAdvantages [n][T] are there when they differ over the steps (Gamma below 1).
+	StepAdvantages [][]float64
 	// Mean of the group's rewards.
 	Mean float64
 	// Std is what the advantages were divided by, less epsilon: over all groups when
@@ -97,28 +134,281 @@ type Group struct {
 	Scale, StdBasis string
 }
 
+// method is one estimator: its defaults, what may be chosen, and what computes it.
+type method struct {
+	def                Config
+	stds, bases, modes []string
+	epsilon            bool // may be chosen
+	gamma              bool
+	// batch: the numbers of a group depend on the others whatever Std is.
+	batch    bool
+	estimate func(cfg Config, groups []Rewards) ([]Group, error)
+}
+
+var (
+	allStds  = []string{StdGroup, StdGlobal, StdNone}
+	allBases = []string{BasisSample, BasisExpanded, BasisPopulation}
+	noStd    = []string{StdNone}
+	whitened = []string{StdGlobal}
+	unbiased = []string{BasisSample}
+)
+
+// whitenEpsilon is what verl's whitening adds to the variance.
+const whitenEpsilon = 1e-8
+
+var methods = map[string]method{
+	FlowGRPO:  {def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO},
+	DanceGRPO: {def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO},
+	DrGRPO:    {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: flowGRPO},
+	GRPO:      {def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true, estimate: flowGRPO},
+	PerPrompt: {
+		def:  Config{Std: StdGroup, StdBasis: BasisPopulation, Epsilon: 1e-4, Mode: ModeGRPO},
+		stds: []string{StdGroup, StdGlobal}, bases: []string{BasisPopulation}, epsilon: true,
+		modes: []string{ModeGRPO, ModeRWR, ModeSFT, ModeDPO}, estimate: perPrompt,
+	},
+	RLOO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: rloo},
+	ReinforcePlusPlus: {
+		def:  Config{Std: StdGlobal, Epsilon: whitenEpsilon},
+		stds: whitened, bases: []string{BasisSample, BasisExpanded}, epsilon: true, gamma: true, batch: true, estimate: reinforce,
+	},
+	ReinforcePlusPlusBaseline: {
+		def:  Config{Std: StdGlobal, Epsilon: whitenEpsilon},
+		stds: whitened, bases: []string{BasisSample, BasisExpanded}, epsilon: true, batch: true, estimate: reinforceBaseline,
+	},
+	OPO:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: opo},
+	GPG:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, batch: true, estimate: gpg},
+	GRPOPassK: {def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true, estimate: passK},
+	GDPO:      {def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup}, bases: unbiased, epsilon: true, batch: true, estimate: gdpo},
+	DiffusionNFT: {
+		def:  Config{Std: StdGroup, Epsilon: 1e-4, Mode: ModeContinuous, AdvClipMax: 5},
+		stds: allStds, bases: allBases, epsilon: true,
+		modes: []string{ModeContinuous, ModePositiveOnly, ModeNegativeOnly, ModeOneOnly, ModeBinary}, estimate: diffusionNFT,
+	},
+}
+
+// foreign are estimators of other systems that cannot be had here, with the reason.
+var foreign = map[string]string{
+	"remax":           "it needs the reward of a greedy rollout as a baseline, which a diffusion model does not have",
+	"gae":             "it needs a value network",
+	"grpo_vectorized": "it is grpo, computed another way",
+}
+
+// Names lists the estimators, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(methods)) }
+
+// Default is an estimator with its own defaults: one trained step, and the options that
+// its source has. An unknown name is an error that lists the names.
+func Default(name string) (Config, error) {
+	m, ok := methods[name]
+	if !ok {
+		return Config{}, unknown(name)
+	}
+	c := m.def
+	c.Name, c.Columns, c.Gamma = name, 1, 1
+	if c.StdBasis == "" {
+		c.StdBasis = BasisSample
+	}
+	return c, nil
+}
+
+func unknown(name string) error {
+	if why, known := foreign[name]; known {
+		return fmt.Errorf("estimator = %q: not available: %s; want one of %s", name, why, strings.Join(Names(), ", "))
+	}
+	return fmt.Errorf("estimator = %q: want one of %s", name, strings.Join(Names(), ", "))
+}
+
+// DefaultConfig is flow_grpo over each group alone, with the unbiased standard
+// deviation and Flow-GRPO's epsilon.
+func DefaultConfig() Config {
+	c, err := Default(FlowGRPO)
+	if err != nil {
+		panic(err) // it is in the table
+	}
+	return c
+}
+
+// Validate joins all faults, each naming the field as the event contract spells it,
+// its value and the rule.
+func (c Config) Validate() error {
+	m, ok := methods[c.Name]
+	if !ok {
+		return unknown(c.Name)
+	}
+	def, err := Default(c.Name)
+	if err != nil {
+		return err
+	}
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	oneOf := func(field, value string, names []string) {
+		if !slices.Contains(names, value) {
+			fault("%s = %q: want %s with estimator %s", field, value, strings.Join(names, " or "), c.Name)
+		}
+	}
+	oneOf("std", c.Std, m.stds)
+	oneOf("std_basis", c.StdBasis, m.bases)
+	switch {
+	case !m.epsilon && c.Epsilon != 0:
+		fault("epsilon = %v: estimator %s divides by no standard deviation, leave it out", c.Epsilon, c.Name)
+	case m.epsilon && (!(c.Epsilon > 0) || math.IsInf(c.Epsilon, 1)):
+		fault("epsilon = %v: want a finite number above 0", c.Epsilon)
+	}
+	if c.Columns < 1 {
+		fault("columns = %d: want at least 1 trained step", c.Columns)
+	}
+	switch {
+	case len(m.modes) == 0 && c.Mode != "":
+		fault("mode = %q: estimator %s has no modes, leave it out", c.Mode, c.Name)
+	case len(m.modes) > 0:
+		oneOf("mode", c.Mode, m.modes)
+	}
+	switch {
+	case !(c.AdvClipMax >= 0) || math.IsInf(c.AdvClipMax, 1):
+		fault("adv_clip_max = %v: want a finite number, 0 for no clamp", c.AdvClipMax)
+	case c.AdvClipMax == 0 && def.AdvClipMax > 0:
+		fault("adv_clip_max = 0: want above 0 with estimator %s", c.Name)
+	}
+	switch {
+	case !m.gamma && c.Gamma != 1:
+		fault("gamma = %v: estimator %s does not discount, leave it out", c.Gamma, c.Name)
+	case !(c.Gamma > 0 && c.Gamma <= 1):
+		fault("gamma = %v: want above 0 and at most 1", c.Gamma)
+	case c.Gamma != 1 && c.StdBasis != BasisExpanded:
+		fault("gamma = %v: needs std_basis expanded: it makes the returns of the trained steps differ", c.Gamma)
+	}
+	return errors.Join(append(faults, c.weights())...)
+}
+
+func (c Config) weights() error {
+	if c.Name != GDPO {
+		if len(c.Weights) > 0 {
+			return fmt.Errorf("weights = %v: only estimator gdpo has them", c.Weights)
+		}
+		return nil
+	}
+	total := 0.0
+	for _, w := range c.Weights {
+		if !finite(w) {
+			return fmt.Errorf("weights = %v: want finite numbers", c.Weights)
+		}
+		total += w
+	}
+	if !(total > 0) {
+		return fmt.Errorf("weights = %v: want one per reward with a total above 0", c.Weights)
+	}
+	return nil
+}
+
+// NeedsBatch says whether the advantages of a group depend on other groups, so that
+// they can be had only when the whole batch is there.
+func (c Config) NeedsBatch() bool { return c.Std == StdGlobal || methods[c.Name].batch }
+
 // Estimate computes the advantages of groups of rewards; no group may be empty. It
 // returns one Group per group, in order. Errors: a config that does not validate, an
-// empty group, a reward that is NaN or infinite, rewards so large that the result is.
-func Estimate(cfg Config, groups [][]float64) ([]Group, error) {
+// empty group, a reward that is NaN or infinite, one value alone (B*T = 1) where an
+// unbiased standard deviation over all groups is wanted, rewards so large that the
+// result is not finite.
+//
+// A group of one has advantage 0, as have groups whose rewards are all equal, wherever
+// an advantage is a distance from the group's mean. (verl's language-model GRPO gives
+// a group of one its reward, and its loop form of RLOO too.)
+func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("estimator config: %w", err)
 	}
-	for g, rewards := range groups {
-		if len(rewards) == 0 {
-			return nil, fmt.Errorf("group %d: no rewards", g)
+	count := 0
+	for g, group := range groups {
+		if err := group.check(cfg); err != nil {
+			return nil, fmt.Errorf("group %d: %w", g, err)
 		}
-		for i, r := range rewards {
-			if !finite(r) {
-				return nil, fmt.Errorf("group %d: reward %d is %v", g, i, r)
+		count += len(group.Values)
+	}
+	if cfg.Std == StdGlobal && count == 1 && (cfg.StdBasis == BasisSample || cfg.StdBasis == BasisExpanded && cfg.Columns == 1) {
+		return nil, fmt.Errorf("std global: one reward in all, and an unbiased standard deviation needs two (std_basis %s)", cfg.StdBasis)
+	}
+	out, err := methods[cfg.Name].estimate(cfg, groups)
+	if err != nil {
+		return nil, err
+	}
+	for g := range out {
+		out[g].Scale, out[g].StdBasis = cfg.Std, cfg.StdBasis
+		if err := out[g].finish(cfg); err != nil {
+			return nil, fmt.Errorf("group %d: rewards too large: %w", g, err)
+		}
+	}
+	return out, nil
+}
+
+func (r Rewards) check(cfg Config) error {
+	if len(r.Values) == 0 {
+		return errors.New("no rewards")
+	}
+	for i, v := range r.Values {
+		if !finite(v) {
+			return fmt.Errorf("reward %d is %v", i, v)
+		}
+	}
+	if cfg.Name == GDPO {
+		if len(r.Scores) != len(r.Values) {
+			return fmt.Errorf("scores of %d samples; want those of all %d", len(r.Scores), len(r.Values))
+		}
+		for i, scores := range r.Scores {
+			if len(scores) != len(cfg.Weights) {
+				return fmt.Errorf("sample %d has %d scores; want %d, one per weight", i, len(scores), len(cfg.Weights))
+			}
+			for k, v := range scores {
+				if !finite(v) {
+					return fmt.Errorf("score %d of sample %d is %v", k, i, v)
+				}
 			}
 		}
 	}
-	switch cfg.Name {
-	case FlowGRPO:
-		return flowGRPO(cfg, groups)
+	if r.Lengths == nil {
+		return nil
 	}
-	return nil, fmt.Errorf("estimator %q has no implementation", cfg.Name)
+	if len(r.Lengths) != len(r.Values) {
+		return fmt.Errorf("%d lengths; want one per sample, %d", len(r.Lengths), len(r.Values))
+	}
+	for i, n := range r.Lengths {
+		if n < 1 {
+			return fmt.Errorf("length %d is %d; want at least 1", i, n)
+		}
+	}
+	return nil
+}
+
+// finish clamps the advantages and sees that all numbers are finite.
+func (g *Group) finish(cfg Config) error {
+	if !finite(g.Mean) || !finite(g.Std) {
+		return fmt.Errorf("mean %v, std %v", g.Mean, g.Std)
+	}
+	for i := range g.Advantages {
+		rows := g.Advantages[i : i+1]
+		if g.StepAdvantages != nil {
+			rows = g.StepAdvantages[i]
+		}
+		for t, a := range rows {
+			if !finite(a) {
+				return fmt.Errorf("advantage %d is %v", i, a)
+			}
+			if c := cfg.AdvClipMax; c > 0 && cfg.Name != DiffusionNFT {
+				rows[t] = min(max(a, -c), c)
+			}
+		}
+		if g.StepAdvantages != nil {
+			g.Advantages[i] = meanOf(rows)
+		}
+	}
+	return nil
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+func meanOf(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v
+	}
+	return sum / float64(len(x))
+}

@@ -174,6 +174,9 @@ func TestEstimate_ConstantGroups(t *testing.T) {
 			for _, rewards := range [][]float64{{.1, .1, .1}, {.7, .7, .7}, {.7}, {1e300, 1e300}, {math.MaxFloat64, math.MaxFloat64, math.MaxFloat64}} {
 				cfg := config(std, basis, 3)
 				cfg.Epsilon = 1e-300
+				if std == estimator.StdGlobal && len(rewards) == 1 && basis == estimator.BasisSample {
+					continue // refused
+				}
 				e := estimate(t, cfg, [][]float64{rewards})[0]
 				if e.Std != 0 || e.Mean != rewards[0] {
 					t.Errorf("%s %s %v: mean %v, std %v", std, basis, rewards, e.Mean, e.Std)
@@ -209,11 +212,13 @@ func TestEstimate_Refuses(t *testing.T) {
 		{"empty group", estimator.DefaultConfig(), [][]float64{{1}, {}}, "group 1: no rewards"},
 		{"squares beyond float64", estimator.DefaultConfig(), [][]float64{{1e200, -1e200}}, "too large"},
 		{"sum beyond float64", config(estimator.StdNone, estimator.BasisSample, 1), [][]float64{{1.7e308, 1.6e308}}, "too large"},
+		{"one value", config(estimator.StdGlobal, estimator.BasisSample, 3), [][]float64{{1}}, "one reward in all"},
+		{"one value, one step", config(estimator.StdGlobal, estimator.BasisExpanded, 1), [][]float64{{1}}, "one reward in all"},
 		{"no columns", config(estimator.StdGroup, estimator.BasisExpanded, 0), exampleA, "columns = 0"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := estimator.Estimate(tt.cfg, tt.rewards)
+			got, err := estimator.Estimate(tt.cfg, plain(tt.rewards))
 			if err == nil || !strings.Contains(err.Error(), tt.fault) {
 				t.Errorf("result %v, error %v, want an error about %q", got, err, tt.fault)
 			}
@@ -222,39 +227,86 @@ func TestEstimate_Refuses(t *testing.T) {
 }
 
 func TestConfig_Validate(t *testing.T) {
-	if err := estimator.DefaultConfig().Validate(); err != nil {
-		t.Errorf("default: %v", err)
+	tests := []struct {
+		name   string
+		base   string
+		change func(c *estimator.Config)
+		faults []string // none: it is legal
+	}{
+		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator = "ppo": want one of dance_grpo, diffusion_nft, dr_grpo, flow_grpo, gdpo, gpg, grpo, grpo_passk, opo, per_prompt, reinforce_plus_plus, reinforce_plus_plus_baseline, rloo`}},
+		{"known elsewhere", "flow_grpo", func(c *estimator.Config) { c.Name = "remax" }, []string{`estimator = "remax": not available: it needs`, "rloo"}},
+		{"all at once", "flow_grpo", func(c *estimator.Config) {
+			c.Std, c.StdBasis, c.Epsilon, c.Columns, c.Mode, c.AdvClipMax, c.Gamma, c.Weights = "batch", "", math.NaN(), -1, "sft", -1, 0, []float64{1}
+		}, []string{
+			`std = "batch": want group or global or none`, `std_basis = "": want sample or expanded or population`, "epsilon = NaN", "columns = -1",
+			`mode = "sft": estimator flow_grpo has no modes`, "adv_clip_max = -1", "gamma = 0", "weights = [1]: only estimator gdpo",
+		}},
+		{"epsilon 0", "flow_grpo", func(c *estimator.Config) { c.Epsilon = 0 }, []string{"epsilon = 0"}},
+		{"epsilon below 0", "flow_grpo", func(c *estimator.Config) { c.Epsilon = -1 }, []string{"epsilon = -1"}},
+		{"infinite epsilon", "grpo", func(c *estimator.Config) { c.Epsilon = math.Inf(1) }, []string{"epsilon = +Inf"}},
+		{"epsilon of none", "rloo", func(c *estimator.Config) { c.Epsilon = 1e-4 }, []string{"epsilon = 0.0001: estimator rloo divides by no standard deviation"}},
+		{"scale of none", "rloo", func(c *estimator.Config) { c.Std = "group" }, []string{`std = "group": want none with estimator rloo`}},
+		{"scale of dr_grpo", "dr_grpo", func(c *estimator.Config) { c.Std = "global" }, []string{`std = "global": want none`}},
+		{"discount elsewhere", "rloo", func(c *estimator.Config) { c.Gamma = 0.9 }, []string{"gamma = 0.9: estimator rloo does not discount"}},
+		{"discount without steps", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma = 0.9 }, []string{"gamma = 0.9: needs std_basis expanded"}},
+		{"discount", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma, c.StdBasis = 0.9, "expanded" }, nil},
+		{"discount above 1", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma, c.StdBasis = 1.1, "expanded" }, []string{"gamma = 1.1: want above 0 and at most 1"}},
+		{"mode", "per_prompt", func(c *estimator.Config) { c.Mode = "binary" }, []string{`mode = "binary": want grpo or rwr or sft or dpo`}},
+		{"nft without clip", "diffusion_nft", func(c *estimator.Config) { c.AdvClipMax = 0 }, []string{"adv_clip_max = 0: want above 0"}},
+		{"clip", "rloo", func(c *estimator.Config) { c.AdvClipMax = 5 }, nil},
+		{"gdpo without weights", "gdpo", func(*estimator.Config) {}, []string{"weights = []: want one per reward"}},
+		{"gdpo weights cancel", "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, -1} }, []string{"total above 0"}},
+		{"gdpo NaN weight", "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, math.NaN()} }, []string{"finite"}},
+		{"gdpo", "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, 0.5} }, nil},
 	}
-	err := estimator.Config{Name: "ppo", Std: "batch", StdBasis: "", Epsilon: math.NaN(), Columns: -1}.Validate()
-	if err == nil {
-		t.Fatal("no error")
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := estimator.Default(tt.base)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tt.change(&c)
+			err = c.Validate()
+			if (err == nil) != (tt.faults == nil) {
+				t.Fatalf("error %v, want %q", err, tt.faults)
+			}
+			for _, want := range tt.faults {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q lacks %q", err, want)
+				}
+			}
+		})
 	}
-	for _, want := range []string{
-		`estimator = "ppo": want flow_grpo`,
-		`std = "batch": want group or global or none`,
-		`std_basis = "": want sample or expanded or population`,
-		"epsilon = NaN", "columns = -1",
-	} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error %q lacks %q", err, want)
-		}
-	}
-	for _, epsilon := range []float64{0, -1, math.Inf(1)} {
-		cfg := estimator.DefaultConfig()
-		cfg.Epsilon = epsilon
-		if cfg.Validate() == nil {
-			t.Errorf("epsilon %v was accepted", epsilon)
-		}
-	}
+}
+
+// Every estimator works with its defaults, and an unknown one is refused with the list.
+func TestDefault(t *testing.T) {
 	for _, name := range estimator.Names() {
-		cfg := estimator.DefaultConfig()
-		cfg.Name = name
-		estimate(t, cfg, exampleA)
+		cfg, err := estimator.Default(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		groups := plain(exampleA)
+		if name == estimator.GDPO {
+			cfg.Weights = []float64{1}
+			groups = []estimator.Rewards{
+				{Values: []float64{1, 3}, Scores: [][]float64{{1}, {3}}}, {Values: []float64{0, 2}, Scores: [][]float64{{0}, {2}}},
+			}
+		}
+		got, err := estimator.Estimate(cfg, groups)
+		if err != nil || len(got) != 2 || len(got[1].Advantages) != 2 || got[1].Mean != 1 || got[1].Scale != cfg.Std {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	if _, err := estimator.Default("ppo"); err == nil || !strings.Contains(err.Error(), "flow_grpo") {
+		t.Errorf("error %v, want the list", err)
 	}
 }
 
 func ExampleEstimate() {
-	groups, err := estimator.Estimate(estimator.DefaultConfig(), [][]float64{{0.2, 0.4, 0.6, 0.8}, {1, 1, 1, 1}})
+	groups, err := estimator.Estimate(estimator.DefaultConfig(), []estimator.Rewards{
+		{Values: []float64{0.2, 0.4, 0.6, 0.8}}, {Values: []float64{1, 1, 1, 1}},
+	})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -269,7 +321,7 @@ func ExampleEstimate() {
 
 func estimate(t testing.TB, cfg estimator.Config, rewards [][]float64) []estimator.Group {
 	t.Helper()
-	got, err := estimator.Estimate(cfg, rewards)
+	got, err := estimator.Estimate(cfg, plain(rewards))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,6 +334,15 @@ func estimate(t testing.TB, cfg estimator.Config, rewards [][]float64) []estimat
 		}
 	}
 	return got
+}
+
+// plain are groups that have rewards and nothing else.
+func plain(rewards [][]float64) []estimator.Rewards {
+	out := make([]estimator.Rewards, len(rewards))
+	for g := range rewards {
+		out[g].Values = rewards[g]
+	}
+	return out
 }
 
 func near(got, want, relative float64) bool {

@@ -1,23 +1,18 @@
 package estimator
 
-import (
-	"fmt"
-	"math"
-)
-
 // flowGRPO sets A[g][i] = (r[g][i] - mean_g) / (std + epsilon), std by cfg.Std.
 //
 // A group whose rewards are all the same bits has advantages of exactly 0, a group of
 // one included: the test is max == min, because a rounded mean leaves differences of
 // an ulp that a small scale would blow up.
-func flowGRPO(cfg Config, groups [][]float64) ([]Group, error) {
+func flowGRPO(cfg Config, groups []Rewards) ([]Group, error) {
 	var global float64
 	if cfg.Std == StdGlobal {
-		global = spread(groups...).std(cfg)
+		global = spread(values(groups)...).std(cfg)
 	}
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := spread(rewards)
+		m := spread(rewards.Values)
 		std := m.std(cfg)
 		if cfg.Std == StdGlobal {
 			std = global
@@ -26,75 +21,89 @@ func flowGRPO(cfg Config, groups [][]float64) ([]Group, error) {
 		if cfg.Std == StdNone {
 			scale = 1
 		}
-		out[g] = Group{
-			Advantages: make([]float64, len(rewards)), Mean: m.mean, Std: std,
-			Scale: cfg.Std, StdBasis: cfg.StdBasis,
-		}
-		if !finite(m.mean) || !finite(std) {
-			return nil, fmt.Errorf("group %d: rewards too large: mean %v, std %v", g, m.mean, std)
-		}
-		if m.constant {
-			continue
-		}
-		for i, r := range rewards {
-			a := (r - m.mean) / scale
-			if !finite(a) {
-				return nil, fmt.Errorf("group %d: rewards too large: advantage %d is %v", g, i, a)
-			}
-			out[g].Advantages[i] = a
-		}
+		out[g] = m.group(std, func(i int) float64 { return (rewards.Values[i] - m.mean) / scale })
 	}
 	return out, nil
 }
 
-// moments of a set of values.
-type moments struct {
-	count    int
-	mean     float64
-	squares  float64 // sum of squared distances from mean
-	constant bool    // all values are equal
+// rloo is r - the mean of the others = n/(n-1) * (r - mean).
+func rloo(cfg Config, groups []Rewards) ([]Group, error) {
+	out := make([]Group, len(groups))
+	for g, rewards := range groups {
+		m := spread(rewards.Values)
+		n := float64(m.count)
+		out[g] = m.group(m.std(cfg), func(i int) float64 { return n / (n - 1) * (rewards.Values[i] - m.mean) })
+	}
+	return out, nil
 }
 
-// spread takes the moments of all values together, in two passes: the one-pass form
-// loses everything when the mean is large.
-func spread(groups ...[]float64) moments {
-	m := moments{constant: true}
-	first := groups[0][0]
-	for _, values := range groups {
-		for _, v := range values {
-			m.mean += v
-			m.constant = m.constant && v == first
+// opo is r - sum(length*r)/sum(length); with equal lengths that is Dr.GRPO.
+func opo(cfg Config, groups []Rewards) ([]Group, error) {
+	out := make([]Group, len(groups))
+	for g, rewards := range groups {
+		m := spread(rewards.Values)
+		baseline := m.mean
+		if rewards.Lengths != nil {
+			var sum, total float64
+			for i, n := range rewards.Lengths {
+				sum += float64(float64(n) * rewards.Values[i])
+				total += float64(n)
+			}
+			baseline = sum / total
 		}
-		m.count += len(values)
+		out[g] = m.group(m.std(cfg), func(i int) float64 { return rewards.Values[i] - baseline })
 	}
-	if m.constant {
-		m.mean = first
-		return m
-	}
-	m.mean /= float64(m.count)
-	for _, values := range groups {
-		for _, v := range values {
-			d := v - m.mean
-			m.squares += float64(d * d)
-		}
-	}
-	return m
+	return out, nil
 }
 
-// std is the standard deviation in the basis of cfg; 0 for equal values, which
-// guards the unbiased form of a single one.
-func (m moments) std(cfg Config) float64 {
-	if m.constant {
-		return 0
+// gpg is alpha * (r - mean), alpha the number of all rewards over the number of those
+// that are not 0 (1 when all are).
+func gpg(cfg Config, groups []Rewards) ([]Group, error) {
+	count, nonzero := 0, 0
+	for _, rewards := range groups {
+		for _, v := range rewards.Values {
+			count++
+			if v != 0 {
+				nonzero++
+			}
+		}
 	}
-	n := float64(m.count)
-	switch cfg.StdBasis {
-	case BasisExpanded:
-		t := float64(cfg.Columns)
-		return math.Sqrt(t * m.squares / (float64(n*t) - 1))
-	case BasisPopulation:
-		return math.Sqrt(m.squares / n)
-	default:
-		return math.Sqrt(m.squares / (n - 1))
+	alpha := float64(count) / float64(max(nonzero, 1))
+	out := make([]Group, len(groups))
+	for g, rewards := range groups {
+		m := spread(rewards.Values)
+		out[g] = m.group(m.std(cfg), func(i int) float64 { return alpha * (rewards.Values[i] - m.mean) })
 	}
+	return out, nil
+}
+
+// passK gives the best sample (the first, when several are) its lead over the second
+// best, over std + epsilon unless cfg.Std is StdNone, and all others 0.
+func passK(cfg Config, groups []Rewards) ([]Group, error) {
+	out := make([]Group, len(groups))
+	for g, rewards := range groups {
+		m := spread(rewards.Values)
+		std := m.std(cfg)
+		scale := std + cfg.Epsilon
+		if cfg.Std == StdNone {
+			scale = 1
+		}
+		best, second := 0, -1
+		for i, v := range rewards.Values {
+			switch {
+			case i == 0:
+			case v > rewards.Values[best]:
+				best, second = i, best
+			case second < 0 || v > rewards.Values[second]:
+				second = i
+			}
+		}
+		out[g] = m.group(std, func(i int) float64 {
+			if i != best {
+				return 0
+			}
+			return (rewards.Values[best] - rewards.Values[second]) / scale
+		})
+	}
+	return out, nil
 }

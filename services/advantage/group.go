@@ -61,7 +61,7 @@ func (g *group) sorted() []*schemas.Reward {
 // group, or all groups of a batch sorted by uid.
 func results(groups []*group) ([]*schemas.Advantage, error) {
 	out := make([]*schemas.Advantage, len(groups))
-	var scored [][]float64
+	var scored []estimator.Rewards
 	var at []int // scored[k] belongs to groups[at[k]]
 	var spec schemas.AdvantageSpec
 	columns := int64(1)
@@ -71,7 +71,7 @@ func results(groups []*group) ([]*schemas.Advantage, error) {
 			continue
 		}
 		if values := g.values(); len(values) > 0 {
-			scored, at = append(scored, values), append(at, i)
+			scored, at = append(scored, estimator.Rewards{Values: values}), append(at, i)
 		}
 		spec = g.sorted()[0].Group.Advantage
 		columns = max(columns, out[i].TrainedSteps)
@@ -80,7 +80,7 @@ func results(groups []*group) ([]*schemas.Advantage, error) {
 		return out, nil
 	}
 	estimates, err := estimator.Estimate(estimator.Config{
-		Name: spec.Estimator, Std: spec.Std, StdBasis: spec.StdBasis, Epsilon: *spec.Epsilon, Columns: int(columns),
+		Name: spec.Estimator, Std: spec.Std, StdBasis: spec.StdBasis, Epsilon: *spec.Epsilon, Columns: int(columns), Gamma: 1,
 	}, scored)
 	if err != nil {
 		return nil, fmt.Errorf("estimate advantages: %w", err)

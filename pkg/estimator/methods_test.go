@@ -1,0 +1,206 @@
+package estimator_test
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+)
+
+// of is an estimator with its defaults, changed.
+func of(t testing.TB, name string, change func(c *estimator.Config)) estimator.Config {
+	t.Helper()
+	c, err := estimator.Default(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(&c)
+	}
+	return c
+}
+
+func TestEstimate_Methods(t *testing.T) {
+	type change = func(c *estimator.Config)
+	mode := func(m string) change { return func(c *estimator.Config) { c.Mode = m } }
+	none := func(c *estimator.Config) { c.Std = estimator.StdNone }
+	global := func(c *estimator.Config) { c.Std = estimator.StdGlobal }
+	expanded := func(columns int) change {
+		return func(c *estimator.Config) { c.StdBasis, c.Columns = estimator.BasisExpanded, columns }
+	}
+	tests := []struct {
+		name      string
+		estimator string
+		change    change
+		rewards   [][]float64
+		want      [][]float64 // nil: not in the table
+	}{
+		{"B", "grpo", nil, exampleB, [][]float64{{-1.161890500, -0.387296835, 0.387296835, 1.161890500}, {0, 0, 0, 0}, {-1.224741870, 0, 0, 1.224741870}}},
+		{"B", "dr_grpo", nil, exampleB, [][]float64{{-.3, -.1, .1, .3}, {0, 0, 0, 0}, {-.5, 0, 0, .5}}},
+		{"B", "rloo", nil, exampleB, [][]float64{{-.4, -.133333333, .133333333, .4}, {0, 0, 0, 0}, {-.666666667, 0, 0, .666666667}}},
+		{"B", "reinforce_plus_plus_baseline", nil, exampleB, [][]float64{{-1.189237360, -0.396412452, 0.396412452, 1.189237360}, {0, 0, 0, 0}, {-1.982062260, 0, 0, 1.982062260}}},
+		{"B", "reinforce_plus_plus", nil, exampleB, [][]float64{
+			{-1.32395067, -0.756543242, -0.189135811, 0.378271621},
+			{0.945679053, 0.945679053, 0.945679053, 0.945679053},
+			{-1.89135811, -0.472839526, -0.472839526, 0.945679053},
+		}},
+		{"returns of three steps", "reinforce_plus_plus", expanded(3), [][]float64{{1}, {.2}}, [][]float64{{0.912870905}, {-0.912870905}}},
+		{"B, best alone", "grpo_passk", nil, exampleB, [][]float64{{0, 0, 0, 0.774593669}, {0, 0, 0, 0}, nil}},
+		{"B, best alone, no scale", "grpo_passk", none, exampleB, [][]float64{{0, 0, 0, .2}, {0, 0, 0, 0}, {0, 0, 0, .5}}},
+		{"two best: no lead", "grpo_passk", none, [][]float64{{1, 3, 3}, {5}}, [][]float64{{0, 0, 0}, {0}}},
+		{"A, as Flow-GRPO's code", "per_prompt", global, exampleA, [][]float64{{-0.894347198, 0.894347198}, {-0.894347198, 0.894347198}}},
+		{"A, own std", "per_prompt", nil, exampleA, [][]float64{{-0.999900010, 0.999900010}, {-0.999900010, 0.999900010}}},
+		{"B", "per_prompt", global, exampleB, [][]float64{{-0.888693300, -0.296231100, 0.296231100, 0.888693300}, {0, 0, 0, 0}, {-1.481155500, 0, 0, 1.481155500}}},
+		{"rewards as they are", "per_prompt", mode("rwr"), exampleB, exampleB},
+		{"the best", "per_prompt", mode("sft"), exampleB, [][]float64{{0, 0, 0, 1}, {1, 1, 1, 1}, {0, 0, 0, 1}}},
+		{"best and worst", "per_prompt", mode("dpo"), exampleB, [][]float64{{-1, 0, 0, 1}, {-1, 1, 0, 0}, {-1, 0, 0, 1}}},
+		{"first best, first worst", "per_prompt", mode("dpo"), [][]float64{{2, 1, 2, 1}, {4}}, [][]float64{{1, -1, 0, 0}, {0}}},
+		// Groups of one, scale of all: mean 1.5, population std sqrt(1.25).
+		{"without groups", "per_prompt", global, [][]float64{{1}, {3}, {0}, {2}}, [][]float64{{-.4471735990}, {1.341520797}, {-1.341520797}, {.4471735990}}},
+		{"equal lengths are Dr.GRPO", "opo", nil, exampleB, [][]float64{{-.3, -.1, .1, .3}, {0, 0, 0, 0}, {-.5, 0, 0, .5}}},
+		// 12 rewards, one of them 0.
+		{"B", "gpg", nil, exampleB, [][]float64{{-.3 * 12 / 11, -.1 * 12 / 11, .1 * 12 / 11, .3 * 12 / 11}, {0, 0, 0, 0}, {-.5 * 12 / 11, 0, 0, .5 * 12 / 11}}},
+		{"no reward but 0", "gpg", nil, [][]float64{{0, 0}}, [][]float64{{0, 0}}},
+		{"the advantage of flow_grpo", "dance_grpo", global, exampleA, [][]float64{{-0.774536674, 0.774536674}, {-0.774536674, 0.774536674}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.estimator+", "+tt.name, func(t *testing.T) {
+			for g, group := range estimate(t, of(t, tt.estimator, tt.change), tt.rewards) {
+				for i, want := range tt.want[g] {
+					if got := group.Advantages[i]; math.Abs(got-want) > 5e-9*math.Abs(want)+1e-15 {
+						t.Errorf("group %d: advantages %.10f, want %.10f", g, group.Advantages, tt.want[g])
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// Rewards at the last of three steps: 1 and .2, discounted by .9.
+func TestEstimate_Discounted(t *testing.T) {
+	cfg := of(t, "reinforce_plus_plus", func(c *estimator.Config) {
+		c.StdBasis, c.Columns, c.Gamma = estimator.BasisExpanded, 3, .9
+	})
+	got := estimate(t, cfg, [][]float64{{1}, {.2}})
+	want := [][]float64{{.669097307, .893794163, 1.14345734}, {-.948720062, -.90378069, -.853848055}}
+	for g := range want {
+		mean := 0.0
+		for i, w := range want[g] {
+			mean += w / 3
+			if a := got[g].StepAdvantages[0][i]; !near(a, w, 5e-9) {
+				t.Errorf("group %d: %.9f, want %.9f", g, got[g].StepAdvantages, want[g])
+				break
+			}
+		}
+		if !near(got[g].Advantages[0], mean, 1e-8) {
+			t.Errorf("group %d: advantage %.9f, want the mean %.9f", g, got[g].Advantages[0], mean)
+		}
+	}
+}
+
+func TestEstimate_OPOLengths(t *testing.T) {
+	// (1*1 + 3*5)/4 = 4
+	got, err := estimator.Estimate(of(t, "opo", nil), []estimator.Rewards{{Values: []float64{1, 5}, Lengths: []int{1, 3}}})
+	if err != nil || got[0].Advantages[0] != -3 || got[0].Advantages[1] != 1 {
+		t.Errorf("%+v, %v; want -3 and 1", got, err)
+	}
+}
+
+var gdpoGroups = []estimator.Rewards{
+	{Values: []float64{1.45, .25, 1.05}, Scores: [][]float64{{1, .9}, {0, .5}, {1, .1}}},
+	{Values: []float64{.1, .1, 1.1}, Scores: [][]float64{{0, .2}, {0, .2}, {1, .2}}},
+}
+
+func TestEstimate_GDPO(t *testing.T) {
+	cfg := of(t, "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, .5} })
+	got, err := estimator.Estimate(cfg, gdpoGroups)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]float64{{1.13562658, -1.21716134, .081534754}, {-.608580668, -.608580668, 1.21716134}}
+	for g := range want {
+		for i, w := range want[g] {
+			if !near(got[g].Advantages[i], w, 1e-8) {
+				t.Errorf("group %d: %.9f, want %.9f", g, got[g].Advantages, want[g])
+				break
+			}
+		}
+	}
+}
+
+// DiffusionNFT with c = 5, on rewards whose mean is 0 and without a scale.
+func TestEstimate_DiffusionNFT(t *testing.T) {
+	rewards := [][]float64{{-10, -5, -2, 0, 1.5, 5, 10, .5}}
+	tests := map[string][]float64{
+		estimator.ModeContinuous:   {0, 0, .3, .5, .65, 1, 1, .55},
+		estimator.ModePositiveOnly: {.5, .5, .5, .5, .65, 1, 1, .55},
+		estimator.ModeNegativeOnly: {0, 0, .3, .5, .5, .5, .5, .5},
+		estimator.ModeOneOnly:      {.5, .5, .5, .5, .6, .6, .6, .6},
+		estimator.ModeBinary:       {.4, .4, .4, .5, .6, .6, .6, .6},
+	}
+	for mode, want := range tests {
+		cfg := of(t, "diffusion_nft", func(c *estimator.Config) { c.Std, c.Mode = estimator.StdNone, mode })
+		got := estimate(t, cfg, rewards)[0].Advantages
+		for i := range want {
+			if math.Abs(got[i]-want[i]) > 1e-15 {
+				t.Errorf("%s: %v, want %v", mode, got, want)
+				break
+			}
+		}
+	}
+}
+
+func TestEstimate_Clip(t *testing.T) {
+	got := estimate(t, of(t, "dr_grpo", func(c *estimator.Config) { c.AdvClipMax = 2 }), [][]float64{{-8, -1, 0, 9}})
+	if want := "[-2 -1 0 2]"; fmt.Sprint(got[0].Advantages) != want {
+		t.Errorf("advantages %v, want %s", got[0].Advantages, want)
+	}
+}
+
+// A row that is there twice biases the advantages: groups are made of distinct samples.
+func TestEstimate_Padding(t *testing.T) {
+	cfg := config(estimator.StdGlobal, estimator.BasisSample, 1)
+	for _, tt := range []struct {
+		rewards [][]float64
+		want    [][]float64
+	}{
+		{[][]float64{{1, 3, 1}, {0, 2}}, [][]float64{{-0.584654069, 1.16930814, -0.584654069}, {-0.876981103, 0.876981103}}},
+		{[][]float64{{1, 3, 1, 3}, {0, 2}}, [][]float64{{-0.825654648, 0.825654648, -0.825654648, 0.825654648}, {-0.825654648, 0.825654648}}},
+	} {
+		for g, group := range estimate(t, cfg, tt.rewards) {
+			for i, want := range tt.want[g] {
+				if !near(group.Advantages[i], want, 5e-9) {
+					t.Errorf("group %d: %.9f, want %.9f", g, group.Advantages, tt.want[g])
+					break
+				}
+			}
+		}
+	}
+}
+
+func TestEstimate_RefusesInput(t *testing.T) {
+	gdpo := of(t, "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, .5} })
+	for name, tt := range map[string]struct {
+		cfg   estimator.Config
+		group estimator.Rewards
+		fault string
+	}{
+		"gdpo without scores":   {gdpo, estimator.Rewards{Values: []float64{1, 2}}, "group 0: scores of 0 samples; want those of all 2"},
+		"gdpo with one score":   {gdpo, estimator.Rewards{Values: []float64{1}, Scores: [][]float64{{1}}}, "sample 0 has 1 scores; want 2"},
+		"gdpo with NaN":         {gdpo, estimator.Rewards{Values: []float64{1}, Scores: [][]float64{{1, math.NaN()}}}, "score 1 of sample 0 is NaN"},
+		"lengths of too few":    {of(t, "opo", nil), estimator.Rewards{Values: []float64{1, 2}, Lengths: []int{1}}, "1 lengths; want one per sample, 2"},
+		"a length of 0":         {of(t, "opo", nil), estimator.Rewards{Values: []float64{1, 2}, Lengths: []int{1, 0}}, "length 1 is 0"},
+		"nft beyond float64":    {of(t, "diffusion_nft", func(c *estimator.Config) { c.Std = "none" }), estimator.Rewards{Values: []float64{1.7e308, 1.6e308}}, "too large"},
+		"whiten with one value": {of(t, "reinforce_plus_plus", nil), estimator.Rewards{Values: []float64{1}}, "one reward in all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := estimator.Estimate(tt.cfg, []estimator.Rewards{tt.group})
+			if err == nil || !strings.Contains(err.Error(), tt.fault) {
+				t.Errorf("error %v, want one about %q", err, tt.fault)
+			}
+		})
+	}
+}

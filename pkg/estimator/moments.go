@@ -1,0 +1,77 @@
+package estimator
+
+import "math"
+
+// moments of a set of values.
+type moments struct {
+	count    int
+	mean     float64
+	squares  float64 // sum of squared distances from mean
+	constant bool    // all values are equal
+}
+
+// spread takes the moments of all values together, in two passes: the one-pass form
+// loses everything when the mean is large.
+func spread(groups ...[]float64) moments {
+	m := moments{constant: true}
+	first := groups[0][0]
+	for _, values := range groups {
+		for _, v := range values {
+			m.mean += v
+			m.constant = m.constant && v == first
+		}
+		m.count += len(values)
+	}
+	if m.constant {
+		m.mean = first
+		return m
+	}
+	m.mean /= float64(m.count)
+	for _, values := range groups {
+		for _, v := range values {
+			d := v - m.mean
+			m.squares += float64(d * d)
+		}
+	}
+	return m
+}
+
+// variance in the basis of cfg; 0 for equal values, which guards the unbiased form of a
+// single one.
+func (m moments) variance(cfg Config) float64 {
+	if m.constant {
+		return 0
+	}
+	n := float64(m.count)
+	switch cfg.StdBasis {
+	case BasisExpanded:
+		t := float64(cfg.Columns)
+		return t * m.squares / (float64(n*t) - 1)
+	case BasisPopulation:
+		return m.squares / n
+	default:
+		return m.squares / (n - 1)
+	}
+}
+
+func (m moments) std(cfg Config) float64 { return math.Sqrt(m.variance(cfg)) }
+
+// group is the result of the group that m describes, with exactly 0 for equal rewards.
+func (m moments) group(std float64, advantage func(i int) float64) Group {
+	g := Group{Advantages: make([]float64, m.count), Mean: m.mean, Std: std}
+	if m.constant {
+		return g
+	}
+	for i := range g.Advantages {
+		g.Advantages[i] = advantage(i)
+	}
+	return g
+}
+
+func values(groups []Rewards) [][]float64 {
+	out := make([][]float64, len(groups))
+	for g := range groups {
+		out[g] = groups[g].Values
+	}
+	return out
+}

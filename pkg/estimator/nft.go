@@ -1,0 +1,44 @@
+package estimator
+
+// diffusionNFT turns the advantage A of flowGRPO, within +-c and changed by the mode,
+// into the probability p = A/(2c) + 1/2 that a sample is optimal (DiffusionNFT, Zheng et
+// al. 2025). A group without variance, or of one, has p = 1/2.
+func diffusionNFT(cfg Config, groups []Rewards) ([]Group, error) {
+	out, err := flowGRPO(cfg, groups)
+	if err != nil {
+		return nil, err
+	}
+	c := cfg.AdvClipMax
+	for g := range out {
+		for i, a := range out[g].Advantages {
+			if finite(a) { // else it is refused later
+				out[g].Advantages[i] = min(max(cfg.shaped(min(max(a, -c), c))/c/2+0.5, 0), 1)
+			}
+		}
+	}
+	return out, nil
+}
+
+// shaped is an advantage as the mode of DiffusionNFT sees it.
+func (cfg Config) shaped(a float64) float64 {
+	switch cfg.Mode {
+	case ModePositiveOnly:
+		return max(a, 0)
+	case ModeNegativeOnly:
+		return min(a, 0)
+	case ModeOneOnly:
+		if a > 0 {
+			return 1
+		}
+		return 0
+	case ModeBinary:
+		switch {
+		case a > 0:
+			return 1
+		case a < 0:
+			return -1
+		}
+		return 0
+	}
+	return a
+}
