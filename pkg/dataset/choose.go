@@ -1,0 +1,171 @@
+package dataset
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"unicode/utf8"
+)
+
+// Choice says which records are used, in the order in which it is applied.
+type Choice struct {
+	// MinChars and MaxChars bound the characters of a prompt; 0: no bound.
+	MinChars, MaxChars int
+	// Dedup drops records whose prompt, negative prompt and ground truth an earlier one has.
+	Dedup bool
+	// Shuffle orders by a hash of the seed and the record's index; nil keeps the order of the
+	// file. Two records keep their order whatever else is chosen.
+	Shuffle *int64
+	// Offset skips records, Limit bounds how many are left; Limit 0: all.
+	Offset, Limit int
+	// BatchSize joins that many records, in order, to batches; the last may be smaller. 0: one
+	// batch of all.
+	BatchSize int
+	// Shard of Shards is what this machine takes, from 0: every Shards-th batch where BatchSize
+	// is set, else every Shards-th record. Shards 0: all.
+	Shard, Shards int
+}
+
+// Validate joins all faults by field name.
+func (c Choice) Validate() error {
+	var faults []error
+	least := func(field string, n, low int) {
+		if n < low {
+			faults = append(faults, fault(field, n, fmt.Sprintf("want at least %d", low)))
+		}
+	}
+	least("min chars", c.MinChars, 0)
+	least("max chars", c.MaxChars, 0)
+	least("offset", c.Offset, 0)
+	least("limit", c.Limit, 0)
+	least("batch size", c.BatchSize, 0)
+	if c.MaxChars > 0 && c.MinChars > c.MaxChars {
+		faults = append(faults, fault("min chars", c.MinChars, fmt.Sprintf("want at most max chars, %d", c.MaxChars)))
+	}
+	if c.Shards < 0 || c.Shard < 0 || c.Shard >= max(c.Shards, 1) {
+		faults = append(faults, fault("shard", bare(fmt.Sprintf("%d/%d", c.Shard, c.Shards)), "want I/N with I from 0 to N-1"))
+	}
+	return errors.Join(faults...)
+}
+
+// Batch is records that belong together.
+type Batch struct {
+	// Number counts the batches of all shards, from 0.
+	Number  int
+	Records []Record
+}
+
+// Report counts what a Choice did, in order.
+type Report struct {
+	// Records came in. Short and Long were dropped for their length.
+	Records, Short, Long int
+	// Duplicates have an earlier twin; Dropped says whether they were dropped.
+	Duplicates int
+	Dropped    bool
+	// Chosen are left after offset and limit, in Batches, before the shard.
+	Chosen, Batches int
+}
+
+// Choose applies a choice. Without records there are no batches.
+func Choose(records []Record, c Choice) ([]Batch, Report, error) {
+	report := Report{Records: len(records), Dropped: c.Dedup}
+	if err := c.Validate(); err != nil {
+		return nil, report, err
+	}
+	seen := make(map[[sha256.Size]byte]bool, len(records))
+	var left []Record
+	for _, r := range records {
+		prompt, ok := r.Prompt()
+		if n := utf8.RuneCountInString(prompt); ok && n < c.MinChars {
+			report.Short++
+			continue
+		} else if c.MaxChars > 0 && n > c.MaxChars {
+			report.Long++
+			continue
+		}
+		if ok {
+			id := r.identity(prompt)
+			if seen[id] {
+				if report.Duplicates++; c.Dedup {
+					continue
+				}
+			}
+			seen[id] = true
+		}
+		left = append(left, r)
+	}
+	if c.Shuffle != nil {
+		shuffle(left, *c.Shuffle)
+	}
+	left = left[min(c.Offset, len(left)):]
+	if c.Limit > 0 {
+		left = left[:min(c.Limit, len(left))]
+	}
+	report.Chosen = len(left)
+	batches := c.split(left, &report)
+	return batches, report, nil
+}
+
+// split makes the batches of this shard.
+func (c Choice) split(records []Record, report *Report) []Batch {
+	shards := max(c.Shards, 1)
+	if c.BatchSize == 0 {
+		report.Batches = min(1, len(records))
+		var own []Record
+		for i := c.Shard; i < len(records); i += shards {
+			own = append(own, records[i])
+		}
+		if len(own) == 0 {
+			return nil
+		}
+		return []Batch{{Records: own}}
+	}
+	var out []Batch
+	for batch := range slices.Chunk(records, c.BatchSize) {
+		if report.Batches%shards == c.Shard {
+			out = append(out, Batch{Number: report.Batches, Records: batch})
+		}
+		report.Batches++
+	}
+	return out
+}
+
+// shuffle sorts by SHA-256 over seed and index, both as 8 bytes, little-endian.
+func shuffle(records []Record, seed int64) {
+	keys := make(map[int][sha256.Size]byte, len(records))
+	for _, r := range records {
+		var b [16]byte
+		binary.LittleEndian.PutUint64(b[:], uint64(seed))
+		binary.LittleEndian.PutUint64(b[8:], uint64(r.Index))
+		keys[r.Index] = sha256.Sum256(b[:])
+	}
+	slices.SortFunc(records, func(a, b Record) int {
+		x, y := keys[a.Index], keys[b.Index]
+		return bytes.Compare(x[:], y[:])
+	})
+}
+
+// identity is what makes two records the same task.
+func (r *Record) identity(prompt string) [sha256.Size]byte {
+	h := sha256.New()
+	write := func(there bool, s string) {
+		if there {
+			fmt.Fprintf(h, "%d:%s", len(s), s)
+		}
+		h.Write([]byte{0})
+	}
+	write(true, prompt)
+	negative, ok := r.Fields["negative_prompt"].(string)
+	write(ok, negative)
+	write(r.GroundTruth != "", r.GroundTruth)
+	rewards, _ := r.Fields["reward"].([]any) // a prompt of this project may name its answers there
+	for _, v := range rewards {
+		spec, _ := v.(map[string]any)
+		truth, ok := spec["ground_truth"].(string)
+		write(ok, truth)
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}

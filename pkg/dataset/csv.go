@@ -1,0 +1,145 @@
+package dataset
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// csv reads a table with a header. An empty cell is a value that is not there.
+func (d *reader) csv() error {
+	in := &windowed{r: d.in}
+	table := csv.NewReader(in)
+	table.FieldsPerRecord = -1 // checked here, so that the error has the same form as others
+	header, err := table.Read()
+	switch {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return fmt.Errorf("read %s: header: %w", d.name, err)
+	}
+	columns, err := checkHeader(header)
+	if err != nil {
+		return d.at(1, err)
+	}
+	for {
+		in.reset()
+		cells, err := table.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		var line int
+		var r *Record
+		switch syntax, ok := errors.AsType[*csv.ParseError](err); {
+		case ok:
+			line, err = syntax.StartLine, fault("", missing{}, "not CSV: "+syntax.Err.Error())
+		case err != nil:
+			return fmt.Errorf("read %s: %w", d.name, err)
+		default:
+			line, _ = table.FieldPos(0)
+			r, err = row(columns, cells)
+		}
+		if err := d.take(line, r, err); err != nil {
+			return err
+		}
+	}
+}
+
+// at is an error of the file at a line, not of a record that could be skipped.
+func (d *reader) at(line int, err error) error {
+	if bad, ok := errors.AsType[*RecordError](err); ok {
+		placed := *bad
+		placed.File, placed.Line = d.name, line
+		return &placed
+	}
+	return fmt.Errorf("%s line %d: %w", d.name, line, err)
+}
+
+func checkHeader(header []string) ([]string, error) {
+	if len(header) > MaxFields {
+		return nil, fault("header", bare(fmt.Sprintf("%d columns", len(header))), fmt.Sprintf("want at most %d", MaxFields))
+	}
+	columns := make([]string, len(header))
+	seen := map[string]bool{}
+	for i, name := range header {
+		name = strings.TrimSpace(name)
+		if err := checkText("header", name); err != nil {
+			return nil, err
+		}
+		switch {
+		case name == "":
+			return nil, fault("header", header[i], fmt.Sprintf("want a name for column %d", i+1))
+		case seen[name]:
+			return nil, fault("header", name, "want each column once")
+		}
+		columns[i], seen[name] = name, true
+	}
+	if !seen["prompt"] {
+		return nil, fault("header", strings.Join(columns, ","), "want a column prompt")
+	}
+	return columns, nil
+}
+
+// row makes a record of one line of the table.
+func row(columns, cells []string) (*Record, error) {
+	if len(cells) != len(columns) {
+		return nil, fault("", bare(fmt.Sprintf("%d cells", len(cells))), fmt.Sprintf("want %d, as the header has", len(columns)))
+	}
+	r := &Record{Fields: map[string]any{}}
+	metadata := map[string]any{}
+	size := 0
+	for i, name := range columns {
+		value := cells[i]
+		if size += len(value); size > MaxRecordBytes {
+			return nil, fault("", missing{}, fmt.Sprintf("want a record of at most %d bytes", MaxRecordBytes))
+		}
+		if err := checkText(name, value); err != nil {
+			return nil, err
+		}
+		if value == "" {
+			continue
+		}
+		switch name {
+		case "prompt", "negative_prompt", "uid":
+			r.Fields[name] = value
+		case "ground_truth":
+			r.GroundTruth = value
+		case "seed":
+			seed, err := strconv.ParseInt(value, 10, 64)
+			if err != nil || seed < 0 {
+				return nil, fault(name, value, "want a whole number of at least 0")
+			}
+			r.Fields[name] = seed
+		default:
+			metadata[name] = value
+		}
+	}
+	if prompt, _ := r.Prompt(); strings.TrimSpace(prompt) == "" {
+		return nil, fault("prompt", prompt, "want a text")
+	}
+	if len(metadata) > 0 {
+		r.Fields["metadata"] = metadata
+	}
+	return r, nil
+}
+
+// windowed bounds what is read for one record: a quote that is never closed would
+// otherwise gather the rest of the file.
+type windowed struct {
+	r io.Reader
+	n int
+}
+
+func (w *windowed) reset() { w.n = 0 }
+
+func (w *windowed) Read(p []byte) (int, error) {
+	n, err := w.r.Read(p)
+	// Readers read ahead by as much as they hold, which may be twice a record.
+	if w.n += n; w.n > 4*MaxRecordBytes {
+		return 0, fmt.Errorf("a record of more than %d bytes", MaxRecordBytes)
+	}
+	return n, err
+}

@@ -1,0 +1,244 @@
+package dataset
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// record gives an object the form of a prompt.
+func (d *reader) record(object map[string]any) (*Record, error) {
+	switch {
+	case d.set.Format == Meander:
+		return &Record{Fields: object}, nil
+	case d.set.Format == Metadata:
+		return metadataRecord(object)
+	case d.set.Format == Verl, looksVerl(object):
+		return verlRecord(object)
+	}
+	return d.mixedRecord(object)
+}
+
+// looksVerl tells records by their messages: no prompt of this project is a list.
+func looksVerl(object map[string]any) bool {
+	list, ok := object["prompt"].([]any)
+	if !ok || len(list) == 0 {
+		return false
+	}
+	message, ok := list[0].(map[string]any)
+	return ok && message["role"] != nil
+}
+
+// mixedRecord is a prompt of this project; what that does not have is metadata. Faults
+// of fields that a prompt does have are for its reader to find.
+func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
+	r := &Record{Fields: object}
+	var rest []string
+	for name := range object {
+		if !slices.Contains(d.options.Fields, name) {
+			rest = append(rest, name)
+		}
+	}
+	if len(rest) == 0 {
+		return r, nil
+	}
+	metadata, ok := object["metadata"].(map[string]any)
+	if object["metadata"] != nil && !ok {
+		return r, nil // no prompt: refused whatever is beside it
+	}
+	if _, ok := r.Prompt(); !ok {
+		return nil, fault("prompt", lookup(object, "prompt"), "want a text")
+	}
+	metadata = maps.Clone(metadata)
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
+	for _, name := range slices.Sorted(slices.Values(rest)) {
+		v := object[name]
+		delete(object, name)
+		if name == "ground_truth" {
+			var err error
+			if r.GroundTruth, err = answer(name, v); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if _, twice := metadata[name]; twice {
+			return nil, fault(name, v, "want it once: metadata has it too")
+		}
+		put(metadata, name, v)
+	}
+	if len(metadata) > 0 {
+		object["metadata"] = metadata
+	}
+	return r, nil
+}
+
+// metadataRecord is a text and things to know about it.
+func metadataRecord(object map[string]any) (*Record, error) {
+	prompt, ok := object["prompt"].(string)
+	if !ok || strings.TrimSpace(prompt) == "" {
+		return nil, fault("prompt", lookup(object, "prompt"), "want a text")
+	}
+	r := &Record{Fields: map[string]any{"prompt": prompt}}
+	metadata := map[string]any{}
+	for name, v := range object {
+		if name != "prompt" {
+			put(metadata, name, v)
+		}
+	}
+	if len(metadata) > 0 {
+		r.Fields["metadata"] = metadata
+	}
+	return r, nil
+}
+
+// verlRecord reads the columns of verl's OCR set: prompt and negative_prompt as messages,
+// the answer in reward_model, and where the record comes from.
+func verlRecord(object map[string]any) (*Record, error) {
+	r := &Record{Fields: map[string]any{}}
+	metadata := map[string]any{}
+	for _, field := range []string{"prompt", "negative_prompt"} {
+		v, there := object[field]
+		if field == "negative_prompt" && (!there || v == nil) {
+			continue
+		}
+		user, system, err := messages(field, v, there)
+		if err != nil {
+			return nil, err
+		}
+		r.Fields[field] = user
+		if system != "" {
+			metadata["system_"+field] = system
+		}
+	}
+	if prompt, _ := r.Prompt(); strings.TrimSpace(prompt) == "" {
+		return nil, fault("prompt", prompt, "want a user message with a text")
+	}
+	if err := verlAnswer(r, object); err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		switch name {
+		case "prompt", "negative_prompt", "reward_model":
+		case "extra_info":
+			if object[name] == nil {
+				continue
+			}
+			info, ok := object[name].(map[string]any)
+			if !ok {
+				return nil, fault(name, object[name], "want an object")
+			}
+			for key, v := range info {
+				if _, twice := object[key]; twice || key == "system_prompt" || key == "system_negative_prompt" {
+					return nil, fault(name+"."+key, v, "want a name that the record does not have itself")
+				}
+				put(metadata, key, v)
+			}
+		case "data_source", "ability":
+			s, ok := object[name].(string)
+			if !ok {
+				return nil, fault(name, object[name], "want a text")
+			}
+			metadata[name] = s
+		default:
+			put(metadata, name, object[name])
+		}
+	}
+	if len(metadata) > 0 {
+		r.Fields["metadata"] = metadata
+	}
+	return r, nil
+}
+
+// verlAnswer takes reward_model.ground_truth. A rule has nothing to compare with without
+// it.
+func verlAnswer(r *Record, object map[string]any) error {
+	if object["reward_model"] == nil {
+		return nil
+	}
+	model, ok := object["reward_model"].(map[string]any)
+	if !ok {
+		return fault("reward_model", object["reward_model"], "want an object")
+	}
+	truth, there := model["ground_truth"]
+	if !there || truth == nil {
+		if model["style"] == "rule" {
+			return fault("reward_model.ground_truth", lookup(model, "ground_truth"), `want a text, since style is "rule"`)
+		}
+		return nil
+	}
+	var err error
+	r.GroundTruth, err = answer("reward_model.ground_truth", truth)
+	return err
+}
+
+// messages returns the texts of the user and of the system.
+func messages(field string, v any, there bool) (user, system string, err error) {
+	if s, plain := v.(string); plain {
+		return s, "", nil
+	}
+	list, ok := v.([]any)
+	if !ok || len(list) == 0 {
+		if !there {
+			v = missing{}
+		}
+		return "", "", fault(field, v, "want a list of messages {role, content}")
+	}
+	users, systems := 0, 0
+	for i, item := range list {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		message, ok := item.(map[string]any)
+		if !ok {
+			return "", "", fault(at, item, "want a message {role, content}")
+		}
+		content, ok := message["content"].(string)
+		if !ok {
+			return "", "", fault(at+".content", lookup(message, "content"), "want a text")
+		}
+		switch message["role"] {
+		case "user":
+			user = content
+			users++
+		case "system":
+			system = content
+			systems++
+		default:
+			return "", "", fault(at+".role", lookup(message, "role"), "want user or system")
+		}
+	}
+	if users != 1 || systems > 1 {
+		return "", "", fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", users, systems)), "want one message of the user and at most one of the system")
+	}
+	return user, system, nil
+}
+
+// answer is a ground truth. Numbers are texts too: an answer may well be 42.
+func answer(field string, v any) (string, error) {
+	switch v := v.(type) {
+	case nil:
+		return "", nil
+	case string:
+		return v, nil
+	case int64:
+		return strconv.FormatInt(v, 10), nil
+	}
+	return "", fault(field, v, "want a text")
+}
+
+// put adds metadata; null is no value.
+func put(metadata map[string]any, name string, v any) {
+	if v != nil {
+		metadata[name] = v
+	}
+}
+
+// lookup tells a value that is not there from null.
+func lookup(object map[string]any, name string) any {
+	if v, ok := object[name]; ok {
+		return v
+	}
+	return missing{}
+}

@@ -1,0 +1,105 @@
+package dataset
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Template makes a prompt of a record's fields, e.g. `a sign that says "{prompt}"`.
+type Template struct {
+	parts []part
+}
+
+// part is a literal text, then the value of a field unless that is empty.
+type part struct{ text, field string }
+
+// ParseTemplate reads a template: {name} is a field, {{ and }} are braces. It must have
+// a field, or all prompts would be the same.
+func ParseTemplate(s string) (*Template, error) {
+	bad := func(rule string) (*Template, error) { return nil, fault("template", s, rule) }
+	t := &Template{}
+	var text strings.Builder
+	for i := 0; i < len(s); i++ {
+		switch {
+		case strings.HasPrefix(s[i:], "{{"), strings.HasPrefix(s[i:], "}}"):
+			text.WriteByte(s[i])
+			i++
+		case s[i] == '}':
+			return bad("want a { before each }; a brace itself is }}")
+		case s[i] == '{':
+			n := strings.IndexAny(s[i+1:], "{}")
+			if n < 0 || s[i+1+n] == '{' {
+				return bad("want a } after each {; a brace itself is {{")
+			}
+			name := s[i+1 : i+1+n]
+			if strings.TrimSpace(name) == "" {
+				return bad("want the name of a field in {}")
+			}
+			t.parts = append(t.parts, part{text.String(), name})
+			text.Reset()
+			i += n + 1
+		default:
+			text.WriteByte(s[i])
+		}
+	}
+	if len(t.parts) == 0 {
+		return bad("want at least one field, such as {prompt}")
+	}
+	t.parts = append(t.parts, part{text: text.String()})
+	return t, nil
+}
+
+// Apply replaces the prompt of r. The names are prompt, negative_prompt, ground_truth,
+// uid, seed, index and those of the metadata. One that r does not have is an error, and
+// so is a list or an object.
+func (t *Template) Apply(r *Record) error {
+	var b strings.Builder
+	for _, p := range t.parts {
+		b.WriteString(p.text)
+		if p.field == "" {
+			continue
+		}
+		s, err := r.field(p.field)
+		if err != nil {
+			return err
+		}
+		if b.WriteString(s); b.Len() > MaxRecordBytes {
+			return fault("prompt", missing{}, fmt.Sprintf("want at most %d bytes after the template", MaxRecordBytes))
+		}
+	}
+	r.Fields["prompt"] = b.String()
+	return nil
+}
+
+// field is the value of a name in a template.
+func (r *Record) field(name string) (string, error) {
+	var v any = missing{}
+	switch name {
+	case "prompt", "negative_prompt", "uid", "seed":
+		v = lookup(r.Fields, name)
+	case "ground_truth":
+		if r.GroundTruth != "" {
+			v = r.GroundTruth
+		}
+	case "index":
+		v = int64(r.Index)
+	default:
+		if metadata, ok := r.Fields["metadata"].(map[string]any); ok {
+			v = lookup(metadata, name)
+		}
+	}
+	switch v := v.(type) {
+	case string:
+		return v, nil
+	case int64:
+		return strconv.FormatInt(v, 10), nil
+	case float64:
+		return strconv.FormatFloat(v, 'g', -1, 64), nil
+	case bool:
+		return strconv.FormatBool(v), nil
+	case missing, nil:
+		return "", fault(name, v, "want a value, since the template has {"+name+"}")
+	}
+	return "", fault(name, v, "want a text or a number, since the template has {"+name+"}")
+}
