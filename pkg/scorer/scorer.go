@@ -1,5 +1,6 @@
 // Package scorer holds the reward functions: a picture and what was asked for in, a
-// number out. They are pure; the reward service fetches pictures and publishes.
+// number out. The reward service fetches pictures and publishes; functions that need a
+// network or a file of weights are in the folders below.
 package scorer
 
 import (
@@ -9,7 +10,6 @@ import (
 	"image"
 	"maps"
 	"slices"
-	"strings"
 )
 
 // Input is what a scorer may look at.
@@ -25,6 +25,19 @@ type Input struct {
 	Params map[string]string
 }
 
+// Result is the score of one sample.
+type Result struct {
+	// Value is the score, unless Err says why there is none.
+	Value float64
+	Err   error
+	// Detail is what the scorer saw, for people, such as the text it read; at most MaxDetail
+	// bytes.
+	Detail string
+}
+
+// MaxDetail bounds Result.Detail in bytes.
+const MaxDetail = 256
+
 // Scorer is one reward function. It may be called concurrently.
 type Scorer interface {
 	// Name is the name it is asked for by.
@@ -35,34 +48,100 @@ type Scorer interface {
 	Score(ctx context.Context, in Input) (float64, error)
 }
 
-// Names lists the scorers, sorted.
-func Names() []string {
-	return []string{JPEGCompressibility, JPEGIncompressibility, Synthetic}
+// Detailer is a Scorer that can say what it saw.
+type Detailer interface {
+	Scorer
+	ScoreDetail(ctx context.Context, in Input) Result
 }
 
-// New returns the scorer of a name; an unknown name is an error that lists them.
+// BatchScorer is a Scorer that does better with several pictures at once.
+type BatchScorer interface {
+	Scorer
+	// MaxBatch is the most pictures it takes, at least 1.
+	MaxBatch() int
+	// ScoreBatch returns one result per input, in order.
+	ScoreBatch(ctx context.Context, in []Input) []Result
+}
+
+// GroupScorer rates the samples of a group by each other, so it needs all at once.
+type GroupScorer interface {
+	Name() string
+	Version() string
+	// ScoreGroup returns one result per input, in order of sample_index.
+	ScoreGroup(ctx context.Context, in []Input) []Result
+}
+
+// ErrUnavailable is wrapped by errors that may pass: a program, a server or a worker
+// does not answer now.
+var ErrUnavailable = errors.New("not available now")
+
+// New returns the scorer of a name; an unknown name is an error that lists them. OCR needs
+// a program, and it is an error when that is not there. Diversity is a GroupScorer: see
+// NewGroup.
 func New(name string) (Scorer, error) {
 	switch name {
+	case Glyph:
+		return newGlyph()
 	case JPEGCompressibility:
 		return jpegSize{name: name, sign: -1}, nil
 	case JPEGIncompressibility:
 		return jpegSize{name: name, sign: 1}, nil
+	case OCR:
+		return NewOCR(OCRConfig{})
 	case Synthetic:
 		return synthetic{}, nil
 	}
-	return nil, fmt.Errorf("scorer %q: want one of %s", name, strings.Join(Names(), ", "))
+	if _, _, err := find(name); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("scorer %q does not rate pictures one by one here", name)
+}
+
+// NewGroup returns the group scorer of a name; nil for the name of anything else.
+func NewGroup(name string) GroupScorer {
+	if name == Diversity {
+		return diversity{}
+	}
+	return nil
 }
 
 // check refuses input that no scorer without parameters can take.
 func check(ctx context.Context, in Input) error {
+	if err := pictured(ctx, in); err != nil {
+		return err
+	}
+	if len(in.Params) > 0 {
+		return fmt.Errorf("params: unknown name %q", slices.Sorted(maps.Keys(in.Params))[0])
+	}
+	return nil
+}
+
+func pictured(ctx context.Context, in Input) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if in.Image == nil || in.Image.Rect.Empty() {
 		return errors.New("no picture")
 	}
-	if len(in.Params) > 0 {
-		return fmt.Errorf("params: unknown name %q", slices.Sorted(maps.Keys(in.Params))[0])
-	}
 	return nil
+}
+
+// luma is the brightness of a pixel over black, 0 to 255*255*1000 (ITU-R BT.601 weights).
+func luma(pix []uint8) uint32 {
+	return (299*uint32(pix[0]) + 587*uint32(pix[1]) + 114*uint32(pix[2])) * uint32(pix[3])
+}
+
+// cut is s as at most MaxDetail bytes, cut between characters.
+func cut(s string) string {
+	if len(s) <= MaxDetail {
+		return s
+	}
+	end := 0
+	for i := range s {
+		if i > MaxDetail {
+			break
+		}
+		end = i
+	}
+	return s[:end]
 }

@@ -34,9 +34,9 @@ func (synthetic) Score(ctx context.Context, in Input) (float64, error) {
 		row := in.Image.Pix[from : from+4*bounds.Dx()]
 		var rowSum, rowSquares float64
 		for ; len(row) >= 4; row = row[4:] {
-			luma := float64((299*uint32(row[0])+587*uint32(row[1])+114*uint32(row[2]))*uint32(row[3])) / (1000 * 255 * 255)
-			rowSum += luma
-			rowSquares += float64(luma * luma)
+			bright := float64(luma(row)) / (1000 * 255 * 255)
+			rowSum += bright
+			rowSquares += float64(bright * bright)
 		}
 		sum += rowSum
 		squares += rowSquares

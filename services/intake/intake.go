@@ -27,8 +27,10 @@ type Config struct {
 	// Models are lanes a prompt may name before their sampler has announced itself; the first
 	// serves prompts that name none.
 	Models []string `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
-	// Reward is what prompts without a reward list are scored with.
-	Reward []string `koanf:"reward" help:"reward functions of prompts that name none"`
+	// Reward is what prompts without a reward list are scored with, unless their model names some.
+	Reward []string `koanf:"reward" help:"reward functions of prompts that name none, when their model names none either"`
+	// ExternalWait is the deadline of groups that wait for rewards from outside.
+	ExternalWait time.Duration `koanf:"external_wait" help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`
 	// AckWait is how long the server waits for a sign of life before it redelivers a prompt.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
 	// DrainTimeout bounds the work in hand at shutdown.
@@ -38,7 +40,7 @@ type Config struct {
 // DefaultConfig is one that works for a laptop and for a cluster.
 func DefaultConfig() Config {
 	return Config{
-		Slots: 4, Reward: []string{"jpeg_compressibility"},
+		Slots: 4, Reward: []string{"jpeg_compressibility"}, ExternalWait: 24 * time.Hour,
 		AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
 	}
 }
@@ -58,9 +60,12 @@ func (c Config) Validate() error {
 		errs = append(errs, errors.New("reward: empty; name at least one reward function"))
 	}
 	for _, r := range c.Reward {
-		if err := checkName("reward", r, scorer.Names()); err != nil {
-			errs = append(errs, err)
+		if _, _, err := scorer.SplitName(r); err != nil {
+			errs = append(errs, fmt.Errorf("reward: %w", err))
 		}
+	}
+	if c.ExternalWait < time.Second {
+		errs = append(errs, fmt.Errorf("external_wait: %v; must be at least 1s", c.ExternalWait))
 	}
 	if c.AckWait < time.Second {
 		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
@@ -112,9 +117,6 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if p.UID == "" {
 		p.UID = fmt.Sprintf("p%d", m.Seq)
 	}
-	if err := s.checkNames(&p); err != nil {
-		return bus.Terminal(schemas.CodeInvalid, err)
-	}
 	policy, err := s.lanes.pick(ctx, p.Model, s.cfg.Models)
 	if err != nil {
 		return err
@@ -126,7 +128,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		}
 		t.Ref, t.Data = &ref, nil
 	}
-	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward})
+	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward, externalWait: s.cfg.ExternalWait})
 	if err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
@@ -181,14 +183,44 @@ func sameTensor(a, b *schemas.Tensor) bool {
 	return a.Ref.Digest == b.Ref.Digest && a.DType == b.DType && slices.Equal(a.Shape, b.Shape)
 }
 
-// refuse tells the client that asked, before the prompt goes to the dead letters.
-func (s *service) refuse(_ context.Context, m *bus.Message, cause error) error {
+// refuse tells the client that asked, and the batch that waits for the group, before
+// the prompt goes to the dead letters.
+func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error {
 	r := &schemas.Receipt{Run: runOf(m.Subject), Code: bus.Code(cause), Error: cause.Error()}
 	var p schemas.Prompt
 	if schemas.Decode(m.Data, &p) == nil {
 		r.UID = p.UID
+		if err := s.giveUpPlace(ctx, m, &p, cause); err != nil {
+			return err
+		}
 	}
 	return s.answer(m, r)
+}
+
+// giveUpPlace publishes a failed reward of a group of one in the place of a refused
+// prompt: else its batch would wait for it until the deadline. A prompt whose uid is
+// another group's has no place of its own.
+func (s *service) giveUpPlace(ctx context.Context, m *bus.Message, p *schemas.Prompt, cause error) error {
+	if p.Batch == nil || bus.Code(cause) == schemas.CodeUIDConflict {
+		return nil
+	}
+	def := estimator.DefaultConfig()
+	r := &schemas.Reward{
+		Run: runOf(m.Subject), UID: or(p.UID, fmt.Sprintf("p%d", m.Seq)), GroupSize: 1, Status: schemas.StatusFailed,
+		Error: "prompt refused: " + cause.Error(), Scores: []schemas.Score{}, Scored: m.Time.UnixNano(),
+		Group: schemas.Group{
+			Batch: p.Batch.ID, BatchGroups: p.Batch.Groups, BatchStep: p.Batch.Step, BatchEpoch: p.Batch.Epoch,
+			Advantage: schemas.AdvantageSpec{Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon},
+			PromptSeq: m.Seq, Created: m.Time.UnixNano(), Refill: p.Refill,
+		},
+	}
+	if r.Validate() != nil {
+		return nil // it names no batch that could wait
+	}
+	if _, err := s.bus.Publish(ctx, r); err != nil {
+		return fmt.Errorf("give up the place in batch %s: %w", p.Batch.ID, err)
+	}
+	return nil
 }
 
 // answer sends a receipt to the inbox named by the prompt's reply header. Only
@@ -203,24 +235,6 @@ func (s *service) answer(m *bus.Message, r *schemas.Receipt) error {
 		return fmt.Errorf("encode receipt: %w", err)
 	}
 	return s.bus.Conn().Publish(inbox, data)
-}
-
-func (s *service) checkNames(p *schemas.Prompt) error {
-	var errs []error
-	for i, r := range p.Reward {
-		errs = append(errs, checkName(fmt.Sprintf("reward[%d].name", i), r.Name, scorer.Names()))
-	}
-	if p.Advantage.Estimator != "" {
-		errs = append(errs, checkName("advantage.estimator", p.Advantage.Estimator, estimator.Names()))
-	}
-	return errors.Join(errs...)
-}
-
-func checkName(field, name string, known []string) error {
-	if slices.Contains(known, name) {
-		return nil
-	}
-	return fmt.Errorf("%s: %q is unknown; must be one of %s", field, name, strings.Join(known, ", "))
 }
 
 func runOf(subject string) string { return strings.TrimPrefix(subject, schemas.PromptSubject("")) }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
@@ -20,9 +19,10 @@ const (
 
 // origin is what a request keeps of its prompt's message.
 type origin struct {
-	seq     uint64
-	created time.Time
-	reward  []string
+	seq          uint64
+	created      time.Time
+	reward       []string
+	externalWait time.Duration
 }
 
 // resolve turns a valid prompt into the requests of its group. Every request is
@@ -68,6 +68,10 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	if err := checkInitialLatents(p.InitialLatents, n, int64(tokens), policy); err != nil {
 		return nil, err
 	}
+	group, err := resolveGroup(p, policy, o, len(stochastic))
+	if err != nil {
+		return nil, err
+	}
 	request := schemas.Request{
 		Run: run, UID: p.UID, GroupSize: n, Lane: policy.Lane,
 		Prompt: p.Prompt, Height: height, Width: width,
@@ -76,7 +80,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),
 		ReturnStepIndices: returned, Debug: slices.Clone(p.Rollout.Debug),
 		Priority: value(p.Priority, 0), MinPolicyVersion: value(p.MinPolicyVersion, 0),
-		Group: group(p, o),
+		Group: *group,
 	}
 	if request.TrueCFGScale > 1 {
 		request.NegativePrompt = value(p.NegativePrompt, " ")
@@ -196,32 +200,6 @@ func narrow(list []int64) []int {
 		out[i] = int(v)
 	}
 	return out
-}
-
-func group(p *schemas.Prompt, o origin) schemas.Group {
-	g := schemas.Group{
-		Batch: p.UID, Reward: slices.Clone(p.Reward), Advantage: p.Advantage,
-		Deadline: value(p.Deadline, 0), Validate: p.Evaluation, Metadata: p.Metadata,
-		PromptSeq: o.seq, Created: o.created.UnixNano(),
-	}
-	if p.Batch != nil {
-		g.Batch, g.BatchGroups = p.Batch.ID, p.Batch.Groups
-	}
-	if len(g.Reward) == 0 {
-		for _, name := range o.reward {
-			g.Reward = append(g.Reward, schemas.RewardSpec{Name: name})
-		}
-	}
-	for i := range g.Reward {
-		g.Reward[i].Weight = new(value(g.Reward[i].Weight, 1))
-		g.Reward[i].Required = new(value(g.Reward[i].Required, true))
-	}
-	def := estimator.DefaultConfig()
-	g.Advantage.Estimator = or(g.Advantage.Estimator, def.Name)
-	g.Advantage.Std = or(g.Advantage.Std, def.Std)
-	g.Advantage.StdBasis = or(g.Advantage.StdBasis, def.StdBasis)
-	g.Advantage.Epsilon = new(value(g.Advantage.Epsilon, def.Epsilon))
-	return g
 }
 
 func stochastic(transitions []string) []int64 {

@@ -61,7 +61,14 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	}
 	s := &service{cfg: cfg, bus: b, scorers: map[string]scorer.Scorer{}}
 	for _, name := range scorer.Names() {
+		if scorer.NewGroup(name) != nil {
+			continue
+		}
 		sc, err := scorer.New(name)
+		if errors.Is(err, scorer.ErrNoTesseract) {
+			log.Info().Msg(err.Error())
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("reward function %q: %w", name, err)
 		}

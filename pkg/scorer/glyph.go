@@ -1,0 +1,265 @@
+package scorer
+
+import (
+	"bytes"
+	"context"
+	_ "embed" // the templates
+	"fmt"
+	"image"
+	"image/png"
+	"strings"
+	"sync"
+)
+
+// Glyph reads the signs that the shipped model paints, and compares the text with the
+// target as OCR does (see Target and TextReward). It is a reader of that model's
+// pictures alone, 128 x 64 pixels with up to six digits or capitals in three fonts, and
+// needs nothing installed: each cell is matched with every glyph in every font and size.
+// Those signs have digits or capitals, never both, which tells 0 from O. A cell that looks like none of them is read as "?", which no target has.
+const Glyph = "glyph"
+
+// Geometry of a sign in pixels, as it is drawn for training (deploy/models/signs/trainer).
+const (
+	signHeight, signWidth = 64, 128
+	cellWidth             = 20 // from one glyph to the next; the row of cells is centred
+	cellRows              = 36 // of a template
+	cellTop               = 16 // first of them when the capitals are centred
+	fieldTop, fieldBottom = 8, 56
+)
+
+// signPlaces are the rows by which the text is below the middle; signJitter is how far a
+// glyph may be off.
+var signPlaces = [...]int{-8, 0, 8}
+
+const signJitter = 1
+
+const (
+	// minContrast is the least difference of ink and sign in luma, of 255: the palest ink on
+	// the palest sign has 95.
+	minContrast = 40
+	// maxResidual is the most squared difference from a template, over the template's own
+	// squares, of a glyph that counts as read.
+	maxResidual = 0.5
+)
+
+// glyphSheet has a row per font and size and a cell per character, made by the trainer's
+// glyphs.py.
+//
+//go:embed glyphs.png
+var glyphSheet []byte
+
+const glyphChars = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+// template is the coverage of one glyph in its cell, 0 to 255.
+type template struct {
+	char        byte
+	first, last int // rows that are not empty, last exclusive
+	pix         [cellRows * cellWidth]uint8
+	squares     int64
+}
+
+var loadTemplates = sync.OnceValues(func() ([]template, error) {
+	decoded, err := png.Decode(bytes.NewReader(glyphSheet))
+	if err != nil {
+		return nil, fmt.Errorf("glyph templates: %w", err)
+	}
+	sheet, ok := decoded.(*image.Gray)
+	if !ok || sheet.Rect.Dx() != len(glyphChars)*cellWidth || sheet.Rect.Dy()%cellRows != 0 {
+		return nil, fmt.Errorf("glyph templates: %T of %v", decoded, decoded.Bounds())
+	}
+	var out []template
+	for row := range sheet.Rect.Dy() / cellRows {
+		for c := range glyphChars {
+			t := template{char: glyphChars[c], first: cellRows}
+			for y := range cellRows {
+				for x := range cellWidth {
+					v := sheet.GrayAt(c*cellWidth+x, row*cellRows+y).Y
+					if v == 0 {
+						continue
+					}
+					t.pix[y*cellWidth+x] = v
+					t.squares += int64(v) * int64(v)
+					t.first, t.last = min(t.first, y), y+1
+				}
+			}
+			out = append(out, t)
+		}
+	}
+	return out, nil
+})
+
+type glyphReader struct{ templates []template }
+
+func newGlyph() (Scorer, error) {
+	templates, err := loadTemplates()
+	if err != nil {
+		return nil, err
+	}
+	return glyphReader{templates}, nil
+}
+
+func (glyphReader) Name() string { return Glyph }
+
+func (glyphReader) Version() string { return "1" }
+
+func (g glyphReader) Score(ctx context.Context, in Input) (float64, error) {
+	r := g.ScoreDetail(ctx, in)
+	return r.Value, r.Err
+}
+
+func (g glyphReader) ScoreDetail(ctx context.Context, in Input) Result {
+	fail := func(err error) Result { return Result{Err: fmt.Errorf("%s: %w", Glyph, err)} }
+	if err := check(ctx, in); err != nil {
+		return fail(err)
+	}
+	target, err := Target(in.Prompt, in.GroundTruth)
+	if err != nil {
+		return fail(err)
+	}
+	if size := in.Image.Rect.Size(); size != image.Pt(signWidth, signHeight) {
+		return fail(fmt.Errorf("picture of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y, signWidth, signHeight))
+	}
+	text := g.read(in.Image)
+	return Result{Value: TextReward(target, text), Detail: text}
+}
+
+// field is how much of each pixel is ink, 0 to 255.
+type field [signHeight * signWidth]uint8
+
+// read returns the characters of a sign, "?" for one that cannot be told.
+func (g glyphReader) read(im *image.NRGBA) string {
+	ink, ok := inkOf(im)
+	if !ok {
+		return ""
+	}
+	// An odd number of glyphs has one in the middle, an even number two beside it.
+	best, text := int64(-1), ""
+	for _, left := range []int{(signWidth - 5*cellWidth) / 2, (signWidth - 6*cellWidth) / 2} {
+		for _, place := range signPlaces {
+			for _, r := range g.readRow(ink, left, place) {
+				if best < 0 || r.difference < best {
+					best, text = r.difference, r.text()
+				}
+			}
+		}
+	}
+	return text
+}
+
+// inkOf tells ink from sign: ink is brighter than all signs. Frames and the wall behind
+// round corners lie outside of the rows and columns that are looked at.
+func inkOf(im *image.NRGBA) (*field, bool) {
+	var y [signHeight * signWidth]uint8
+	var count [256]int
+	total := 0
+	for row := range signHeight {
+		for col := range signWidth {
+			v := uint8(luma(im.Pix[im.PixOffset(im.Rect.Min.X+col, im.Rect.Min.Y+row):]) / (1000 * 255))
+			y[row*signWidth+col] = v
+			if row >= fieldTop && row < fieldBottom && col >= 4 && col < signWidth-4 {
+				count[v]++
+				total++
+			}
+		}
+	}
+	sign, bright := quantile(count[:], total/2), quantile(count[:], total-total/100)
+	contrast := bright - sign
+	if contrast < minContrast {
+		return nil, false
+	}
+	// Shades of the sign are up to an eighth of the contrast away from its median.
+	floor := sign + contrast/8
+	var ink field
+	for i, v := range y {
+		ink[i] = uint8(min(255, 255*max(0, int(v)-floor)/(bright-floor)))
+	}
+	return &ink, true
+}
+
+// quantile is the value below or at which n of the counted ones lie.
+func quantile(count []int, n int) int {
+	for v, c := range count {
+		if n -= c; n <= 0 {
+			return v
+		}
+	}
+	return len(count) - 1
+}
+
+// reading is a row of cells as characters of one class.
+type reading struct {
+	chars []byte
+	// difference of the field from what was read, squared.
+	difference int64
+}
+
+func (r reading) text() string { return strings.TrimSpace(string(r.chars)) }
+
+// readRow reads the cells from the column left on, as digits and as capitals.
+func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
+	var out [2]reading
+	right := left
+	for col := left; col+cellWidth <= signWidth; col += cellWidth {
+		right = col + cellWidth
+		energy := ink.energy(col, right)
+		var found [2]*template
+		best := [2]int64{energy, energy} // of an empty cell
+		for i := range g.templates {
+			t := &g.templates[i]
+			class := 0
+			if t.char > '9' {
+				class = 1
+			}
+			for off := place - signJitter; off <= place+signJitter; off++ {
+				if d := energy + t.squares - 2*ink.dot(t, col, off); d < best[class] {
+					best[class], found[class] = d, t
+				}
+			}
+		}
+		for class, t := range found {
+			char := byte(' ')
+			switch {
+			case t == nil && energy > smudge, t != nil && float64(best[class]) > maxResidual*float64(t.squares):
+				char = '?'
+			case t != nil:
+				char = t.char
+			}
+			out[class].chars = append(out[class].chars, char)
+			out[class].difference += best[class]
+		}
+	}
+	outside := ink.energy(0, left) + ink.energy(right, signWidth)
+	for class := range out {
+		out[class].difference += outside
+	}
+	return out
+}
+
+// smudge is the energy of a cell that is neither empty nor a glyph: 40 pixels of full ink.
+const smudge = 40 * 255 * 255
+
+func (f *field) energy(from, to int) int64 {
+	var sum int64
+	for row := fieldTop; row < fieldBottom; row++ {
+		for _, v := range f[row*signWidth+from : row*signWidth+to] {
+			sum += int64(v) * int64(v)
+		}
+	}
+	return sum
+}
+
+// dot is the product of a template with the cell at column col, its capitals off rows
+// below the middle.
+func (f *field) dot(t *template, col, off int) int64 {
+	var sum int64
+	for row := t.first; row < t.last; row++ {
+		cells := f[(cellTop+off+row)*signWidth+col:][:cellWidth]
+		pix := t.pix[row*cellWidth:][:cellWidth]
+		part := uint32(0)
+		for x, v := range pix {
+			part += uint32(v) * uint32(cells[x])
+		}
+		sum += int64(part)
+	}
+	return sum
+}

@@ -1,0 +1,119 @@
+package scorer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Kinds of reward functions that run elsewhere, or wait for somebody. Their names have
+// an instance, kind:instance; External may do without.
+const (
+	HTTP     = "http"     // a server that scores pictures
+	NATS     = "nats"     // workers on a queue group
+	ONNX     = "onnx"     // a network in a file
+	External = "external" // a person or a batch job, whenever it is ready
+)
+
+// kind is what a name may ask for.
+type kind struct {
+	name     string
+	builtin  bool     // this package runs it by itself
+	instance string   // how messages list it; empty: it has none
+	alone    bool     // it may do without its instance
+	compares bool     // it needs a target text
+	params   []string // nil: it has none
+	free     bool     // params are handed on unread
+}
+
+var kinds = []kind{
+	{name: Diversity, builtin: true},
+	{name: External, instance: "NAME", alone: true},
+	{name: Glyph, builtin: true, compares: true},
+	{name: HTTP, instance: "NAME", free: true},
+	{name: JPEGCompressibility, builtin: true},
+	{name: JPEGIncompressibility, builtin: true},
+	{name: NATS, instance: "NAME", free: true},
+	{name: OCR, builtin: true, compares: true, params: ocrParams},
+	{name: ONNX, instance: "NAME"},
+	{name: Synthetic, builtin: true},
+}
+
+// Names lists the reward functions that this package runs by itself, sorted.
+func Names() []string {
+	var names []string
+	for _, k := range kinds {
+		if k.builtin {
+			names = append(names, k.name)
+		}
+	}
+	return names
+}
+
+// Kinds lists everything a prompt may name, sorted, as messages do: http:NAME stands for
+// every instance.
+func Kinds() []string {
+	var names []string
+	for _, k := range kinds {
+		if k.instance == "" || k.alone {
+			names = append(names, k.name)
+		}
+		if k.instance != "" {
+			names = append(names, k.name+":"+k.instance)
+		}
+	}
+	return names
+}
+
+// SplitName splits KIND:INSTANCE. An unknown kind, a missing instance or one too many is
+// an error that lists Kinds.
+func SplitName(name string) (kind, instance string, err error) {
+	k, instance, err := find(name)
+	return k.name, instance, err
+}
+
+func find(name string) (kind, string, error) {
+	base, instance, split := strings.Cut(name, ":")
+	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == base })
+	switch {
+	case i < 0:
+		return kind{}, "", fmt.Errorf("name %q: unknown; want one of %s", name, strings.Join(Kinds(), ", "))
+	case kinds[i].instance == "" && split:
+		return kind{}, "", fmt.Errorf("name %q: %s has no instances, leave out %q", name, base, ":"+instance)
+	case kinds[i].instance != "" && instance == "" && (split || !kinds[i].alone):
+		return kind{}, "", fmt.Errorf("name %q: want %s:NAME, the name of a configured instance", name, base)
+	}
+	return kinds[i], instance, nil
+}
+
+// Check refuses what can be seen before a picture is made: an unknown name, params that
+// the function does not have, a function that compares without a target.
+func Check(name, prompt, groundTruth string, params map[string]string) error {
+	k, _, err := find(name)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if !k.free {
+		for _, p := range slices.Sorted(maps.Keys(params)) {
+			switch {
+			case len(k.params) == 0:
+				errs = append(errs, fmt.Errorf("params: %q is unknown; %s has none", p, name))
+			case !slices.Contains(k.params, p):
+				errs = append(errs, fmt.Errorf("params: %q is unknown; %s has %s", p, name, strings.Join(k.params, ", ")))
+			}
+		}
+	}
+	if k.name == OCR && len(errs) == 0 {
+		_, err := ocrOptions(params)
+		errs = append(errs, err)
+	}
+	if k.compares {
+		if _, err := Target(prompt, groundTruth); err != nil {
+			errs = append(errs, fmt.Errorf("%w; %s needs one", err, name))
+		}
+	}
+	return errors.Join(errs...)
+}

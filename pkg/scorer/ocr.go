@@ -1,0 +1,299 @@
+package scorer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/image/draw"
+)
+
+// OCR compares the text that tesseract reads in a picture with the target (see Target
+// and TextReward). Params, all optional:
+//
+//	lang       tesseract's languages, such as eng or eng+deu; default eng
+//	psm        its page segmentation mode, 3 to 13; default 7, a line, for pictures at least
+//	           half as wide again as high, else 6, a block
+//	whitelist  the characters it may read; default all
+//	margin     pixels cut off on every side first, where frames are; default 5/64 of the
+//	           height of pictures up to 128 high, else 0
+//	prepare    auto (default): grey, dark on light, full contrast, small pictures
+//	           enlarged; none: the picture as it is
+const OCR = "ocr"
+
+var ocrParams = []string{"lang", "margin", "prepare", "psm", "whitelist"}
+
+// ErrNoTesseract is wrapped when the program is not there.
+var ErrNoTesseract = errors.New("tesseract is not installed")
+
+const installTesseract = `install it: "apt-get install tesseract-ocr" (Debian, Ubuntu), "dnf install tesseract" (Fedora), "brew install tesseract" (macOS); or use the reward glyph for pictures of the model signs`
+
+// OCRConfig is how tesseract is run. Zero fields have defaults.
+type OCRConfig struct {
+	// Path of the program; default tesseract on PATH.
+	Path string
+	// Workers is how many processes run at once; default half the processors, at least 1.
+	Workers int
+	// Timeout bounds one process; default 20 s.
+	Timeout time.Duration
+}
+
+// Tesseract is the OCR scorer.
+type Tesseract struct {
+	config  OCRConfig
+	version string
+	langs   []string
+	slots   chan struct{}
+}
+
+// NewOCR finds the program and asks it for its version and languages. When it is not
+// there the error wraps ErrNoTesseract and says what to install.
+func NewOCR(cfg OCRConfig) (*Tesseract, error) {
+	if cfg.Workers == 0 {
+		cfg.Workers = max(1, runtime.GOMAXPROCS(0)/2)
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 20 * time.Second
+	}
+	if cfg.Workers < 0 || cfg.Timeout < 0 {
+		return nil, fmt.Errorf("ocr: workers = %d, timeout = %v: want more than 0", cfg.Workers, cfg.Timeout)
+	}
+	name := cfg.Path
+	if name == "" {
+		name = "tesseract"
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return nil, fmt.Errorf("ocr: %w (%w); %s", ErrNoTesseract, err, installTesseract)
+	}
+	cfg.Path = path
+	t := &Tesseract{config: cfg, slots: make(chan struct{}, cfg.Workers)}
+	out, err := t.run(context.Background(), nil, "--version")
+	if err != nil {
+		return nil, fmt.Errorf("ocr: %w", err)
+	}
+	line, _, _ := strings.Cut(out, "\n")
+	if t.version = strings.TrimPrefix(strings.TrimSpace(line), "tesseract "); t.version == "" {
+		return nil, fmt.Errorf("ocr: %s --version says %q", path, out)
+	}
+	if out, err = t.run(context.Background(), nil, "--list-langs"); err != nil {
+		return nil, fmt.Errorf("ocr: %w", err)
+	}
+	lines := strings.Fields(strings.TrimSpace(out[strings.IndexByte(out, '\n')+1:]))
+	if t.langs = lines; len(lines) == 0 {
+		return nil, fmt.Errorf("ocr: %s has no language data; install it (Debian: apt-get install tesseract-ocr-eng)", path)
+	}
+	return t, nil
+}
+
+// Name is OCR.
+func (t *Tesseract) Name() string { return OCR }
+
+// Version names the rule and tesseract's release, which decide the score together.
+func (t *Tesseract) Version() string { return "1-tesseract-" + t.version }
+
+// Score is TextReward of what was read.
+func (t *Tesseract) Score(ctx context.Context, in Input) (float64, error) {
+	r := t.ScoreDetail(ctx, in)
+	return r.Value, r.Err
+}
+
+// ScoreDetail is Score with the text that was read.
+func (t *Tesseract) ScoreDetail(ctx context.Context, in Input) Result {
+	text, target, err := t.read(ctx, in)
+	if err != nil {
+		return Result{Err: fmt.Errorf("ocr: %w", err)}
+	}
+	return Result{Value: TextReward(target, text), Detail: cut(strings.Join(strings.Fields(text), " "))}
+}
+
+func (t *Tesseract) read(ctx context.Context, in Input) (text, target string, err error) {
+	if err := pictured(ctx, in); err != nil {
+		return "", "", err
+	}
+	o, err := ocrOptions(in.Params)
+	if err != nil {
+		return "", "", err
+	}
+	if target, err = Target(in.Prompt, in.GroundTruth); err != nil {
+		return "", "", err
+	}
+	for lang := range strings.SplitSeq(o.lang, "+") {
+		if !slices.Contains(t.langs, lang) {
+			return "", "", fmt.Errorf("params: lang = %q: tesseract has no data for it here, only for %s", o.lang, strings.Join(t.langs, ", "))
+		}
+	}
+	picture, err := o.prepared(in.Image)
+	if err != nil {
+		return "", "", err
+	}
+	var file bytes.Buffer
+	if err := png.Encode(&file, picture); err != nil {
+		return "", "", fmt.Errorf("encode picture: %w", err)
+	}
+	psm := o.psm
+	if psm == 0 {
+		psm = 6
+		if b := picture.Bounds(); 2*b.Dx() >= 3*b.Dy() {
+			psm = 7
+		}
+	}
+	args := []string{"stdin", "stdout", "-l", o.lang, "--psm", strconv.Itoa(psm)}
+	if o.whitelist != "" {
+		args = append(args, "-c", "tessedit_char_whitelist="+o.whitelist)
+	}
+	select {
+	case t.slots <- struct{}{}:
+		defer func() { <-t.slots }()
+	case <-ctx.Done():
+		return "", "", fmt.Errorf("waiting for a free process: %w", ctx.Err())
+	}
+	text, err = t.run(ctx, &file, args...)
+	return text, target, err
+}
+
+// maxOCROutput bounds what is taken from a process.
+const maxOCROutput = 1 << 20
+
+// run runs the program to its end, or kills it.
+func (t *Tesseract) run(ctx context.Context, stdin *bytes.Buffer, args ...string) (string, error) {
+	limited, cancel := context.WithTimeout(ctx, t.config.Timeout)
+	defer cancel()
+	c := exec.CommandContext(limited, t.config.Path, args...)
+	c.Env = append(os.Environ(), "OMP_THREAD_LIMIT=1") // more threads cost more than they give
+	c.WaitDelay = time.Second
+	stdout, stderr := &bounded{limit: maxOCROutput}, &bounded{limit: 4096}
+	c.Stdout, c.Stderr = stdout, stderr
+	if stdin != nil {
+		c.Stdin = stdin
+	}
+	err := c.Run()
+	switch {
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("tesseract: %w", ctx.Err())
+	case limited.Err() != nil:
+		return "", fmt.Errorf("tesseract gave no answer in %v: %w", t.config.Timeout, ErrUnavailable)
+	case err != nil:
+		return "", fmt.Errorf("tesseract: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	if stdout.Len() == 0 { // older releases print their version there
+		return stderr.String(), nil
+	}
+	return stdout.String(), nil
+}
+
+// bounded keeps the first bytes written to it.
+type bounded struct {
+	bytes.Buffer
+	limit int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.Buffer.Write(p[:min(len(p), max(0, b.limit-b.Len()))])
+	return len(p), nil
+}
+
+type ocrSettings struct {
+	lang, whitelist string
+	psm, margin     int // psm 0: by shape; margin below 0: by height
+	plain           bool
+}
+
+var legalLang = regexp.MustCompile(`^[A-Za-z0-9_]+(\+[A-Za-z0-9_]+)*$`)
+
+func ocrOptions(params map[string]string) (ocrSettings, error) {
+	o := ocrSettings{lang: "eng", margin: -1}
+	for name, value := range params {
+		var err error
+		switch name {
+		case "lang":
+			if o.lang = value; len(value) > 64 || !legalLang.MatchString(value) {
+				err = errors.New("want languages such as eng or eng+deu")
+			}
+		case "psm":
+			if o.psm, err = strconv.Atoi(value); err != nil || o.psm < 3 || o.psm > 13 {
+				err = errors.New("want a number from 3 to 13")
+			}
+		case "whitelist":
+			if o.whitelist = value; strings.ContainsAny(value, "\x00\n\r") {
+				err = errors.New("want characters of one line")
+			}
+		case "margin":
+			if o.margin, err = strconv.Atoi(value); err != nil || o.margin < 0 || o.margin > 4096 {
+				err = errors.New("want pixels from 0 to 4096")
+			}
+		case "prepare":
+			if o.plain = value == "none"; value != "none" && value != "auto" {
+				err = errors.New("want auto or none")
+			}
+		default:
+			return o, fmt.Errorf("params: unknown name %q; want one of %s", name, strings.Join(ocrParams, ", "))
+		}
+		if err != nil {
+			return o, fmt.Errorf("params: %s = %q: %w", name, value, err)
+		}
+	}
+	return o, nil
+}
+
+// Tesseract wants capitals of 30 pixels and more, and quiet around the text.
+const (
+	ocrHeight = 200
+	ocrBorder = 12
+)
+
+// prepared is the picture as tesseract reads it best.
+func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
+	margin := o.margin
+	if margin < 0 {
+		margin = 0
+		if h := im.Rect.Dy(); h <= 128 && !o.plain {
+			margin = 5 * h / 64
+		}
+	}
+	box := im.Rect.Inset(margin)
+	if o.margin > 0 && box.Empty() {
+		return nil, fmt.Errorf("params: margin = %d: nothing is left of a picture of %dx%d", o.margin, im.Rect.Dx(), im.Rect.Dy())
+	}
+	if o.plain {
+		return im.SubImage(box), nil
+	}
+	grey := image.NewGray(image.Rect(0, 0, box.Dx(), box.Dy()))
+	low, high, sum := uint8(255), uint8(0), 0
+	for y := range box.Dy() {
+		for x := range box.Dx() {
+			v := uint8(luma(im.Pix[im.PixOffset(box.Min.X+x, box.Min.Y+y):]) / (1000 * 255))
+			grey.Pix[grey.PixOffset(x, y)] = v
+			low, high, sum = min(low, v), max(high, v), sum+int(v)
+		}
+	}
+	// The larger part of a picture with text is what it is written on.
+	dark := 2*sum < (int(low)+int(high))*len(grey.Pix)
+	for i, v := range grey.Pix {
+		if high > low {
+			v = uint8(255 * (int(v) - int(low)) / (int(high) - int(low)))
+		}
+		if dark {
+			v = 255 - v
+		}
+		grey.Pix[i] = v
+	}
+	scale := max(1, min((ocrHeight+box.Dy()-1)/box.Dy(), 8))
+	inner := image.Rect(0, 0, scale*box.Dx(), scale*box.Dy())
+	out := image.NewGray(inner.Inset(-ocrBorder).Add(image.Pt(ocrBorder, ocrBorder)))
+	draw.Draw(out, out.Rect, image.NewUniform(color.Gray{Y: grey.Pix[grey.PixOffset(min(2, box.Dx()-1), min(2, box.Dy()-1))]}), image.Point{}, draw.Src)
+	draw.CatmullRom.Scale(out, inner.Add(image.Pt(ocrBorder, ocrBorder)), grey, grey.Rect, draw.Src, nil)
+	return out, nil
+}

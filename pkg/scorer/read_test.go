@@ -1,0 +1,313 @@
+package scorer_test
+
+import (
+	"context"
+	"errors"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/scorer"
+)
+
+// sign is a picture of a text, and what was asked for.
+type sign struct {
+	file, text string
+	picture    *image.NRGBA
+}
+
+// signs reads the pictures of a folder; field says which part of a name is the text.
+func signs(t testing.TB, folder string, field int) []sign {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata/signs", folder, "*.png"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no pictures in %s: %v", folder, err)
+	}
+	out := make([]sign, len(files))
+	for i, file := range files {
+		out[i] = sign{file: file, text: strings.Split(strings.TrimSuffix(filepath.Base(file), ".png"), "-")[field], picture: load(t, file)}
+	}
+	return out
+}
+
+func load(t testing.TB, file string) *image.NRGBA {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	decoded, err := png.Decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := image.NewNRGBA(decoded.Bounds())
+	draw.Draw(out, out.Rect, decoded, decoded.Bounds().Min, draw.Src)
+	return out
+}
+
+func detail(t testing.TB, s scorer.Scorer, in scorer.Input) scorer.Result {
+	t.Helper()
+	r := s.(scorer.Detailer).ScoreDetail(t.Context(), in)
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	return r
+}
+
+// Every drawing is read to the letter, in all fonts, sizes, places, inks and shapes.
+func TestGlyph_ReadsDrawings(t *testing.T) {
+	g := open(t, scorer.Glyph)
+	for _, s := range signs(t, "clean", 1) {
+		if r := detail(t, g, scorer.Input{Image: s.picture, GroundTruth: s.text}); r.Detail != s.text || r.Value != 1 {
+			t.Errorf("%s: read %q, score %v", s.file, r.Detail, r.Value)
+		}
+		// Against another text of the same length the score is low.
+		other := strings.Repeat("J", len(s.text))
+		if r := detail(t, g, scorer.Input{Image: s.picture, GroundTruth: other}); r.Value != 0 {
+			t.Errorf("%s against %s: score %v", s.file, other, r.Value)
+		}
+	}
+}
+
+func TestGlyph_Target(t *testing.T) {
+	s := signs(t, "clean", 1)[0]
+	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Image: s.picture, Prompt: `a red sign that says "` + s.text + `"`}); r.Value != 1 {
+		t.Errorf("target from the prompt: %+v", r)
+	}
+}
+
+// What is no sign reads as nothing or as question marks.
+func TestGlyph_Rejects(t *testing.T) {
+	g := open(t, scorer.Glyph)
+	for name, picture := range map[string]*image.NRGBA{
+		"noise": noise(128, 64), "white": flat(128, 64, color.White), "black": flat(128, 64, color.Black), "gradient": gradient(128, 64), "clear": flat(128, 64, color.NRGBA{}),
+	} {
+		r := detail(t, g, scorer.Input{Image: picture, GroundTruth: "4071"})
+		if r.Value != 0 || strings.Trim(r.Detail, "?") != "" {
+			t.Errorf("%s: read %q, score %v", name, r.Detail, r.Value)
+		}
+	}
+	_, err := g.Score(t.Context(), scorer.Input{Image: flat(64, 64, color.White), GroundTruth: "1"})
+	if err == nil || !strings.Contains(err.Error(), "picture of 64x64; it reads signs of 128x64 alone") {
+		t.Errorf("another size: %v", err)
+	}
+	if _, err := g.Score(t.Context(), scorer.Input{Image: flat(128, 64, color.White), Prompt: "a fox"}); err == nil {
+		t.Error("no target, and a score")
+	}
+}
+
+// A sign of a larger picture reads as the sign alone.
+func TestGlyph_PartOfAPicture(t *testing.T) {
+	s := signs(t, "clean", 1)[1]
+	wide := flat(200, 100, color.White)
+	draw.Draw(wide, image.Rect(31, 17, 159, 81), s.picture, image.Point{}, draw.Src)
+	part := wide.SubImage(image.Rect(31, 17, 159, 81)).(*image.NRGBA)
+	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Image: part, GroundTruth: s.text}); r.Value != 1 {
+		t.Errorf("%+v, want %s", r, s.text)
+	}
+}
+
+func BenchmarkGlyph(b *testing.B) {
+	s, g := signs(b, "painted", 0)[0], open(b, scorer.Glyph)
+	for b.Loop() {
+		if _, err := g.Score(b.Context(), scorer.Input{Image: s.picture, GroundTruth: s.text}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// ocr is the real program, or the reason to skip.
+func ocr(t testing.TB) *scorer.Tesseract {
+	t.Helper()
+	s, err := scorer.NewOCR(scorer.OCRConfig{Workers: 2})
+	if errors.Is(err, scorer.ErrNoTesseract) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// The glyph reader says of pictures what tesseract says. Both misread some, so they
+// agree within bounds: on drawings both read nearly all; on pictures that the model
+// painted the mean rewards are within 0.08, at least 7 of 10 pictures score the same, and
+// of the pairs of a group that both tell apart at most a quarter are swapped.
+func TestGlyph_AgreesWithTesseract(t *testing.T) {
+	g, o := open(t, scorer.Glyph), ocr(t)
+	compare := func(list []sign) (pairs [][2]float64, same int, means [2]float64) {
+		pairs = make([][2]float64, len(list))
+		var work sync.WaitGroup
+		for i, s := range list {
+			work.Go(func() {
+				whitelist := "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+				if s.text[0] <= '9' {
+					whitelist = "0123456789"
+				}
+				r := o.ScoreDetail(t.Context(), scorer.Input{Image: s.picture, GroundTruth: s.text, Params: map[string]string{"whitelist": whitelist}})
+				if r.Err != nil {
+					t.Error(r.Err)
+				}
+				pairs[i][1] = r.Value
+			})
+		}
+		work.Wait()
+		for i, s := range list {
+			pairs[i][0] = detail(t, g, scorer.Input{Image: s.picture, GroundTruth: s.text}).Value
+			if pairs[i][0] == pairs[i][1] {
+				same++
+			}
+			means[0] += pairs[i][0] / float64(len(list))
+			means[1] += pairs[i][1] / float64(len(list))
+		}
+		return pairs, same, means
+	}
+	clean := signs(t, "clean", 1)
+	_, same, means := compare(clean)
+	t.Logf("%d drawings: glyph %.3f, tesseract %.3f, %d the same", len(clean), means[0], means[1], same)
+	if means[1] < 0.9 || same < len(clean)*9/10 {
+		t.Errorf("drawings: tesseract %.3f, the same reward for %d of %d", means[1], same, len(clean))
+	}
+	painted := signs(t, "painted", 0)
+	pairs, same, means := compare(painted)
+	t.Logf("%d painted signs: glyph %.3f, tesseract %.3f, %d the same", len(painted), means[0], means[1], same)
+	if d := means[0] - means[1]; d > 0.08 || d < -0.08 || same < len(painted)*7/10 {
+		t.Errorf("painted signs: glyph %.3f, tesseract %.3f, the same reward for %d of %d", means[0], means[1], same, len(painted))
+	}
+	ordered, swapped := 0, 0
+	for i := range pairs {
+		for j := range i {
+			if painted[i].text != painted[j].text {
+				continue
+			}
+			if a, b := pairs[i][0]-pairs[j][0], pairs[i][1]-pairs[j][1]; a*b > 0 {
+				ordered++
+			} else if a*b < 0 {
+				swapped++
+			}
+		}
+	}
+	t.Logf("pairs of a group: %d in the same order, %d swapped", ordered, swapped)
+	if swapped*3 > ordered {
+		t.Errorf("%d pairs in the same order, %d swapped", ordered, swapped)
+	}
+}
+
+func TestOCR_Params(t *testing.T) {
+	o := ocr(t)
+	s := signs(t, "clean", 1)[3]
+	if r := detail(t, o, scorer.Input{Image: s.picture, GroundTruth: s.text, Params: map[string]string{"whitelist": "0123456789", "psm": "7"}}); r.Value < 0.8 {
+		t.Errorf("%+v", r)
+	}
+	if r := detail(t, o, scorer.Input{Image: s.picture, GroundTruth: "34068", Params: map[string]string{"whitelist": "ABC"}}); r.Value != 0 || strings.ContainsAny(r.Detail, "0123456789") {
+		t.Errorf("digits read where they must not be: %+v", r)
+	}
+	for fault, params := range map[string]map[string]string{
+		`lang = "xyz": tesseract has no data for it here`: {"lang": "xyz"},
+		"margin = 40: nothing is left":                    {"margin": "40"},
+	} {
+		if _, err := o.Score(t.Context(), scorer.Input{Image: s.picture, GroundTruth: "1", Params: params}); err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("%v: error %v, want one about %q", params, err, fault)
+		}
+	}
+	if !strings.HasPrefix(o.Version(), "1-tesseract-") {
+		t.Errorf("version %q", o.Version())
+	}
+}
+
+// program writes an executable that stands where tesseract would.
+func program(t *testing.T, body string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tesseract")
+	script := "#!/bin/sh\ncase \"$1\" in --version) echo 'tesseract 5.0.0'; exit;; --list-langs) printf 'List:\\neng\\n'; exit;; esac\n" + body
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A program that fails or hangs is an error, never a score of 0.
+func TestOCR_Failures(t *testing.T) {
+	in := scorer.Input{Image: flat(64, 32, color.White), GroundTruth: "1"}
+	t.Run("crash", func(t *testing.T) {
+		o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "echo out of paint >&2; exit 3")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := o.ScoreDetail(t.Context(), in); r.Err == nil || !strings.Contains(r.Err.Error(), "out of paint") || r.Value != 0 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("hang", func(t *testing.T) {
+		o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "exec sleep 60"), Timeout: 500 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		_, err = o.Score(t.Context(), in)
+		if !errors.Is(err, scorer.ErrUnavailable) || time.Since(began) > 10*time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := o.Score(ctx, in); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("cancelled: %v", err)
+		}
+	})
+	t.Run("absent", func(t *testing.T) {
+		t.Setenv("PATH", t.TempDir())
+		_, err := scorer.New(scorer.OCR)
+		if !errors.Is(err, scorer.ErrNoTesseract) || !strings.Contains(err.Error(), "apt-get install tesseract-ocr") {
+			t.Errorf("error %v, want one that says what to install", err)
+		}
+	})
+	t.Run("no program", func(t *testing.T) {
+		if _, err := scorer.NewOCR(scorer.OCRConfig{Path: "/bin/false"}); err == nil {
+			t.Error("a program that is not tesseract was accepted")
+		}
+	})
+}
+
+func TestDiversity(t *testing.T) {
+	d := scorer.NewGroup(scorer.Diversity)
+	run := func(pictures ...*image.NRGBA) []scorer.Result {
+		in := make([]scorer.Input, len(pictures))
+		for i, p := range pictures {
+			in[i].Image = p
+		}
+		return d.ScoreGroup(t.Context(), in)
+	}
+	white, black := flat(64, 32, color.White), flat(64, 32, color.Black)
+	for i, want := range []float64{2. / 3, 2. / 3, 2. / 3, 2. / 3} {
+		if r := run(white, black, white, black)[i]; r.Err != nil || r.Value != want {
+			t.Errorf("sample %d: %+v, want %v", i, r, want)
+		}
+	}
+	if r := run(white, white, white, black); r[3].Value != 1 || r[0].Value != 1./3 {
+		t.Errorf("one apart: %+v", r)
+	}
+	if r := run(white); r[0].Value != 0 || r[0].Err != nil {
+		t.Errorf("alone: %+v", r)
+	}
+	if r := run(white, flat(32, 32, color.White)); r[0].Err == nil || r[1].Err == nil {
+		t.Errorf("two sizes: %+v", r)
+	}
+	if r := run(white, nil); r[0].Err == nil {
+		t.Errorf("a picture is missing: %+v", r)
+	}
+	// Noise of pixels averages out: it counts little against a change of the whole.
+	if r := run(noise(256, 256), noise(256, 256)); r[0].Value > 0.1 {
+		t.Errorf("noise: %v", r[0].Value)
+	}
+	if scorer.NewGroup("ocr") != nil {
+		t.Error("ocr needs no group")
+	}
+}

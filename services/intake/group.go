@@ -1,0 +1,114 @@
+package intake
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// defaultRefillRounds is stated in the JSON Schema too.
+const defaultRefillRounds = 3
+
+// resolveGroup is what the stages after the sampler need, complete: reward functions,
+// estimator and policies are known and fit each other. trained is W, the number of
+// stochastic steps.
+func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o origin, trained int) (*schemas.Group, error) {
+	g := &schemas.Group{
+		Batch: p.UID, Deadline: value(p.Deadline, 0), Validate: p.Evaluation, Metadata: p.Metadata,
+		PromptSeq: o.seq, Created: o.created.UnixNano(), Refill: p.Refill,
+	}
+	if b := p.Batch; b != nil {
+		g.Batch, g.BatchGroups, g.BatchStep, g.BatchEpoch = b.ID, b.Groups, b.Step, b.Epoch
+	}
+	if gp := p.GroupPolicy; gp != nil {
+		g.GroupPolicy = &schemas.GroupPolicy{
+			ZeroStd: or(gp.ZeroStd, schemas.GroupKeep), Failed: or(gp.Failed, schemas.GroupKeep),
+			RefillRounds: new(value(gp.RefillRounds, defaultRefillRounds)), MaxPolicySpan: new(value(gp.MaxPolicySpan, 1)),
+			MixedSchedules: gp.MixedSchedules,
+		}
+	}
+	rewards, err := resolveRewards(p, policy, o)
+	if err != nil {
+		return nil, err
+	}
+	g.Reward = rewards
+	if g.Deadline == 0 && slices.ContainsFunc(rewards, fromOutside) {
+		g.Deadline = o.created.Add(o.externalWait).UnixNano()
+	}
+	g.Advantage, err = resolveAdvantage(p, rewards, trained)
+	return g, err
+}
+
+// resolveRewards is the prompt's list, or the model's, or the service's, with weights
+// and the functions' own rules checked against this prompt.
+func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o origin) ([]schemas.RewardSpec, error) {
+	list, whose := slices.Clone(p.Reward), ""
+	if len(list) == 0 {
+		names := policy.Reward
+		whose = fmt.Sprintf(" (the default of model %q)", policy.Model)
+		if len(names) == 0 {
+			names, whose = o.reward, " (the default)"
+		}
+		for _, name := range names {
+			list = append(list, schemas.RewardSpec{Name: name})
+		}
+	}
+	var errs []error
+	for i := range list {
+		r := &list[i]
+		r.Weight, r.Required = new(value(r.Weight, 1)), new(value(r.Required, true))
+		if err := scorer.Check(r.Name, p.Prompt, r.GroundTruth, r.Params); err != nil {
+			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
+		}
+	}
+	return list, errors.Join(errs...)
+}
+
+func fromOutside(r schemas.RewardSpec) bool {
+	kind, _, err := scorer.SplitName(r.Name)
+	return err == nil && kind == scorer.External
+}
+
+// resolveAdvantage fills in the estimator's defaults and refuses options that it does
+// not have, or that this prompt does not allow.
+func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained int) (schemas.AdvantageSpec, error) {
+	a := p.Advantage
+	c, err := estimator.Default(or(a.Estimator, estimator.FlowGRPO))
+	if err != nil {
+		return a, fmt.Errorf("advantage.estimator: %w", err)
+	}
+	c.Std, c.StdBasis, c.Epsilon = or(a.Std, c.Std), or(a.StdBasis, c.StdBasis), value(a.Epsilon, c.Epsilon)
+	c.Mode, c.AdvClipMax, c.Gamma = or(a.Mode, c.Mode), value(a.AdvClipMax, c.AdvClipMax), value(a.Gamma, c.Gamma)
+	c.Columns = max(trained, 1)
+	if c.Name == estimator.GDPO {
+		for i, r := range rewards {
+			c.Weights = append(c.Weights, *r.Weight)
+			if !*r.Required {
+				return a, fmt.Errorf("reward[%d].required: false; gdpo normalises each reward, so all are required", i)
+			}
+		}
+	}
+	if err := c.Validate(); err != nil {
+		return a, fmt.Errorf("advantage: %w", err)
+	}
+	switch {
+	case c.NeedsBatch() && p.Batch == nil:
+		return a, fmt.Errorf("batch: absent; %s with std %s normalises over a batch of groups, so the prompt must name one", c.Name, c.Std)
+	case c.NeedsBatch() && p.Batch.Groups == 1 && value(p.GroupSize, defaultGroupSize) == 1 && c.StdBasis == estimator.BasisSample:
+		return a, fmt.Errorf("batch.groups: 1; with group_size 1 there is one reward in all, and nothing to normalise %s over", c.Name)
+	case trained == 0 && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1):
+		return a, fmt.Errorf("advantage.std_basis: %q; counts trained steps, and this rollout has no stochastic step", c.StdBasis)
+	}
+	a.Estimator, a.Std, a.StdBasis, a.Epsilon, a.Mode = c.Name, c.Std, c.StdBasis, &c.Epsilon, c.Mode
+	if c.AdvClipMax > 0 {
+		a.AdvClipMax = &c.AdvClipMax
+	}
+	if c.Gamma != 1 {
+		a.Gamma = &c.Gamma
+	}
+	return a, nil
+}
