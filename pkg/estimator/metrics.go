@@ -1,0 +1,161 @@
+package estimator
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Metric is one number with its name, as verl names it.
+type Metric struct {
+	Name  string
+	Value float64
+}
+
+// SampleStats is what the metrics of a batch know of one scored sample.
+type SampleStats struct {
+	UID    string
+	Reward float64
+	// Advantage is nil when the sample has none.
+	Advantage *float64
+	// Scores are the single rewards.
+	Scores []Metric
+	// PolicyMin and PolicyMax are the oldest and newest weights that made it.
+	PolicyMin, PolicyMax int64
+	// GenerateSeconds and ScoreSeconds are the times that making and scoring it took; below
+	// 0: not known.
+	GenerateSeconds, ScoreSeconds float64
+}
+
+// BatchStats is what the metrics of a batch are made of.
+type BatchStats struct {
+	Samples []SampleStats
+	// Columns is T, the trained steps that each advantage stands for: the means and extremes
+	// over all B*T elements are those over the B samples, and the same for 1.
+	Columns int
+	// Step and Epoch are the trainer's; nil: not known.
+	Step, Epoch *int64
+	// GenerateSeconds is how long the batch was made, Seconds from its begin to its result,
+	// AdvantageSeconds the advantages alone; 0: not known. Devices made it; 0: not known.
+	GenerateSeconds, Seconds, AdvantageSeconds float64
+	Devices                                    int
+}
+
+// Metrics returns the metrics of verl's diffusion trainer that a rollout can know,
+// sorted by name. One whose input is missing is left out, as there.
+func Metrics(b BatchStats) []Metric {
+	m := metrics{}
+	if len(b.Samples) == 0 {
+		return m
+	}
+	n := float64(len(b.Samples))
+	var rewards, advantages, generate, score []float64
+	scores := map[string][]float64{}
+	groups := map[string][]float64{}
+	var spans, staleness, worst []float64
+	for _, s := range b.Samples {
+		rewards = append(rewards, s.Reward)
+		if s.Advantage != nil {
+			advantages = append(advantages, *s.Advantage)
+		}
+		for _, v := range s.Scores {
+			scores[v.Name] = append(scores[v.Name], v.Value)
+		}
+		groups[s.UID] = append(groups[s.UID], s.Reward)
+		spans = append(spans, float64(s.PolicyMax-s.PolicyMin+1))
+		if b.Step != nil {
+			staleness = append(staleness, float64(*b.Step-1-s.PolicyMax))
+			worst = append(worst, float64(*b.Step-1-s.PolicyMin))
+		}
+		if s.GenerateSeconds >= 0 {
+			generate = append(generate, s.GenerateSeconds)
+		}
+		if s.ScoreSeconds >= 0 {
+			score = append(score, s.ScoreSeconds)
+		}
+	}
+	m.spread("critic/rewards/", rewards)
+	m.spread("critic/advantages/", advantages)
+	m.spread("critic/returns/", advantages) // the same tensor there, too
+	zero, std := 0, 0.0
+	for _, group := range groups {
+		all := spread(group)
+		if all.constant {
+			zero++
+		}
+	}
+	for _, uid := range sortedKeys(groups) {
+		std += spread(groups[uid]).std(Config{StdBasis: BasisPopulation})
+	}
+	g := float64(len(groups))
+	m.add("critic/rewards/zero_std_ratio", float64(zero)/g)
+	m.add("critic/rewards/std_mean", std/g)
+	m.add("critic/rewards/group_size", n/g)
+	for _, name := range sortedKeys(scores) {
+		m.add("critic/"+name+"/mean", meanOf(scores[name]))
+	}
+	m.spread("training/off_policy/trajectory_spans/", spans)
+	m.spread("training/off_policy/trajectory_staleness/", staleness)
+	m.spread("training/off_policy/staleness_worst/", worst)
+	m.spread("agent_loop/generate_sequences/", generate)
+	m.spread("agent_loop/compute_score/", score)
+	if len(generate) == len(b.Samples) && len(score) == len(generate) {
+		slowest := 0
+		for i := range generate {
+			if generate[i]+score[i] > generate[slowest]+score[slowest] {
+				slowest = i
+			}
+		}
+		m.add("agent_loop/slowest/generate_sequences", generate[slowest])
+		m.add("agent_loop/slowest/compute_score", score[slowest])
+	}
+	if b.Step != nil {
+		m.add("training/global_step", float64(*b.Step))
+	}
+	if b.Epoch != nil {
+		m.add("training/epoch", float64(*b.Epoch))
+	}
+	m.add("perf/total_num_images", n)
+	m.seconds("gen", b.GenerateSeconds, n)
+	m.seconds("adv", b.AdvantageSeconds, n)
+	if len(score) > 0 {
+		m.add("timing_s/reward", meanOf(score)*float64(len(score)))
+	}
+	if b.Seconds > 0 {
+		m.add("timing_s/step", b.Seconds)
+		m.add("perf/time_per_step", b.Seconds)
+		m.add("perf/throughput", n/(b.Seconds*float64(max(b.Devices, 1))))
+	}
+	slices.SortFunc(m, func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
+	return m
+}
+
+type metrics []Metric
+
+func (m *metrics) add(name string, value float64) { *m = append(*m, Metric{name, value}) }
+
+// spread adds mean, max and min, where there are values.
+func (m *metrics) spread(prefix string, values []float64) {
+	if len(values) == 0 {
+		return
+	}
+	m.add(prefix+"mean", spread(values).mean)
+	m.add(prefix+"max", slices.Max(values))
+	m.add(prefix+"min", slices.Min(values))
+}
+
+// seconds adds a time and its share of each of n images in milliseconds.
+func (m *metrics) seconds(name string, seconds, n float64) {
+	if seconds > 0 {
+		m.add("timing_s/"+name, seconds)
+		m.add("timing_per_image_ms/"+name, 1000*seconds/n)
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
