@@ -1,29 +1,23 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"math"
-	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
-	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/schemas"
 )
 
-// promptFlags are the fields of a Prompt as flags. They fill what a prompt of a
-// JSONL file leaves out.
+// promptFlags are the fields of a Prompt as flags. They fill what a prompt of a file
+// leaves out.
 type promptFlags struct {
-	file          string
+	datasetFlags
+	rewardFlags
+	advantageFlags
 	groupSize     int64
 	seed          int64
 	steps         int64
@@ -42,13 +36,13 @@ type promptFlags struct {
 	initialNoise  string
 	sigmas        string
 	latents       string
-	reward        []string
-	groundTruth   string
-	estimator     string
-	std           string
-	stdBasis      string
-	epsilon       float64
+	zeroStd       string
+	failedGroups  string
+	refillRounds  int64
+	policySpan    int64
+	mixed         bool
 	batch         string
+	step, epoch   int64
 	deadline      time.Duration
 	priority      int64
 	validate      bool
@@ -58,7 +52,7 @@ type promptFlags struct {
 
 func (p *promptFlags) register(f *pflag.FlagSet) {
 	p.set = f.Changed
-	f.StringVarP(&p.file, "prompts", "f", "", "prompts from a file: one per line, or one JSON object per line (.jsonl); - is stdin")
+	p.datasetFlags.register(f)
 	f.Int64VarP(&p.groupSize, "group-size", "n", 8, "samples per prompt")
 	f.Int64Var(&p.seed, "seed", 0, "seed of all noise; default: derived from the run id")
 	f.Int64Var(&p.steps, "steps", 0, "denoising steps T; default the model's")
@@ -78,69 +72,23 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&p.initialNoise, "initial-noise", "per_sample", "per_sample, or shared by the group")
 	f.StringVar(&p.sigmas, "sigmas", "", "pre-shift sigmas, one per step, e.g. 1,0.75,0.5,0.25")
 	f.StringVar(&p.latents, "initial-latents", "", "x_T from a safetensors file: one tensor, packed [n, S, C], for every prompt")
-	f.StringSliceVar(&p.reward, "reward", nil, "reward functions NAME[=WEIGHT]; default jpeg_compressibility")
-	f.StringVar(&p.groundTruth, "ground-truth", "", "what the picture is compared with, for scorers that compare")
-	f.StringVar(&p.estimator, "estimator", "flow_grpo", "advantage estimator")
-	f.StringVar(&p.std, "std", "group", "scale of advantages: group, global (over all prompts of the command), none (Dr.GRPO)")
-	f.StringVar(&p.stdBasis, "std-basis", "sample", "sample, expanded or population")
-	f.Float64Var(&p.epsilon, "epsilon", 1e-4, "added to the scale")
-	f.StringVar(&p.batch, "batch-id", "", "join all prompts of the command into one batch of this name")
+	p.rewardFlags.register(f)
+	p.advantageFlags.register(f)
+	f.StringVar(&p.zeroStd, "zero-std", schemas.GroupKeep, "groups whose rewards are all equal: keep, drop, or refill: drop, and make a fresh group of the prompt")
+	f.StringVar(&p.failedGroups, "failed-groups", schemas.GroupKeep, "groups that failed or are stale: keep, or refill")
+	f.Int64Var(&p.refillRounds, "refill-rounds", 3, "how often a group is replaced at most")
+	f.Int64Var(&p.policySpan, "max-policy-span", 1, "versions of the weights that one group may have")
+	f.BoolVar(&p.mixed, "mixed-schedules", false, "accept groups whose samples ran different schedules")
+	f.StringVar(&p.batch, "batch-id", "", "join all prompts of the command into one batch of this name; with --batch-size what the names start with")
+	f.Int64Var(&p.step, "step", 0, "the trainer's step, for the metrics of the batch; of several batches the first one's, the next has one more")
+	f.Int64Var(&p.epoch, "epoch", 0, "the trainer's epoch, for the metrics of the batch")
 	f.DurationVar(&p.deadline, "deadline", 0, "close groups with what they have after this long")
 	f.Int64Var(&p.priority, "priority", 0, "higher is sampled first")
 	f.BoolVar(&p.validate, "validate", false, "evaluation: deterministic steps, no log-probs")
 }
 
-// prompt is one prompt as a msgpack-shaped map. It is sent as it is: intake, not
-// the command line, decides what is valid, so that every client hears the same.
-type prompt struct {
-	uid  string
-	text string
-	body map[string]any
-}
-
-// load reads the prompts of the command line and of the file and fills in the flags.
-// With named it also fills in uids that depend on the place and the text alone, so that
-// the same command asks for the same groups; else intake gives each a new one.
-func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
-	var bodies []map[string]any
-	for _, t := range texts {
-		bodies = append(bodies, map[string]any{"prompt": t})
-	}
-	if p.file != "" {
-		more, err := readPrompts(p.file, stdin)
-		if err != nil {
-			return nil, usage(err)
-		}
-		bodies = append(bodies, more...)
-	}
-	if len(bodies) == 0 {
-		return nil, usage(errors.New("no prompts; give some as arguments, or a file with --prompts"))
-	}
-	defaults, err := p.defaults(len(bodies))
-	if err != nil {
-		return nil, usage(err)
-	}
-	prompts := make([]prompt, len(bodies))
-	uids := map[string]int{}
-	for i, body := range bodies {
-		merge(body, defaults)
-		text, _ := body["prompt"].(string)
-		uid, given := body["uid"].(string)
-		if !given && body["uid"] == nil && named {
-			uid = fmt.Sprintf("%04d-%s", i, slug(text))
-			body["uid"] = uid
-		}
-		if first, twice := uids[uid]; twice && uid != "" {
-			return nil, usage(fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, i+1, uid))
-		}
-		uids[uid] = i
-		prompts[i] = prompt{uid: uid, text: text, body: body}
-	}
-	return prompts, nil
-}
-
-// defaults is the map of every flag that was set.
-func (p *promptFlags) defaults(prompts int) (map[string]any, error) {
+// defaults is the map of every flag that was set, but for the batch.
+func (p *promptFlags) defaults() (map[string]any, error) {
 	var errs []error
 	d := map[string]any{"v": int64(schemas.Version)}
 	put := func(flag, key string, v any) {
@@ -203,38 +151,22 @@ func (p *promptFlags) defaults(prompts int) (map[string]any, error) {
 		d["rollout"] = rollout
 	}
 
-	if p.set("reward") {
-		var specs []any
-		for _, r := range p.reward {
-			name, weight, weighted := strings.Cut(r, "=")
-			spec := map[string]any{"name": name}
-			if weighted {
-				w, err := strconv.ParseFloat(weight, 64)
-				if err != nil {
-					errs = append(errs, fmt.Errorf("--reward: %q; the weight must be a number", r))
-				}
-				spec["weight"] = w
-			}
-			if p.groundTruth != "" {
-				spec["ground_truth"] = p.groundTruth
-			}
-			specs = append(specs, spec)
-		}
+	specs, err := p.rewards()
+	errs = append(errs, err)
+	if specs != nil {
 		d["reward"] = specs
 	}
-	adv := map[string]any{}
-	nested(adv, "estimator", "estimator", p.estimator)
-	nested(adv, "std", "std", p.std)
-	nested(adv, "std-basis", "std_basis", p.stdBasis)
-	nested(adv, "epsilon", "epsilon", p.epsilon)
-	if len(adv) > 0 {
+	if adv := p.advantage(p.set); len(adv) > 0 {
 		d["advantage"] = adv
 	}
-	if id := p.batch; id != "" || p.std == "global" {
-		if id == "" {
-			id = "all"
-		}
-		d["batch"] = map[string]any{"id": id, "groups": int64(prompts)}
+	policy := map[string]any{}
+	nested(policy, "zero-std", "zero_std", p.zeroStd)
+	nested(policy, "failed-groups", "failed", p.failedGroups)
+	nested(policy, "refill-rounds", "refill_rounds", p.refillRounds)
+	nested(policy, "max-policy-span", "max_policy_span", p.policySpan)
+	nested(policy, "mixed-schedules", "mixed_schedules", p.mixed)
+	if len(policy) > 0 {
+		d["group_policy"] = policy
 	}
 	return d, errors.Join(errs...)
 }
@@ -253,91 +185,6 @@ func merge(body, defaults map[string]any) {
 			merge(inner, more)
 		}
 	}
-}
-
-// encode is the wire form; map keys are sorted, so equal prompts have equal bytes.
-func (p prompt) encode() ([]byte, error) {
-	var buf bytes.Buffer
-	enc := msgpack.NewEncoder(&buf)
-	enc.SetSortMapKeys(true)
-	enc.UseCompactInts(true)
-	if err := enc.Encode(p.body); err != nil {
-		return nil, fmt.Errorf("encode prompt %q: %w", p.uid, err)
-	}
-	return buf.Bytes(), nil
-}
-
-// maxPromptLine bounds a line of a prompt file.
-const maxPromptLine = 1 << 20
-
-func readPrompts(path string, stdin io.Reader) ([]map[string]any, error) {
-	r := stdin
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, fmt.Errorf("open prompts: %w", err)
-		}
-		defer f.Close()
-		r = f
-	}
-	var out []map[string]any
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 64<<10), maxPromptLine)
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
-		switch {
-		case line == "":
-		case strings.HasPrefix(line, "{"):
-			body, err := jsonObject(line)
-			if err != nil {
-				return nil, fmt.Errorf("%s line %d: %w", path, n, err)
-			}
-			out = append(out, body)
-		default:
-			out = append(out, map[string]any{"prompt": line})
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read %s: %w (a line may have %d bytes)", path, err, maxPromptLine)
-	}
-	return out, nil
-}
-
-// jsonObject decodes one line; whole numbers stay integers, as on the wire.
-func jsonObject(line string) (map[string]any, error) {
-	dec := json.NewDecoder(strings.NewReader(line))
-	dec.UseNumber()
-	var body map[string]any
-	if err := dec.Decode(&body); err != nil {
-		return nil, fmt.Errorf("not a JSON object: %w", err)
-	}
-	if dec.More() {
-		return nil, errors.New("more than one JSON value in the line")
-	}
-	return numbers(body).(map[string]any), nil
-}
-
-func numbers(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for k, x := range v {
-			v[k] = numbers(x)
-		}
-	case []any:
-		for i, x := range v {
-			v[i] = numbers(x)
-		}
-	case json.Number:
-		if i, err := v.Int64(); err == nil {
-			return i
-		}
-		f, err := v.Float64()
-		if err != nil {
-			return math.Inf(1) // too large for a float64: refused as not finite, by name
-		}
-		return f
-	}
-	return v
 }
 
 // indices reads "2,3", "0-4" or "none".
@@ -398,28 +245,4 @@ func window(s string) (map[string]any, error) {
 		w["strategy"] = parts[2]
 	}
 	return w, nil
-}
-
-// slug makes a prompt readable in a uid: its first words, in the token alphabet.
-func slug(text string) string {
-	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
-	})
-	s := strings.Join(words[:min(len(words), 6)], "-")
-	if len(s) > 40 {
-		s = strings.TrimRight(s[:40], "-")
-	}
-	if s == "" {
-		s = "prompt"
-	}
-	return s
-}
-
-// uidsOf lists the uids in order.
-func uidsOf(prompts []prompt) []string {
-	out := make([]string, len(prompts))
-	for i, p := range prompts {
-		out[i] = p.uid
-	}
-	return slices.Clip(out)
 }

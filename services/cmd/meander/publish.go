@@ -31,6 +31,9 @@ samples are made in the background; follow them with 'meander watch'.`,
 			if err != nil {
 				return err
 			}
+			if p.plan {
+				return a.planOnly(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
+			}
 			log, err := a.logger()
 			if err != nil {
 				return err
@@ -40,6 +43,9 @@ samples are made in the background; follow them with 'meander watch'.`,
 				return err
 			}
 			defer conn.Close()
+			if err := p.show(c.Context(), conn, nil, prompts, c.ErrOrStderr()); err != nil {
+				return err
+			}
 			refused := 0
 			for _, prompt := range prompts {
 				receipt, err := publishOne(c.Context(), conn, run, prompt, wait)

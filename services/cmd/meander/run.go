@@ -46,6 +46,9 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 			if err != nil {
 				return err
 			}
+			if r.prompts.plan {
+				return r.planOnly(c.Context(), &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
+			}
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
@@ -87,6 +90,13 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 	defer conn.Close()
+	var own *services
+	if conn.server != nil {
+		own = &r.services
+	}
+	if err := r.prompts.show(ctx, conn, own, prompts, stderr); err != nil {
+		return err
+	}
 
 	began := time.Now()
 	// The services end with the run, or when it fails; a service that fails ends the run.

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/scorer"
+)
+
+// rewardFlags name reward functions.
+type rewardFlags struct {
+	reward      []string
+	optional    []string
+	params      []string
+	groundTruth string
+}
+
+func (r *rewardFlags) register(f *pflag.FlagSet) {
+	f.StringSliceVar(&r.reward, "reward", nil, "reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(), ", ")+"; default the model's")
+	f.StringSliceVar(&r.optional, "optional-reward", nil, "the same, of functions that may fail: the sum goes on without them")
+	f.StringArrayVar(&r.params, "reward-param", nil, "a param of one of them: NAME.KEY=VALUE, e.g. ocr.psm=7")
+	f.StringVar(&r.groundTruth, "ground-truth", "", "what the picture is compared with; default the text in double quotes of the prompt")
+}
+
+// rewards are the specs of a prompt, nil where no flag names one. Misspelt names are
+// refused here, before anything starts.
+func (r *rewardFlags) rewards() ([]any, error) {
+	var specs []any
+	var errs []error
+	byName := map[string]map[string]any{}
+	add := func(flag string, list []string, optional bool) {
+		for _, text := range list {
+			name, weight, weighted := strings.Cut(text, "=")
+			spec := map[string]any{"name": name}
+			if weighted {
+				w, err := strconv.ParseFloat(weight, 64)
+				if err != nil {
+					errs = append(errs, fmt.Errorf("--%s: %q; the weight must be a number", flag, text))
+				}
+				spec["weight"] = w
+			}
+			if optional {
+				spec["required"] = false
+			}
+			if _, _, err := scorer.SplitName(name); err != nil {
+				errs = append(errs, fmt.Errorf("--%s refused: %w", flag, err))
+			}
+			specs, byName[name] = append(specs, spec), spec
+		}
+	}
+	add("reward", r.reward, false)
+	add("optional-reward", r.optional, true)
+	for _, text := range r.params {
+		target, value, given := strings.Cut(text, "=")
+		name, key, named := strings.Cut(target, ".")
+		spec := byName[name]
+		switch {
+		case !given || !named || key == "":
+			errs = append(errs, fmt.Errorf("--reward-param: %q; must be NAME.KEY=VALUE", text))
+			continue
+		case spec == nil:
+			errs = append(errs, fmt.Errorf("--reward-param: %q; %q must be named by --reward or --optional-reward", text, name))
+			continue
+		}
+		params, _ := spec["params"].(map[string]any)
+		if params == nil {
+			params = map[string]any{}
+			spec["params"] = params
+		}
+		params[key] = value
+	}
+	return specs, errors.Join(errs...)
+}
+
+// answer gives the rewards of a prompt what they compare with, unless they have it. The
+// list may be shared by prompts: it is copied.
+func (p *prompt) answer(truth string) {
+	list, _ := p.body["reward"].([]any)
+	if truth == "" || list == nil {
+		return
+	}
+	out := make([]any, len(list))
+	for i, v := range list {
+		out[i] = v
+		spec, ok := v.(map[string]any)
+		if name, _ := spec["name"].(string); !ok || spec["ground_truth"] != nil || !compares(name) {
+			continue
+		}
+		spec = maps.Clone(spec)
+		spec["ground_truth"] = truth
+		out[i] = spec
+	}
+	p.body["reward"] = out
+}
+
+// compares says whether a reward function may want a ground truth: all but the built-in
+// ones that do without.
+func compares(name string) bool {
+	return !slices.Contains(scorer.Names(), name) || scorer.Check(name, "", "", nil) != nil
+}
+
+// checkAnswers finds what the rewards of the flags refuse about one prompt.
+func checkAnswers(specs []any, text, truth string) error {
+	var errs []error
+	for _, v := range specs {
+		spec := v.(map[string]any) // as rewards makes them
+		name, params := spec["name"].(string), map[string]string{}
+		if given, ok := spec["params"].(map[string]any); ok {
+			for k, v := range given {
+				params[k] = v.(string)
+			}
+		}
+		errs = append(errs, scorer.Check(name, text, truth, params))
+	}
+	return errors.Join(errs...)
+}
+
+// advantageFlags select an estimator.
+type advantageFlags struct {
+	estimator string
+	std       string
+	stdBasis  string
+	epsilon   float64
+	mode      string
+	gamma     float64
+	clip      float64
+}
+
+func (a *advantageFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&a.estimator, "estimator", estimator.FlowGRPO, "advantage estimator: "+strings.Join(estimator.Names(), ", "))
+	f.StringVar(&a.std, "std", "", "scale of advantages: group, global (over the batch) or none (Dr.GRPO); default the estimator's")
+	f.StringVar(&a.stdBasis, "std-basis", "", "sample, expanded or population; default the estimator's")
+	f.Float64Var(&a.epsilon, "epsilon", 0, "added to the scale; default the estimator's")
+	f.StringVar(&a.mode, "adv-mode", "", "variant of the estimator: of per_prompt grpo, rwr, sft or dpo; of diffusion_nft continuous, positive_only, negative_only, one_only or binary")
+	f.Float64Var(&a.gamma, "gamma", 1, "discount over the trained steps; only reinforce_plus_plus has one")
+	f.Float64Var(&a.clip, "adv-clip-max", 0, "clamp advantages to plus or minus this; default none, 5 of diffusion_nft")
+}
+
+// advantage is the part of a prompt that the flags set.
+func (a *advantageFlags) advantage(set func(string) bool) map[string]any {
+	out := map[string]any{}
+	for _, f := range []struct {
+		flag, key string
+		value     any
+	}{
+		{"estimator", "estimator", a.estimator},
+		{"std", "std", a.std},
+		{"std-basis", "std_basis", a.stdBasis},
+		{"epsilon", "epsilon", a.epsilon},
+		{"adv-mode", "mode", a.mode},
+		{"gamma", "gamma", a.gamma},
+		{"adv-clip-max", "adv_clip_max", a.clip},
+	} {
+		if set(f.flag) {
+			out[f.key] = f.value
+		}
+	}
+	return out
+}
+
+// config is the estimator that the flags select. One that is misspelt, and an option
+// that it does not have, is refused here, before anything starts.
+func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator.Config, error) {
+	c, err := estimator.Default(a.estimator)
+	if err != nil {
+		return c, fmt.Errorf("--estimator refused: %w", err)
+	}
+	if set("std") {
+		c.Std = a.std
+	}
+	if set("std-basis") {
+		c.StdBasis = a.stdBasis
+	}
+	if set("epsilon") {
+		c.Epsilon = a.epsilon
+	}
+	if set("adv-mode") {
+		c.Mode = a.mode
+	}
+	if set("gamma") {
+		c.Gamma = a.gamma
+	}
+	if set("adv-clip-max") {
+		c.AdvClipMax = a.clip
+	}
+	if c.Name == estimator.GDPO {
+		c.Weights = []float64{1}
+		for i, v := range rewards {
+			c.Weights = append(c.Weights[:i], 1)
+			if w, ok := v.(map[string]any)["weight"].(float64); ok {
+				c.Weights[i] = w
+			}
+		}
+	}
+	if err := c.Validate(); err != nil {
+		return c, fmt.Errorf("--estimator %s refused: %w", c.Name, err)
+	}
+	return c, nil
+}
