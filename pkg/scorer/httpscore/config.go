@@ -1,0 +1,206 @@
+package httpscore
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
+)
+
+// Config of one server. DefaultConfig has the values of what a file leaves out.
+type Config struct {
+	// URL takes the requests: http or https, with the path. Required.
+	URL string `yaml:"url"`
+	// Format of requests and replies: json or msgpack. Msgpack saves the third that
+	// base64 adds to pictures.
+	Format string `yaml:"format"`
+	// Image is how pictures travel: png, or jpeg of quality 95.
+	Image string `yaml:"image"`
+	// Headers are sent with every request. ${NAME} in a value stands for the environment
+	// variable NAME. Values are secrets: they appear in no error and no printed form.
+	Headers map[string]string `yaml:"headers"`
+	// Timeout bounds one attempt, from the connection to the last byte of the reply.
+	Timeout time.Duration `yaml:"timeout"`
+	// Concurrency is how many requests are on their way at once, Rate how many start in a
+	// second, tries counted; 0: any number.
+	Concurrency int     `yaml:"concurrency"`
+	Rate        float64 `yaml:"rate"`
+	// Retries is how often a request is tried again when the server is not reached, is too
+	// slow, or answers 408, 429 or 5xx.
+	Retries int `yaml:"retries"`
+	// RetryWait is the wait before the first retry; it doubles with each. At most 30 s.
+	RetryWait time.Duration `yaml:"retry_wait"`
+	// MaxBatch is the most samples of one request.
+	MaxBatch int `yaml:"max_batch"`
+	// Version names what runs on the server, for the record: part of Scorer.Version.
+	Version string `yaml:"version"`
+}
+
+// DefaultConfig asks for one picture at a time, as JSON, patiently.
+func DefaultConfig() Config {
+	return Config{
+		Format: wire.FormatJSON, Image: wire.PNG, Timeout: 30 * time.Second, Concurrency: 4,
+		Retries: 3, RetryWait: 500 * time.Millisecond, MaxBatch: 1,
+	}
+}
+
+// maxWait bounds one wait before a retry, whatever the server asks for.
+const maxWait = 30 * time.Second
+
+var (
+	headerName = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")
+	variable   = regexp.MustCompile(`\$\{([^{}]*)\}`)
+	varName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// reserved headers are the request's own.
+var reserved = []string{"Accept", "Accept-Encoding", "Connection", "Content-Encoding", "Content-Length", "Content-Type", "Host", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+
+// Validate joins every fault by field name. It does not look at the environment.
+func (c Config) Validate() error {
+	var errs []error
+	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	switch u, err := url.Parse(c.URL); {
+	case c.URL == "":
+		fault("url: missing; want http://HOST:PORT/PATH or https://...")
+	case err != nil: // the error would show the address, password and all
+		fault("url: no address that can be read; want http://HOST:PORT/PATH or https://...")
+	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		fault("url = %s: want http://HOST:PORT/PATH or https://...", redactURL(c.URL))
+	}
+	if c.Format != wire.FormatJSON && c.Format != wire.FormatMsgpack {
+		fault("format = %q: want %s or %s", c.Format, wire.FormatJSON, wire.FormatMsgpack)
+	}
+	if err := wire.CheckImage(c.Image); err != nil {
+		errs = append(errs, err)
+	}
+	names := map[string]bool{}
+	for _, name := range c.headerNames() {
+		switch {
+		case !headerName.MatchString(name):
+			fault("headers: %q is no name of a header", name)
+		case names[http.CanonicalHeaderKey(name)]:
+			fault("headers.%s: comes twice", name)
+		case slices.Contains(reserved, http.CanonicalHeaderKey(name)):
+			fault("headers.%s: is set by the scorer itself", name)
+		}
+		for _, m := range variable.FindAllStringSubmatch(c.Headers[name], -1) {
+			if !varName.MatchString(m[1]) {
+				fault("headers.%s: ${%s} is no name of an environment variable", name, m[1])
+			}
+		}
+		if strings.Contains(variable.ReplaceAllString(c.Headers[name], ""), "${") {
+			fault("headers.%s: ${ without its }", name)
+		}
+		names[http.CanonicalHeaderKey(name)] = true
+	}
+	if c.Timeout <= 0 || c.Timeout > time.Hour {
+		fault("timeout = %v: want above 0, at most 1h", c.Timeout)
+	}
+	if c.Concurrency < 1 || c.Concurrency > 1024 {
+		fault("concurrency = %d: want 1 to 1024", c.Concurrency)
+	}
+	if !(c.Rate >= 0) || math.IsInf(c.Rate, 0) {
+		fault("rate = %v: want a finite number of requests a second, 0 for no limit", c.Rate)
+	}
+	if c.Retries < 0 || c.Retries > 16 {
+		fault("retries = %d: want 0 to 16", c.Retries)
+	}
+	if c.RetryWait <= 0 || c.RetryWait > maxWait {
+		fault("retry_wait = %v: want above 0, at most %v", c.RetryWait, maxWait)
+	}
+	if c.MaxBatch < 1 || c.MaxBatch > 256 {
+		fault("max_batch = %d: want 1 to 256", c.MaxBatch)
+	}
+	if len(c.Version) > 128 {
+		fault("version: %d bytes; want at most 128", len(c.Version))
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) headerNames() []string {
+	names := make([]string, 0, len(c.Headers))
+	for name := range c.Headers {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// String shows no secret: of headers the names, of the address no user and no query.
+func (c Config) String() string {
+	return fmt.Sprintf("%s (%s, %s, headers %v, timeout %v, concurrency %d, rate %v, retries %d, max_batch %d)",
+		redactURL(c.URL), c.Format, c.Image, c.headerNames(), c.Timeout, c.Concurrency, c.Rate, c.Retries, c.MaxBatch)
+}
+
+// GoString is String, for %#v.
+func (c Config) GoString() string { return c.String() }
+
+// MarshalText is String, for JSON, YAML and structured logs.
+func (c Config) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// header expands the values; secrets is what errors must not show.
+func (c Config) header() (header http.Header, secrets []string, err error) {
+	header = http.Header{}
+	var errs []error
+	for _, name := range c.headerNames() {
+		value := variable.ReplaceAllStringFunc(c.Headers[name], func(ref string) string {
+			env := ref[2 : len(ref)-1]
+			value, ok := os.LookupEnv(env)
+			if !ok || value == "" {
+				errs = append(errs, fmt.Errorf("headers.%s: environment variable %s is not set", name, env))
+			}
+			secrets = append(secrets, value)
+			return value
+		})
+		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+			errs = append(errs, fmt.Errorf("headers.%s: the value has a line break or another control character", name))
+		}
+		secrets = append(secrets, value)
+		header.Set(name, value)
+	}
+	if u, err := url.Parse(c.URL); err == nil {
+		if password, ok := u.User.Password(); ok {
+			secrets = append(secrets, password, base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)))
+		}
+		for _, values := range u.Query() {
+			secrets = append(secrets, values...)
+		}
+		secrets = append(secrets, u.RawQuery)
+	}
+	return header, secrets, errors.Join(errs...)
+}
+
+// redactURL is an address without user, password, query and fragment.
+func redactURL(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil || u.Opaque != "" {
+		return "***"
+	}
+	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
+	if u.RawQuery != "" {
+		return shown.String() + "?***"
+	}
+	return shown.String()
+}
+
+// redactor replaces secrets in texts, longest first so that none is cut by another.
+func redactor(secrets []string) *strings.Replacer {
+	slices.SortFunc(secrets, func(a, b string) int { return len(b) - len(a) })
+	var pairs []string
+	for _, s := range slices.Compact(secrets) {
+		if s != "" {
+			pairs = append(pairs, s, "***")
+		}
+	}
+	return strings.NewReplacer(pairs...)
+}

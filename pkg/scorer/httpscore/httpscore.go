@@ -1,0 +1,361 @@
+// Package httpscore asks a server over HTTP for scores: the reward function http:NAME.
+//
+// A request is one POST with several samples, a map in JSON or msgpack:
+//
+//	{"v": 1, "name": "clip", "samples": [{
+//	  "prompt": "a red fox", "ground_truth": "", "params": {},
+//	  "image": <a PNG or JPEG file: base64 in JSON, bytes in msgpack>, "image_format": "png"}]}
+//
+// The reply is status 200 and a map in the same format, with one score per sample, in
+// order:
+//
+//	{"scores": [0.27, null], "errors": [null, "no face"], "details": ["a fox", null]}
+//
+// errors and details may be left out, so the replies of Flow-GRPO's reward servers,
+// {"scores": [...]}, are read as they are; further fields are ignored. A null, a text,
+// NaN or an infinity in place of a score fails that sample. {"error": "..."}, another
+// number of scores, or anything else fails the request.
+//
+// A request is tried again when there is no connection, no whole reply in time, or status
+// 408, 429 or 5xx. What fails after the last try wraps scorer.ErrUnavailable; every other
+// failure is final. Redirects are not followed: they would carry headers elsewhere.
+package httpscore
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"golang.org/x/time/rate"
+
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
+)
+
+// maxReply bounds a reply in bytes, unpacked.
+const maxReply = 1 << 20
+
+// Scorer is a scorer.BatchScorer. It may be used concurrently.
+type Scorer struct {
+	name   string // of the instance
+	cfg    Config
+	header http.Header
+	hide   *strings.Replacer
+	client *http.Client
+	slots  chan struct{}
+	limit  *rate.Limiter
+}
+
+// New makes the scorer http:NAME. It does not connect. An environment variable of a
+// header that is not set is an error that names it.
+func New(name string, cfg Config) (*Scorer, error) {
+	if err := wire.CheckName(name); err != nil {
+		return nil, fmt.Errorf("http scorer: %w", err)
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("http:%s: %w", name, err)
+	}
+	header, secrets, err := cfg.header()
+	if err != nil {
+		return nil, fmt.Errorf("http:%s: %w", name, err)
+	}
+	kind := "application/" + cfg.Format
+	header.Set("Content-Type", kind)
+	header.Set("Accept", kind)
+	limit := rate.Inf
+	if cfg.Rate > 0 {
+		limit = rate.Limit(cfg.Rate)
+	}
+	return &Scorer{
+		name: name, cfg: cfg, header: header, hide: redactor(secrets),
+		client: &http.Client{
+			Transport: &http.Transport{
+				Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true,
+				MaxIdleConnsPerHost: cfg.Concurrency, IdleConnTimeout: 90 * time.Second,
+				TLSHandshakeTimeout: 10 * time.Second, MaxResponseHeaderBytes: 64 << 10,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		slots: make(chan struct{}, cfg.Concurrency),
+		limit: rate.NewLimiter(limit, 1),
+	}, nil
+}
+
+// Name is http:NAME.
+func (s *Scorer) Name() string { return scorer.HTTP + ":" + s.name }
+
+// Version is that of the protocol, and of Config when it says one.
+func (s *Scorer) Version() string {
+	version := "http-" + strconv.Itoa(wire.Version)
+	if s.cfg.Version != "" {
+		version += "+" + s.cfg.Version
+	}
+	return version
+}
+
+// MaxBatch is the most samples of one request.
+func (s *Scorer) MaxBatch() int { return s.cfg.MaxBatch }
+
+// Concurrency is how many requests are on their way at once; more calls wait.
+func (s *Scorer) Concurrency() int { return s.cfg.Concurrency }
+
+// Close ends idle connections.
+func (s *Scorer) Close() error {
+	s.client.CloseIdleConnections()
+	return nil
+}
+
+// Score asks for one sample.
+func (s *Scorer) Score(ctx context.Context, in scorer.Input) (float64, error) {
+	r := s.ScoreDetail(ctx, in)
+	return r.Value, r.Err
+}
+
+// ScoreDetail asks for one sample.
+func (s *Scorer) ScoreDetail(ctx context.Context, in scorer.Input) scorer.Result {
+	return s.ScoreBatch(ctx, []scorer.Input{in})[0]
+}
+
+// ScoreBatch asks for all samples in requests of at most MaxBatch, one after the other.
+// A request that fails fails its samples.
+func (s *Scorer) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Result {
+	results := make([]scorer.Result, len(in))
+	for from := 0; from < len(in); from += s.cfg.MaxBatch {
+		to := min(from+s.cfg.MaxBatch, len(in))
+		s.request(ctx, in[from:to], results[from:to])
+	}
+	for i := range results {
+		if err := results[i].Err; err != nil {
+			results[i] = scorer.Result{Err: fmt.Errorf("%s: %w", s.Name(), err)}
+		}
+	}
+	return results
+}
+
+// request is one request with its retries. Samples without a picture are left out.
+func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []scorer.Result) {
+	body := struct {
+		V       int           `json:"v" msgpack:"v"`
+		Name    string        `json:"name" msgpack:"name"`
+		Samples []wire.Sample `json:"samples" msgpack:"samples"`
+	}{V: wire.Version, Name: s.name}
+	var sent []int
+	for i := range in {
+		sample, err := wire.NewSample(in[i], s.cfg.Image)
+		if err != nil {
+			results[i].Err = err
+			continue
+		}
+		body.Samples, sent = append(body.Samples, sample), append(sent, i)
+	}
+	if len(sent) == 0 {
+		return
+	}
+	encode := json.Marshal
+	if s.cfg.Format == wire.FormatMsgpack {
+		encode = msgpack.Marshal
+	}
+	data, err := encode(body)
+	if err == nil {
+		data, err = s.try(ctx, data)
+	}
+	var scores []scorer.Result
+	if err == nil {
+		scores, err = s.read(data, len(sent))
+	}
+	for k, i := range sent {
+		if err != nil {
+			results[i].Err = err
+		} else {
+			results[i] = scores[k]
+		}
+	}
+}
+
+// try posts until there is a reply, a final error, or no retry left.
+func (s *Scorer) try(ctx context.Context, body []byte) ([]byte, error) {
+	for tries := 1; ; tries++ {
+		reply, err := s.post(ctx, body)
+		if err == nil {
+			return reply, nil
+		}
+		failure, ok := errors.AsType[*passing](err)
+		if !ok {
+			return nil, err
+		}
+		wait := max(backoff(s.cfg.RetryWait, tries), min(failure.after, maxWait))
+		deadline, bounded := ctx.Deadline()
+		switch {
+		case errors.Is(ctx.Err(), context.Canceled):
+			return nil, ctx.Err()
+		case ctx.Err() != nil, tries > s.cfg.Retries, bounded && time.Until(deadline) <= wait:
+			if tries > 1 {
+				err = fmt.Errorf("%w (try %d)", err, tries)
+			}
+			return nil, fmt.Errorf("%w: %w", scorer.ErrUnavailable, err)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// backoff doubles with every try, up to maxWait; a random half keeps clients apart.
+func backoff(first time.Duration, tries int) time.Duration {
+	wait := min(first<<min(tries-1, 16), maxWait)
+	return wait/2 + rand.N(wait/2+1)
+}
+
+// passing is a failure that another try may not meet.
+type passing struct {
+	err   error
+	after time.Duration // what the server asked for
+}
+
+func (p *passing) Error() string { return p.err.Error() }
+func (p *passing) Unwrap() error { return p.err }
+
+// post is one attempt: the reply of status 200, or what came instead.
+func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return nil, &passing{err: fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err())}
+	}
+	if err := s.limit.Wait(ctx); err != nil {
+		return nil, &passing{err: fmt.Errorf("wait for the rate of %v/s: %w", s.cfg.Rate, err)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.cfg.URL, bytes.NewReader(body))
+	if err != nil {
+		return nil, errors.New("url: no request can be made of it") // the error would show it
+	}
+	req.Header = s.header.Clone()
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, s.failed(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 == 3 {
+		return nil, fmt.Errorf("post %s: status %d, a redirect: put the final address into url", redactURL(s.cfg.URL), resp.StatusCode)
+	}
+	reply, err := io.ReadAll(io.LimitReader(resp.Body, maxReply+1))
+	if resp.StatusCode != http.StatusOK {
+		return nil, s.refused(resp, reply)
+	}
+	if err != nil {
+		return nil, s.failed(fmt.Errorf("read reply: %w", err))
+	}
+	if len(reply) > maxReply {
+		return nil, fmt.Errorf("post %s: reply is larger than %d bytes", redactURL(s.cfg.URL), maxReply)
+	}
+	return reply, nil
+}
+
+// failed is an error of the connection, without the address as the library prints it.
+func (s *Scorer) failed(err error) error {
+	if outer, ok := errors.AsType[*url.Error](err); ok {
+		err = outer.Err
+	}
+	shown := fmt.Errorf("post %s: %w", redactURL(s.cfg.URL), err)
+	if errors.Is(err, context.DeadlineExceeded) {
+		shown = fmt.Errorf("post %s: no reply within %v: %w", redactURL(s.cfg.URL), s.cfg.Timeout, context.DeadlineExceeded)
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return shown // waiting does not make a certificate good
+	}
+	return &passing{err: shown}
+}
+
+// refused is a status other than 200, with the start of what the server said.
+func (s *Scorer) refused(resp *http.Response, body []byte) error {
+	code := resp.StatusCode
+	err := fmt.Errorf("post %s: status %d: %s", redactURL(s.cfg.URL), code, s.quote(body))
+	switch {
+	case code == http.StatusRequestTimeout, code == http.StatusTooManyRequests, code >= 500:
+		return &passing{err: err, after: retryAfter(resp.Header.Get("Retry-After"))}
+	}
+	return err
+}
+
+// retryAfter is the header's wait, in seconds or as a date; 0 when there is none.
+func retryAfter(value string) time.Duration {
+	if seconds, err := strconv.Atoi(strings.TrimSpace(value)); err == nil {
+		return time.Duration(max(0, min(seconds, int(maxWait/time.Second)))) * time.Second
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(0, time.Until(at))
+	}
+	return 0
+}
+
+// read is the scores of a reply.
+func (s *Scorer) read(body []byte, samples int) ([]scorer.Result, error) {
+	m, err := wire.Decode(s.cfg.Format, body)
+	if err != nil {
+		return nil, fmt.Errorf("reply is no %s map: %w: %s", s.cfg.Format, err, s.quote(body))
+	}
+	s.clean(m)
+	if failure := m["error"]; failure != nil && failure != "" {
+		return nil, fmt.Errorf("server: %s", wire.Show(failure))
+	}
+	var lists [3][]any
+	for i, key := range []string{"scores", "errors", "details"} {
+		if lists[i], err = wire.List(m, key, samples); err != nil {
+			return nil, fmt.Errorf("reply: %w", err)
+		}
+	}
+	scores, failures, details := lists[0], lists[1], lists[2]
+	if scores == nil {
+		return nil, fmt.Errorf("reply: no scores for %d samples: %s", samples, s.quote(body))
+	}
+	results := make([]scorer.Result, samples)
+	for i := range results {
+		r := &results[i]
+		if failures != nil && failures[i] != nil && failures[i] != "" {
+			r.Err = fmt.Errorf("server: %s", wire.Show(failures[i]))
+		} else if r.Value, err = wire.Number(scores[i]); err != nil {
+			r.Err = fmt.Errorf("score %w", err)
+		} else if details != nil {
+			text, _ := details[i].(string)
+			r.Detail = wire.Detail(text)
+		}
+	}
+	return results, nil
+}
+
+// quote is the start of what the server said, without our secrets.
+func (s *Scorer) quote(body []byte) string { return wire.Quote(s.hide.Replace(string(body))) }
+
+// clean replaces our secrets in every text of a reply: a server may send back what it got.
+func (s *Scorer) clean(v any) any {
+	switch v := v.(type) {
+	case string:
+		return s.hide.Replace(v)
+	case []any:
+		for i := range v {
+			v[i] = s.clean(v[i])
+		}
+	case map[string]any:
+		for key := range v {
+			v[key] = s.clean(v[key])
+		}
+	}
+	return v
+}
