@@ -1,0 +1,210 @@
+// Package natsscore asks workers on a NATS queue group for scores: the reward function
+// nats:NAME. A worker is any program, in any language, that subscribes to
+//
+//	mdr.v1.score.NAME    queue group NAME
+//
+// and answers each request, a msgpack map of one sample,
+//
+//	{v: 1, name: "pickscore", prompt: "a red fox", ground_truth: "", params: {},
+//	 image: <bytes of a PNG or JPEG file>, image_format: "png"}
+//
+// with a msgpack map of at most 64 KiB:
+//
+//	{v: 1, score: 0.27}                                   the score; detail: TEXT may say what was seen
+//	{v: 1, error: "out of memory", retry: true}           no score; with retry it may pass
+//
+// This is core NATS: the server hands a request to one worker of the group and forgets it,
+// so workers come and go freely. When none is there, or none answers in time, the error
+// wraps scorer.ErrUnavailable, as it does when a worker says retry; everything else, NaN
+// and garbage included, is final.
+package natsscore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
+)
+
+// subjectPrefix comes before the name; schemas.ScoreSubject says the same.
+const subjectPrefix = "mdr.v1.score."
+
+// maxReply bounds a reply in bytes.
+const maxReply = 64 << 10
+
+// Config of one reward function.
+type Config struct {
+	// Image is how pictures travel: png, or jpeg of quality 95, which is smaller.
+	Image string `yaml:"image"`
+	// Timeout bounds one request.
+	Timeout time.Duration `yaml:"timeout"`
+	// Concurrency is how many requests are on their way at once.
+	Concurrency int `yaml:"concurrency"`
+	// Version names what the workers run, for the record: part of Scorer.Version.
+	Version string `yaml:"version"`
+}
+
+// DefaultConfig is for names that no file mentions.
+func DefaultConfig() Config {
+	return Config{Image: wire.PNG, Timeout: 30 * time.Second, Concurrency: 8}
+}
+
+// Validate joins every fault by field name.
+func (c Config) Validate() error {
+	errs := []error{wire.CheckImage(c.Image)}
+	if c.Timeout <= 0 || c.Timeout > time.Hour {
+		errs = append(errs, fmt.Errorf("timeout = %v: want above 0, at most 1h", c.Timeout))
+	}
+	if c.Concurrency < 1 || c.Concurrency > 1024 {
+		errs = append(errs, fmt.Errorf("concurrency = %d: want 1 to 1024", c.Concurrency))
+	}
+	if len(c.Version) > 128 {
+		errs = append(errs, fmt.Errorf("version: %d bytes; want at most 128", len(c.Version)))
+	}
+	return errors.Join(errs...)
+}
+
+// Scorer is a scorer.Detailer. It may be used concurrently.
+type Scorer struct {
+	nc    *nats.Conn
+	name  string // of the instance
+	cfg   Config
+	slots chan struct{}
+}
+
+// New makes the scorer nats:NAME. Workers need not be there yet. The connection stays the
+// caller's.
+func New(nc *nats.Conn, name string, cfg Config) (*Scorer, error) {
+	if err := wire.CheckName(name); err != nil {
+		return nil, fmt.Errorf("nats scorer: %w", err)
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("nats:%s: %w", name, err)
+	}
+	return &Scorer{nc: nc, name: name, cfg: cfg, slots: make(chan struct{}, cfg.Concurrency)}, nil
+}
+
+// Name is nats:NAME.
+func (s *Scorer) Name() string { return scorer.NATS + ":" + s.name }
+
+// Version is that of the protocol, and of Config when it says one.
+func (s *Scorer) Version() string {
+	version := "nats-" + strconv.Itoa(wire.Version)
+	if s.cfg.Version != "" {
+		version += "+" + s.cfg.Version
+	}
+	return version
+}
+
+// Concurrency is how many requests are on their way at once; more calls wait.
+func (s *Scorer) Concurrency() int { return s.cfg.Concurrency }
+
+// Score asks one worker.
+func (s *Scorer) Score(ctx context.Context, in scorer.Input) (float64, error) {
+	r := s.ScoreDetail(ctx, in)
+	return r.Value, r.Err
+}
+
+// ScoreDetail asks one worker.
+func (s *Scorer) ScoreDetail(ctx context.Context, in scorer.Input) scorer.Result {
+	reply, err := s.request(ctx, in)
+	if err == nil {
+		var r scorer.Result
+		if r, err = read(reply); err == nil {
+			return r
+		}
+	}
+	return scorer.Result{Err: fmt.Errorf("%s: %w", s.Name(), err)}
+}
+
+func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
+	sample, err := wire.NewSample(in, s.cfg.Image)
+	if err != nil {
+		return nil, err
+	}
+	data, err := msgpack.Marshal(struct {
+		V           int    `msgpack:"v"`
+		Name        string `msgpack:"name"`
+		wire.Sample `msgpack:",inline"`
+	}{wire.Version, s.name, sample})
+	if err != nil {
+		return nil, fmt.Errorf("encode request: %w", err)
+	}
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return nil, s.missed(ctx, fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err()))
+	}
+	if limit := s.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
+		return nil, fmt.Errorf("request of %d bytes with a picture of %d, as %s: the NATS server takes %d; "+
+			"raise its max_payload, set image: jpeg, or use an http scorer", len(data), len(sample.Image), s.cfg.Image, limit)
+	}
+	asked, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	msg, err := s.nc.RequestWithContext(asked, subjectPrefix+s.name, data)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return nil, s.missed(ctx, fmt.Errorf("no worker listens on %s", subjectPrefix+s.name))
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, s.missed(ctx, fmt.Errorf("no worker answered within %v: %w", s.cfg.Timeout, err))
+	case err != nil:
+		return nil, s.missed(ctx, fmt.Errorf("request: %w", err))
+	}
+	return msg.Data, nil
+}
+
+// missed is an error that may pass, unless it is the caller who gave up.
+func (s *Scorer) missed(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", scorer.ErrUnavailable, err)
+}
+
+func read(data []byte) (scorer.Result, error) {
+	if len(data) > maxReply {
+		return scorer.Result{}, fmt.Errorf("reply of %d bytes: want at most %d", len(data), maxReply)
+	}
+	m, err := wire.Decode(wire.FormatMsgpack, data)
+	if err != nil {
+		return scorer.Result{}, fmt.Errorf("reply is no msgpack map: %w: %s", err, wire.Quote(string(data)))
+	}
+	if v, err := wire.Number(m["v"]); err != nil || v != wire.Version {
+		return scorer.Result{}, fmt.Errorf("reply: v = %s: want %d", wire.Show(m["v"]), wire.Version)
+	}
+	failure, err := wire.Text(m, "error")
+	if err != nil {
+		return scorer.Result{}, fmt.Errorf("reply: %w", err)
+	}
+	if failure != "" {
+		retry, ok := m["retry"].(bool)
+		switch {
+		case m["retry"] != nil && !ok:
+			return scorer.Result{}, fmt.Errorf("reply: retry = %s: want true or false", wire.Show(m["retry"]))
+		case retry:
+			return scorer.Result{}, fmt.Errorf("%w: worker: %s", scorer.ErrUnavailable, wire.Quote(failure))
+		}
+		return scorer.Result{}, fmt.Errorf("worker: %s", wire.Quote(failure))
+	}
+	score, there := m["score"]
+	if !there {
+		return scorer.Result{}, errors.New("reply: neither score nor error")
+	}
+	value, err := wire.Number(score)
+	if err != nil {
+		return scorer.Result{}, fmt.Errorf("score %w", err)
+	}
+	detail, err := wire.Text(m, "detail")
+	if err != nil {
+		return scorer.Result{}, fmt.Errorf("reply: %w", err)
+	}
+	return scorer.Result{Value: value, Detail: wire.Detail(detail)}, nil
+}

@@ -1,0 +1,345 @@
+package natsscore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	_ "image/jpeg"
+	_ "image/png"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/vmihailenco/msgpack/v5"
+	"go.uber.org/goleak"
+
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/scorer/natsscore"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var _ scorer.Detailer = (*natsscore.Scorer)(nil)
+
+var subject = schemas.ScoreSubject("pickscore")
+
+// connect starts a server and returns two connections: the scorer's, and the workers'.
+func connect(t testing.TB, opts natsd.Options) (asks, answers *nats.Conn) {
+	t.Helper()
+	opts.StoreDir = t.TempDir()
+	server, err := natsd.Start(context.Background(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dial := func() *nats.Conn {
+		nc, err := nats.Connect("", nats.InProcessServer(server.InProcess()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	return dial(), dial()
+}
+
+// work subscribes a worker until stop is called or the connection ends.
+func work(t testing.TB, nc *nats.Conn, handle nats.MsgHandler) (stop func()) {
+	t.Helper()
+	sub, err := nc.QueueSubscribe(subject, "pickscore", handle)
+	if err == nil {
+		err = nc.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := sub.Unsubscribe(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func respond(t testing.TB, m *nats.Msg, data []byte) {
+	if err := m.Respond(data); err != nil {
+		t.Error(err)
+	}
+}
+
+func pack(t testing.TB, kv ...any) []byte {
+	t.Helper()
+	m := map[string]any{}
+	for i := 0; i < len(kv); i += 2 {
+		m[kv[i].(string)] = kv[i+1]
+	}
+	data, err := msgpack.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func config() natsscore.Config {
+	cfg := natsscore.DefaultConfig()
+	cfg.Timeout = 5 * time.Second
+	return cfg
+}
+
+func open(t testing.TB, nc *nats.Conn, cfg natsscore.Config) *natsscore.Scorer {
+	t.Helper()
+	s, err := natsscore.New(nc, "pickscore", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func picture(width, height int) scorer.Input {
+	img := image.NewNRGBA(image.Rect(0, 0, width, height))
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range img.Pix {
+		if img.Pix[i] = uint8(rng.Uint32()); i%4 == 3 {
+			img.Pix[i] = 255
+		}
+	}
+	return scorer.Input{Image: img, Prompt: "a fox", GroundTruth: "fox", Params: map[string]string{"k": "v"}}
+}
+
+// A worker reads the map that the package comment shows, and its number and text come back.
+func TestScorer_RoundTrip(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{})
+	for _, format := range []string{"png", "jpeg"} {
+		t.Run(format, func(t *testing.T) {
+			stop := work(t, answers, func(m *nats.Msg) {
+				var got map[string]any
+				if err := msgpack.Unmarshal(m.Data, &got); err != nil {
+					t.Error(err)
+				}
+				file, _ := got["image"].([]byte)
+				img, kind, err := image.Decode(bytes.NewReader(file))
+				if err != nil || kind != format || got["image_format"] != format || img.Bounds().Dx() != 40 {
+					t.Errorf("picture %v in %s, error %v", got["image_format"], kind, err)
+				}
+				delete(got, "image")
+				delete(got, "image_format")
+				if text := fmt.Sprint(got); text != "map[ground_truth:fox name:pickscore params:map[k:v] prompt:a fox v:1]" {
+					t.Errorf("request %s", text)
+				}
+				respond(t, m, pack(t, "v", 1, "score", 0.25, "detail", strings.Repeat("é", 200)))
+			})
+			defer stop()
+			cfg := config()
+			cfg.Image = format
+			s := open(t, asks, cfg)
+			r := s.ScoreDetail(t.Context(), picture(40, 30))
+			if r.Err != nil || r.Value != 0.25 || r.Detail != strings.Repeat("é", 128) {
+				t.Errorf("%+v, want 0.25 and 128 of the 200 letters", r)
+			}
+			if v, err := s.Score(t.Context(), picture(40, 30)); v != 0.25 || err != nil {
+				t.Errorf("%v, %v", v, err)
+			}
+		})
+	}
+}
+
+func TestScorer_Replies(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{})
+	tests := []struct {
+		name  string
+		reply []byte
+		want  float64
+		fault string // empty: scored
+		pass  bool   // wraps ErrUnavailable
+	}{
+		{"score", pack(t, "v", 1, "score", -1.5), -1.5, "", false},
+		{"an integer", pack(t, "v", 1, "score", 3, "error", nil), 3, "", false},
+		{"more fields", pack(t, "v", 1, "score", 1, "gpu", []int{1, 2}), 1, "", false},
+		{"error", pack(t, "v", 1, "error", "no face"), 0, `worker: "no face"`, false},
+		{"error that stays", pack(t, "v", 1, "error", "no face", "retry", false, "score", 3), 0, `worker: "no face"`, false},
+		{"error that may pass", pack(t, "v", 1, "error", "out of memory", "retry", true), 0, `worker: "out of memory"`, true},
+		{"retry of another type", pack(t, "v", 1, "error", "x", "retry", 1), 0, "retry = 1: want true or false", false},
+		{"error of another type", pack(t, "v", 1, "error", 3), 0, "error = 3: want a text", false},
+		{"NaN", pack(t, "v", 1, "score", math.NaN()), 0, "score NaN: want a finite number", false},
+		{"infinity", pack(t, "v", 1, "score", math.Inf(1)), 0, "score +Inf", false},
+		{"null", pack(t, "v", 1, "score", nil), 0, "score null", false},
+		{"a text", pack(t, "v", 1, "score", "0.5"), 0, `score "0.5": want a finite number`, false},
+		{"no score", pack(t, "v", 1), 0, "neither score nor error", false},
+		{"no version", pack(t, "score", 1), 0, "v = null: want 1", false},
+		{"another version", pack(t, "v", 2, "score", 1), 0, "v = 2: want 1", false},
+		{"detail of another type", pack(t, "v", 1, "score", 1, "detail", 3), 0, "detail = 3: want a text", false},
+		{"empty", nil, 0, "no msgpack map", false},
+		{"JSON", []byte(`{"v":1,"score":1}`), 0, "no msgpack map", false},
+		{"a length that is not there", []byte("\x81\xa1v\xdd\xff\xff\xff\xff"), 0, "ends early", false},
+		{"huge", pack(t, "v", 1, "score", 1, "pad", make([]byte, 64<<10)), 0, "want at most 65536", false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			stop := work(t, answers, func(m *nats.Msg) { respond(t, m, tt.reply) })
+			defer stop()
+			got, err := open(t, asks, config()).Score(t.Context(), picture(8, 8))
+			if got != tt.want || (err == nil) != (tt.fault == "") || errors.Is(err, scorer.ErrUnavailable) != tt.pass {
+				t.Errorf("%v, %v; want %v, %q, passing %v", got, err, tt.want, tt.fault, tt.pass)
+			}
+			if err != nil && (!strings.Contains(err.Error(), tt.fault) || !strings.HasPrefix(err.Error(), "nats:pickscore: ")) {
+				t.Errorf("error %q, want nats:pickscore and %q", err, tt.fault)
+			}
+		})
+	}
+}
+
+func TestScorer_Absent(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{})
+	cfg := config()
+	cfg.Timeout = 30 * time.Second
+	began := time.Now()
+	_, err := open(t, asks, cfg).Score(t.Context(), picture(8, 8))
+	if !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no worker listens on mdr.v1.score.pickscore") || time.Since(began) > 10*time.Second {
+		t.Errorf("no worker: %v after %v, want to hear so at once", err, time.Since(began))
+	}
+
+	// One that takes requests and dies with them.
+	stop := work(t, answers, func(*nats.Msg) {})
+	cfg.Timeout = 50 * time.Millisecond
+	_, err = open(t, asks, cfg).Score(t.Context(), picture(8, 8))
+	if !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no worker answered within 50ms") {
+		t.Errorf("a worker that hangs: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	cfg.Timeout = time.Minute
+	if _, err = open(t, asks, cfg).Score(ctx, picture(8, 8)); !errors.Is(err, scorer.ErrUnavailable) {
+		t.Errorf("the caller's deadline: %v", err)
+	}
+	stop()
+
+	asks.Close()
+	if _, err = open(t, asks, cfg).Score(t.Context(), picture(8, 8)); !errors.Is(err, scorer.ErrUnavailable) {
+		t.Errorf("connection closed: %v", err)
+	}
+}
+
+// A picture that the server would not take is refused with both sizes; as JPEG it fits.
+func TestScorer_TooLarge(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{MaxPayload: 96 << 10})
+	work(t, answers, func(m *nats.Msg) { respond(t, m, pack(t, "v", 1, "score", 1)) })
+	in := picture(200, 200)
+	_, err := open(t, asks, config()).Score(t.Context(), in)
+	if err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "takes 98304") || !strings.Contains(err.Error(), "with a picture of 12") {
+		t.Errorf("error %v, want a final one with both sizes", err)
+	}
+	cfg := config()
+	cfg.Image = "jpeg"
+	if _, err := open(t, asks, cfg).Score(t.Context(), in); err != nil {
+		t.Errorf("as JPEG: %v", err)
+	}
+}
+
+// Two workers of the group share the requests, each gets an answer once, and no more than
+// Concurrency are on their way.
+func TestScorer_QueueGroup(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{})
+	var now, most, total atomic.Int32
+	for range 2 {
+		work(t, answers, func(m *nats.Msg) {
+			go func() {
+				n := now.Add(1)
+				for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+				}
+				time.Sleep(5 * time.Millisecond)
+				now.Add(-1)
+				respond(t, m, pack(t, "v", 1, "score", total.Add(1)))
+			}()
+		})
+	}
+	cfg := config()
+	cfg.Concurrency = 3
+	s := open(t, asks, cfg)
+	var wait sync.WaitGroup
+	for range 30 {
+		wait.Go(func() {
+			if _, err := s.Score(t.Context(), picture(8, 8)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	if total.Load() != 30 || most.Load() > 3 || most.Load() < 2 {
+		t.Errorf("%d answers, %d requests at once; want 30, at most 3", total.Load(), most.Load())
+	}
+}
+
+func TestScorer_Cancel(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{})
+	in := make(chan struct{}, 4)
+	work(t, answers, func(*nats.Msg) { in <- struct{}{} })
+	cfg := config()
+	cfg.Timeout, cfg.Concurrency = time.Minute, 1
+	s := open(t, asks, cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	for range 3 {
+		wait.Go(func() {
+			if _, err := s.Score(ctx, picture(8, 8)); !errors.Is(err, context.Canceled) || errors.Is(err, scorer.ErrUnavailable) {
+				t.Errorf("error %v, want that of the caller who left", err)
+			}
+		})
+	}
+	<-in
+	cancel()
+	wait.Wait()
+}
+
+func TestNew_Refuses(t *testing.T) {
+	for fault, change := range map[string]func(*natsscore.Config){
+		`image = "gif": want png or jpeg`:  func(c *natsscore.Config) { c.Image = "gif" },
+		"timeout = -1s: want above 0":      func(c *natsscore.Config) { c.Timeout = -time.Second },
+		"concurrency = 0: want 1 to 1024":  func(c *natsscore.Config) { c.Concurrency = 0 },
+		"version: 200 bytes; want at most": func(c *natsscore.Config) { c.Version = strings.Repeat("x", 200) },
+	} {
+		cfg := config()
+		change(&cfg)
+		if _, err := natsscore.New(nil, "pickscore", cfg); err == nil || !strings.Contains(err.Error(), fault) {
+			t.Errorf("error %v, want %q", err, fault)
+		}
+	}
+	for _, name := range []string{"", "a.b", "*", ">", strings.Repeat("x", 65)} {
+		if _, err := natsscore.New(nil, name, config()); err == nil {
+			t.Errorf("name %q was taken", name)
+		}
+	}
+	_, err := open(t, nil, config()).Score(t.Context(), scorer.Input{})
+	if err == nil || !strings.Contains(err.Error(), "no picture") {
+		t.Errorf("no picture: %v", err)
+	}
+}
+
+// FuzzReply: whatever a worker answers is a finite number or an error.
+func FuzzReply(f *testing.F) {
+	for _, seed := range []string{"\x82\xa1v\x01\xa5score\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00", "\x82\xa1v\x01\xa5score\x05", "\x83\xa1v\x01\xa5error\xa1x\xa5retry\xc3", "\xdf\xff\xff\xff\xff", "\x81\xa1a\xdd\x00\x00\x00\x01\x91"} {
+		f.Add([]byte(seed))
+	}
+	asks, answers := connect(f, natsd.Options{})
+	var reply atomic.Pointer[[]byte]
+	work(f, answers, func(m *nats.Msg) { respond(f, m, *reply.Load()) })
+	s, in := open(f, asks, config()), picture(8, 8)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		reply.Store(&data)
+		r := s.ScoreDetail(t.Context(), in)
+		if r.Err == nil && (math.IsNaN(r.Value) || math.IsInf(r.Value, 0)) || len(r.Detail) > scorer.MaxDetail {
+			t.Errorf("value %v, detail of %d bytes", r.Value, len(r.Detail))
+		}
+	})
+}
