@@ -29,8 +29,13 @@ var layers = map[string][]string{
 	"pkg/tensor":    nil,
 	"pkg/scorer":    nil,
 	"pkg/estimator": nil,
+	"pkg/dataset":   nil,
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
+
+	"pkg/scorer/internal/wire": {"pkg/scorer"},
+	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
+	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 
 	"schemas/gen":                   {"schemas"},
 	"pkg/tensor/internal/kernelgen": nil,
@@ -46,7 +51,7 @@ var layers = map[string][]string{
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":        {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor"},
 	"services/sampler":       {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors"},
-	"services/reward":        {"schemas", "pkg/bus", "pkg/scorer"},
+	"services/reward":        {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
 	"services/advantage":     {"schemas", "pkg/bus", "pkg/estimator"},
 	"services/internal/boot": {"pkg/bus"},
 
@@ -57,7 +62,7 @@ var layers = map[string][]string{
 	"services/cmd/meander-advantage": {"services/advantage", "services/internal/boot"},
 	// The all-in-one and command line joins everything.
 	"services/cmd/meander": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/client",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot",
 	},
 }
@@ -68,6 +73,7 @@ var testLayers = map[string][]string{
 	"pkg/tensor":             {"pkg/tensor/tensortest"},
 	"pkg/model":              {"pkg/model/modeltest", "pkg/tensor/tensortest"},
 	"pkg/client":             {"pkg/natsd"},
+	"pkg/scorer/natsscore":   {"pkg/natsd", "schemas"},
 	"services/intake":        {"pkg/natsd"},
 	"services/sampler":       {"pkg/natsd", "pkg/model/modeltest"},
 	"services/reward":        {"pkg/natsd"},
@@ -89,19 +95,21 @@ var dependencies = map[string]dependency{
 	"github.com/invopop/jsonschema":         {why: "JSON Schema from the event structs", users: []string{"schemas/gen"}},
 	"github.com/knadh/koanf":                {why: "layers of settings: file, environment, flags", users: []string{"services/internal/boot"}},
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
-	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}},
+	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/scorer/natsscore", "services/...", "integration"}},
+	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration"}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/cmd/meander"}},
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"services/cmd/meander", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/cmd/meander"}},
-	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/cmd/meander"}, tests: true},
+	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/cmd/meander", "pkg/scorer/..."}, tests: true},
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/gen"}, tests: true},
-	"golang.org/x/image":                    {why: "text and scaling on contact sheets", users: []string{"services/cmd/meander"}},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets, pictures enlarged for tesseract", users: []string{"services/cmd/meander", "pkg/scorer"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features", users: []string{"pkg/safetensors", "pkg/tensor", "pkg/natsd"}},
 	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/cmd/meander"}},
+	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model"}},
 	"pgregory.net/rapid":                    {why: "laws, tested with generated cases", tests: true},
 }

@@ -3,6 +3,7 @@ package integration_test
 import (
 	"math"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -139,7 +140,8 @@ func TestBatch_ClosesTogether(t *testing.T) {
 }
 
 // A batch whose second group is late closes at the batch's deadline with what it has:
-// one Batch event, the group that was there, and for what comes later a dead letter.
+// one Batch event, the group that was there, and for what comes later a failed group and
+// dead letters.
 func TestBatch_LateGroup(t *testing.T) {
 	t.Parallel()
 	const size = 2
@@ -174,8 +176,12 @@ func TestBatch_LateGroup(t *testing.T) {
 	}
 	settled(t, c.Bus, 10*time.Second)
 	k := readBooks(t, c.Bus, "late")
-	if len(k.advantages) != 1 || k.advantages["a"] == nil || k.advantages["a"].Status != schemas.StatusComplete || len(k.batches) != 1 {
+	if len(k.advantages) != 2 || k.advantages["a"].Status != schemas.StatusComplete || len(k.batches) != 1 {
 		t.Errorf("advantages %v, %d batches; want a complete, 1", k.advantages, len(k.batches))
+	}
+	// Whoever waits for the late group is told, too.
+	if a := k.advantages["b"]; a == nil || a.Status != schemas.StatusFailed || !strings.Contains(a.Error, "had closed without the group") {
+		t.Errorf("late group: %+v", a)
 	}
 }
 

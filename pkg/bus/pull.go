@@ -103,6 +103,13 @@ func (b *Bus) newPuller(c ConsumerConfig, rebind func(context.Context) error) (*
 	return p, nil
 }
 
+// idle says whether no message waits in the queue.
+func (p *puller) idle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.queue) == 0
+}
+
 // setRoom says how many messages may be asked for, on the way or waiting in the queue.
 func (p *puller) setRoom(n int) {
 	p.mu.Lock()

@@ -81,6 +81,22 @@ func (s *Subscription) Held() int {
 	return len(s.keeper.held)
 }
 
+// CaughtUp says whether everything that the consumer has is in the hands of the caller:
+// nothing waits to be delivered, is on its way, or is with another client. When as many
+// are held as may be, nothing more can come, and that counts, too.
+func (s *Subscription) CaughtUp() (bool, error) {
+	m, err := s.api("INFO", nil)
+	if err != nil {
+		return false, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
+	}
+	var info jetstream.ConsumerInfo
+	if err := json.Unmarshal(m.Data, &info); err != nil {
+		return false, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
+	}
+	held := s.Held()
+	return s.puller.idle() && info.NumAckPending <= held && (info.NumPending == 0 || held >= s.config.MaxAckPending), nil
+}
+
 func (s *Subscription) handBack() {
 	for _, m := range s.keeper.all() {
 		_ = m.NakWithDelay(handBackDelay) // lost, it comes again after AckWait

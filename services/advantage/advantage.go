@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
 
@@ -25,10 +26,14 @@ import (
 type Config struct {
 	// GroupTimeout closes groups and batches without a deadline of their own, counted from their first reward.
 	GroupTimeout time.Duration `koanf:"group_timeout" help:"a group or batch without a deadline closes this long after its first reward"`
-	// MaxHeld bounds the rewards of open groups that one partition holds.
-	MaxHeld int `koanf:"max_held" help:"rewards of open groups that one of the 16 partitions may hold"`
+	// MaxHeld bounds the rewards of open groups that one partition holds, of about 1 KiB each.
+	// When it is reached the partition takes no more until a group closes, by its deadline at
+	// the latest.
+	MaxHeld int `koanf:"max_held" help:"rewards of open groups that one of the 16 partitions may hold, about 1 KiB each"`
 	// AckWait is how long the server waits for a sign of life before a standby takes over.
 	AckWait time.Duration `koanf:"ack_wait" help:"takeover of a partition whose worker died"`
+	// Metrics is where the service counts; nil: nowhere.
+	Metrics prometheus.Registerer `koanf:"-"`
 }
 
 // DefaultConfig waits an hour for stragglers. Holding MaxHeld rewards takes about
@@ -58,10 +63,14 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("advantage config: %w", err)
 	}
+	instruments := newInstruments(cfg.Metrics)
 	g, ctx := errgroup.WithContext(ctx)
 	for p := range schemas.RewardPartitions {
 		g.Go(func() error {
-			w := &worker{cfg: cfg, bus: b, log: log.With().Int("partition", p).Logger(), groups: map[string]*group{}, batches: map[string]*batch{}}
+			w := &worker{
+				cfg: cfg, bus: b, log: log.With().Int("partition", p).Logger(), metrics: instruments,
+				groups: map[string]*group{}, batches: map[string]*batch{},
+			}
 			if err := w.run(ctx, p); err != nil {
 				return fmt.Errorf("partition %d: %w", p, err)
 			}
@@ -76,6 +85,8 @@ type worker struct {
 	cfg     Config
 	bus     *bus.Bus
 	log     zerolog.Logger
+	metrics *instruments
+	sub     *bus.Subscription
 	groups  map[string]*group // by run and uid
 	batches map[string]*batch // explicit batches, by run and batch id
 }
@@ -101,7 +112,9 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		}
 		return err
 	}
+	w.sub = sub
 	defer sub.Close()
+	defer w.forget()
 	// A result that is being stored when ctx ends gets a moment to be confirmed.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -128,15 +141,34 @@ func (w *worker) run(ctx context.Context, partition int) error {
 
 // forget drops the open groups: another worker has the partition now.
 func (w *worker) forget() {
-	w.log.Info().Int("groups", len(w.groups)).Msg("another worker has the partition now")
-	clear(w.groups)
+	if len(w.groups) > 0 {
+		w.log.Info().Int("groups", len(w.groups)).Msg("open groups left to the next worker")
+	}
+	for _, g := range w.groups {
+		w.forgetGroup(g)
+	}
 	clear(w.batches)
+}
+
+func (w *worker) forgetGroup(g *group) {
+	key := g.run + "." + g.uid
+	if w.groups[key] == g {
+		delete(w.groups, key)
+		w.metrics.openGroups.Dec()
+		w.metrics.held.Sub(float64(len(g.samples)))
+	}
 }
 
 // receive takes one reward; whatever goes wrong is retried by redelivery.
 func (w *worker) receive(ctx context.Context, m *bus.Message) {
+	delivery := "first"
+	if m.Delivered > 1 {
+		delivery = "again"
+	}
+	w.metrics.rewards.WithLabelValues(delivery).Inc()
 	var r schemas.Reward
 	if err := schemas.DecodeValid(m.Data, &r); err != nil {
+		w.metrics.dead.WithLabelValues(schemas.CodeDecode).Inc()
 		if err := w.bus.Dead(ctx, "advantage", schemas.CodeDecode, err.Error(), m); err != nil {
 			w.retry(m, err)
 			return
@@ -153,63 +185,79 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 	key := r.Run + "." + r.UID
 	g, open := w.groups[key]
 	if !open {
-		closed, late, err := w.closed(ctx, r)
-		if err != nil {
+		done, err := w.closed(ctx, m, r)
+		if err != nil || done {
 			return err
 		}
-		if late {
-			if err := w.bus.Dead(ctx, "advantage", schemas.CodeLate, "the group closed without this sample", m); err != nil {
-				return err
-			}
-		}
-		if closed || late {
-			w.settle(m.AckAsync())
+		g = newGroup(r)
+		w.groups[key] = g
+		w.metrics.openGroups.Inc()
+	}
+	before := len(g.samples)
+	g.add(r, m, w.cfg.GroupTimeout)
+	w.metrics.held.Add(float64(len(g.samples) - before))
+	if b := w.batchOf(g); b != nil {
+		b.groups[g.uid] = g
+		if !g.settled() {
 			return nil
 		}
-		g = newGroup(r, m.Time, w.cfg.GroupTimeout)
-		w.groups[key] = g
-	}
-	g.add(r, m)
-	if b := w.batchOf(r, m.Time); b != nil {
-		b.groups[r.UID] = g
-		return w.advanceBatch(ctx, b, false)
+		return w.advanceBatch(ctx, b, time.Now(), false)
 	}
 	if g.settled() {
-		return w.close(ctx, key, g)
+		return w.close(ctx, g)
 	}
 	return nil
 }
 
-// closed says whether the result that r belongs to is stored already, and whether
-// r came too late to be part of it.
-func (w *worker) closed(ctx context.Context, r *schemas.Reward) (closed, late bool, err error) {
-	if r.Group.BatchGroups > 0 {
-		m, err := w.bus.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch))
-		if errors.Is(err, bus.ErrNotFound) {
-			return false, false, nil
-		}
-		if err != nil {
-			return false, false, fmt.Errorf("look up batch %s: %w", r.Group.Batch, err)
-		}
-		var b schemas.Batch
-		if err := schemas.Decode(m.Data, &b); err != nil {
-			return false, false, fmt.Errorf("stored batch %s: %w", m.Subject, err)
-		}
+// closed says whether the result that r belongs to is stored already, and settles m if
+// so.
+func (w *worker) closed(ctx context.Context, m *bus.Message, r *schemas.Reward) (bool, error) {
+	over, err := w.batchClosed(ctx, r)
+	if err != nil || r.Group.BatchGroups > 0 && !over {
+		return false, err // a group of an open batch is needed again
 	}
 	a, err := w.stored(ctx, r.Run, r.UID)
-	if errors.Is(err, bus.ErrNotFound) {
-		// The batch closed and this group was no part of it, or nothing has closed yet.
-		return false, r.Group.BatchGroups > 0, nil
+	switch {
+	case errors.Is(err, bus.ErrNotFound) && !over:
+		return false, nil
+	case errors.Is(err, bus.ErrNotFound):
+		g := newGroup(r)
+		g.add(r, nil, w.cfg.GroupTimeout)
+		if err := w.tooLate(ctx, g); err != nil {
+			return false, err
+		}
+		a = g.result
+	case err != nil:
+		return false, err
 	}
-	if err != nil {
-		return false, false, err
-	}
-	for _, member := range a.Members {
-		if member.SampleIndex == r.SampleIndex {
-			return true, member.Status == schemas.StatusMissing, nil
+	if a.RefilledBy != "" && m.Delivered > 1 {
+		// Whoever stored it may have died before it asked.
+		if err := w.askAgain(ctx, r.Run, r.Group.PromptSeq, a); err != nil {
+			return false, err
 		}
 	}
-	return true, true, nil
+	if !part(a, r.SampleIndex) {
+		if err := w.late(ctx, m); err != nil {
+			return false, err
+		}
+	}
+	w.settle(m.AckAsync())
+	return true, nil
+}
+
+// part says whether a sample is part of a stored result.
+func part(a *schemas.Advantage, index int64) bool {
+	for i := range a.Members {
+		if a.Members[i].SampleIndex == index {
+			return a.Members[i].Status != schemas.StatusMissing
+		}
+	}
+	return false
+}
+
+func (w *worker) late(ctx context.Context, m *bus.Message) error {
+	w.metrics.dead.WithLabelValues(schemas.CodeLate).Inc()
+	return w.bus.Dead(ctx, "advantage", schemas.CodeLate, "the group closed without this sample", m)
 }
 
 func (w *worker) stored(ctx context.Context, run, uid string) (*schemas.Advantage, error) {
@@ -225,58 +273,100 @@ func (w *worker) stored(ctx context.Context, run, uid string) (*schemas.Advantag
 }
 
 // close stores the result of a group that is its own batch and acks its rewards.
-func (w *worker) close(ctx context.Context, key string, g *group) error {
-	a, err := results([]*group{g})
-	if err != nil {
+func (w *worker) close(ctx context.Context, g *group) error {
+	a := g.outline()
+	if counts(a) {
+		began := time.Now()
+		estimate([]*group{g}, []*schemas.Advantage{a})
+		w.metrics.estimate.Observe(time.Since(began).Seconds())
+	}
+	if counts(a) {
+		if err := w.store(ctx, g, a); err != nil {
+			return err
+		}
+	} else if _, err := w.drop(ctx, g, a); err != nil {
 		return err
 	}
-	if _, err := w.publish(ctx, g, a[0]); err != nil {
-		return err
-	}
-	delete(w.groups, key)
-	w.release(g)
+	w.forgetGroup(g)
+	w.release(ctx, g)
 	return nil
 }
 
-// publish stores a group's advantage once; when another worker was first, the
-// stored one is the result.
-func (w *worker) publish(ctx context.Context, g *group, a *schemas.Advantage) (*schemas.Advantage, error) {
+// store publishes a group's advantage once; when another worker was first, the stored
+// one is the result.
+func (w *worker) store(ctx context.Context, g *group, a *schemas.Advantage) error {
 	if g.result != nil {
-		return g.result, nil
+		return nil
 	}
 	ack, err := w.bus.Publish(ctx, a)
 	if err != nil {
-		return nil, fmt.Errorf("publish advantage of %s: %w", a.UID, err)
+		return fmt.Errorf("publish advantage of %s: %w", a.UID, err)
 	}
 	if ack.Duplicate {
 		if a, err = w.stored(ctx, a.Run, a.UID); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	g.result = a
+	w.metrics.groups.WithLabelValues(a.Status).Inc()
+	var last time.Time
+	for _, s := range g.samples {
+		if s.stored.After(last) {
+			last = s.stored
+		}
+	}
+	if !last.IsZero() {
+		w.metrics.latency.Observe(max(0, time.Since(last).Seconds()))
+	}
 	w.log.Info().Str("run", a.Run).Str("uid", a.UID).Str("status", a.Status).Int("members", len(a.Members)).Msg("group closed")
-	return a, nil
+	return nil
 }
 
-// expire closes what is past its deadline.
+// expire closes what is past its deadline, once everything stored before is here.
 func (w *worker) expire(ctx context.Context, now time.Time) {
-	for key, g := range w.groups {
-		if g.batchGroups == 0 && now.After(g.deadline) {
-			if err := w.close(ctx, key, g); err != nil {
-				w.log.Warn().Err(err).Str("uid", g.uid).Msg("close at deadline, will try again")
+	overdue := false
+	for _, g := range w.groups {
+		overdue = overdue || now.After(g.deadline)
+	}
+	caughtUp := false
+	if overdue {
+		var err error
+		if caughtUp, err = w.sub.CaughtUp(); err != nil {
+			w.log.Debug().Err(err).Msg("deadlines wait: the consumer does not say what it has")
+		}
+	}
+	for _, g := range w.groups {
+		if g.spec.BatchGroups == 0 && g.ripe(now, caughtUp) {
+			if err := w.close(ctx, g); err != nil {
+				w.log.Warn().Err(err).Str("uid", g.uid).Msg("close group, will try again")
 			}
 		}
 	}
 	for _, b := range w.batches {
-		if err := w.advanceBatch(ctx, b, now.After(b.deadline)); err != nil {
+		if err := w.advanceBatch(ctx, b, now, caughtUp); err != nil {
 			w.log.Warn().Err(err).Str("batch", b.id).Msg("close batch, will try again")
 		}
 	}
 }
 
-func (w *worker) release(g *group) {
-	for _, m := range g.held {
-		w.settle(m.AckAsync())
+// release acks the rewards of a group whose result is stored. What is no part of it
+// came too late.
+func (w *worker) release(ctx context.Context, g *group) {
+	for _, s := range g.samples {
+		if s.message == nil {
+			continue
+		}
+		if !part(g.result, s.index) {
+			m, err := w.bus.Get(ctx, schemas.StreamRewards, s.message.Seq) // its bytes were let go
+			if err == nil {
+				err = w.late(ctx, m)
+			}
+			if err != nil && !errors.Is(err, bus.ErrNotFound) {
+				w.retry(s.message, err)
+				continue
+			}
+		}
+		w.settle(s.message.AckAsync())
 	}
 }
 

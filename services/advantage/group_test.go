@@ -29,14 +29,12 @@ func rewardOf(i, n int64, value *float64) *schemas.Reward {
 }
 
 func closeGroup(t interface{ Fatal(...any) }, rewards []*schemas.Reward) *schemas.Advantage {
-	g := newGroup(rewards[0], time.Unix(1, 0), time.Hour)
+	g := newGroup(rewards[0])
 	for _, r := range rewards {
-		g.add(r, nil)
+		g.add(r, nil, time.Hour)
 	}
-	a, err := results([]*group{g})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := []*schemas.Advantage{g.outline()}
+	estimate([]*group{g}, a)
 	if err := a[0].Validate(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,216 @@
+package advantage
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// instruments are what the service counts, for all workers of a process.
+type instruments struct {
+	rewards, dead     *prometheus.CounterVec
+	groups            *prometheus.CounterVec
+	refilled          prometheus.Counter
+	refillsGivenUp    *prometheus.CounterVec
+	openGroups, held  prometheus.Gauge
+	latency, estimate prometheus.Histogram
+	batches           *prometheus.CounterVec
+	batchMetric       *prometheus.GaugeVec
+}
+
+func newInstruments(r prometheus.Registerer) *instruments {
+	if r == nil {
+		r = prometheus.NewRegistry() // counted and not shown
+	}
+	const space, sub = "meander", "advantage"
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return register(r, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: space, Subsystem: sub, Name: name, Help: help}, labels))
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		return register(r, prometheus.NewGauge(prometheus.GaugeOpts{Namespace: space, Subsystem: sub, Name: name, Help: help}))
+	}
+	times := func(name, help string) prometheus.Histogram {
+		return register(r, prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: space, Subsystem: sub, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
+		}))
+	}
+	return &instruments{
+		rewards:        counter("rewards_total", "rewards received, by delivery: first or again", "delivery"),
+		dead:           counter("dead_total", "rewards that could not be used, by code", "code"),
+		groups:         counter("groups_total", "groups closed, by status", "status"),
+		refilled:       counter("refills_total", "groups asked for in place of others").WithLabelValues(),
+		refillsGivenUp: counter("refills_given_up_total", "groups that were not replaced, by reason: rounds or prompt", "reason"),
+		openGroups:     gauge("open_groups", "groups that wait for rewards"),
+		held:           gauge("held_rewards", "rewards of open groups and batches"),
+		latency:        times("latency_seconds", "from the last reward of a group to its stored advantage"),
+		estimate:       times("estimate_seconds", "time of the estimator for a batch"),
+		batches:        counter("batches_total", "batches closed, by status", "status"),
+		batchMetric: register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: space, Name: "batch_metric", Help: "metrics of the last batch, by the names that verl has",
+		}, []string{"name"})),
+	}
+}
+
+// register is r.MustRegister for several services of one process: the first one's
+// collector serves all.
+func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
+	if err := r.Register(c); err != nil {
+		if have, ok := err.(prometheus.AlreadyRegisteredError); ok { //nolint:errorlint // documented as the type of the error itself
+			return have.ExistingCollector.(C)
+		}
+		panic(err) // two collectors of one name: a mistake in this file
+	}
+	return c
+}
+
+func (i *instruments) gaveUp(reason string) { i.refillsGivenUp.WithLabelValues(reason).Inc() }
+
+// batch shows the metrics of the last batch. Only those of training have names that are
+// few and fixed.
+func (i *instruments) batch(e *schemas.Batch) {
+	i.batches.WithLabelValues(e.Status).Inc()
+	i.batchMetric.Reset()
+	for _, m := range e.Metrics {
+		i.batchMetric.WithLabelValues(m.Name).Set(m.Value)
+	}
+}
+
+// summary is the Batch event, with the metrics that verl names.
+func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) *schemas.Batch {
+	e := &schemas.Batch{
+		Run: b.run, Batch: b.id, StdBasis: schemas.BasisPopulation, Status: schemas.StatusComplete, UIDs: []string{},
+		Expected: b.expected, Step: b.step, Epoch: b.epoch,
+	}
+	stats := estimator.BatchStats{Step: b.step, Epoch: b.epoch, AdvantageSeconds: estimateSeconds}
+	var evaluation []estimator.ValidationGroup
+	var began, finished int64 = math.MaxInt64, 0
+	filled := map[string]bool{}
+	var rewards []float64
+	for _, g := range groups {
+		a := g.result
+		e.Closed = max(e.Closed, a.Closed)
+		if a.RefilledBy != "" {
+			e.Refills++
+		}
+		if !counts(a) {
+			e.Dropped = append(e.Dropped, g.uid)
+			continue
+		}
+		filled[g.root()] = true
+		e.UIDs = append(e.UIDs, g.uid)
+		e.Groups++
+		for _, m := range a.Members {
+			if m.Reward != nil {
+				rewards = append(rewards, *m.Reward)
+			}
+		}
+		if g.spec.Validate {
+			evaluation = append(evaluation, validationOf(g))
+			continue
+		}
+		stats.Columns = max(stats.Columns, int(g.trainedSteps))
+		stats.Samples = append(stats.Samples, g.stats(a)...)
+		for _, s := range g.samples {
+			if s.finished > 0 {
+				began, finished = min(began, s.started), max(finished, s.finished)
+			}
+		}
+	}
+	if int64(len(filled)) < b.expected {
+		e.Status = schemas.StatusShort
+	}
+	if finished > 0 {
+		stats.GenerateSeconds, stats.Seconds = float64(finished-began)/1e9, float64(now.UnixNano()-began)/1e9
+	}
+	slices.Sort(e.Dropped)
+	e.Samples = int64(len(rewards))
+	if len(rewards) > 0 {
+		mean, std := moments(rewards)
+		e.Mean, e.Std = &mean, &std
+	}
+	for _, m := range slices.Concat(estimator.Metrics(stats), estimator.Validation(evaluation)) {
+		if len(m.Name) <= schemas.MaxName && len(e.Metrics) < schemas.MaxMetrics {
+			e.Metrics = append(e.Metrics, schemas.Metric(m))
+		}
+	}
+	if e.Metrics == nil {
+		e.Metrics = []schemas.Metric{}
+	}
+	return e
+}
+
+// stats are the scored samples of a group as the metrics see them, one per member that
+// was scored.
+func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
+	var out []estimator.SampleStats
+	for i := range a.Members {
+		m := &a.Members[i]
+		s := g.samples[m.SampleIndex]
+		if m.Reward == nil || s == nil {
+			continue
+		}
+		x := estimator.SampleStats{
+			UID: g.uid, Reward: *m.Reward, Advantage: m.Advantage, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
+			GenerateSeconds: -1, ScoreSeconds: float64(s.scoreNS) / 1e9,
+		}
+		if s.finished > 0 {
+			x.GenerateSeconds = float64(s.finished-s.started) / 1e9
+		}
+		for k, v := range s.scores {
+			if !math.IsNaN(v) {
+				x.Scores = append(x.Scores, estimator.Metric{Name: g.spec.Reward[k].Name, Value: v})
+			}
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// validationOf are the rewards of a group of an evaluation, by the name of each.
+func validationOf(g *group) estimator.ValidationGroup {
+	v := estimator.ValidationGroup{Source: sourceOf(g.spec.Metadata), Variables: []estimator.Variable{{Name: "reward"}}}
+	for _, spec := range g.spec.Reward {
+		v.Variables = append(v.Variables, estimator.Variable{Name: spec.Name})
+	}
+	for _, s := range g.members() {
+		if s.status != schemas.StatusScored {
+			continue
+		}
+		v.Variables[0].Values = append(v.Variables[0].Values, s.reward)
+		for k, score := range s.scores {
+			if !math.IsNaN(score) {
+				v.Variables[k+1].Values = append(v.Variables[k+1].Values, score)
+			}
+		}
+	}
+	return v
+}
+
+// sourceOf is the dataset that a prompt is from: its metadata data_source, as in verl.
+func sourceOf(m schemas.Metadata) string {
+	fields, err := m.Map()
+	if err != nil {
+		return "unknown" // metadata is the caller's, and checked where it came in
+	}
+	if s, ok := fields["data_source"].(string); ok && s != "" {
+		return s
+	}
+	return "unknown"
+}
+
+// moments returns mean and population standard deviation.
+func moments(x []float64) (mean, std float64) {
+	for _, v := range x {
+		mean += v
+	}
+	mean /= float64(len(x))
+	for _, v := range x {
+		std += (v - mean) * (v - mean)
+	}
+	return mean, math.Sqrt(std / float64(len(x)))
+}

@@ -1,0 +1,90 @@
+package advantage
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// refill says that a group which does not count gets another in its place: it names the
+// fresh one in a, which is stored before the fresh one is asked for.
+func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage) error {
+	policy := policyOf(g.spec)
+	wanted := a.Status == schemas.StatusFiltered && policy.ZeroStd == schemas.GroupRefill ||
+		(a.Status == schemas.StatusFailed || a.Status == schemas.StatusStale) && policy.Failed == schemas.GroupRefill
+	if !wanted || g.spec.SourceRun != "" {
+		return nil
+	}
+	round := int64(0)
+	if g.spec.Refill != nil {
+		round = g.spec.Refill.Round
+	}
+	if round >= *policy.RefillRounds {
+		w.metrics.gaveUp("rounds")
+		w.log.Warn().Str("run", g.run).Str("uid", g.uid).Int64("rounds", round).Str("status", a.Status).Msg("no rounds are left to refill the group")
+		return nil
+	}
+	switch _, err := w.bus.Get(ctx, schemas.StreamPrompts, g.spec.PromptSeq); {
+	case errors.Is(err, bus.ErrNotFound):
+		w.metrics.gaveUp("prompt")
+		w.log.Warn().Str("run", g.run).Str("uid", g.uid).Msg("the prompt is no longer stored, the group cannot be refilled")
+		return nil
+	case err != nil:
+		return fmt.Errorf("look up the prompt of %s: %w", g.uid, err)
+	}
+	a.RefilledBy = refillUID(g.root(), round+1)
+	return nil
+}
+
+// refillUID is the uid of a fresh group: that of the first, cut where it is long, and the
+// round.
+func refillUID(root string, round int64) string {
+	suffix := "-r" + strconv.FormatInt(round, 10)
+	if len(root)+len(suffix) <= schemas.MaxToken {
+		return root + suffix
+	}
+	sum := sha256.Sum256([]byte(root))
+	suffix = "-" + hex.EncodeToString(sum[:4]) + suffix
+	return root[:schemas.MaxToken-len(suffix)] + suffix
+}
+
+// askAgain publishes the prompt of the group that a names in place of its own. Asking
+// twice is harmless: the message id is the same, and intake knows a uid again.
+func (w *worker) askAgain(ctx context.Context, run string, promptSeq uint64, a *schemas.Advantage) error {
+	m, err := w.bus.Get(ctx, schemas.StreamPrompts, promptSeq)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil // it was there a moment ago, and its place is given up at the deadline
+	}
+	if err != nil {
+		return fmt.Errorf("read the prompt of %s: %w", a.UID, err)
+	}
+	var p schemas.Prompt
+	if err := schemas.Decode(m.Data, &p); err != nil {
+		return fmt.Errorf("stored prompt %d: %w", promptSeq, err)
+	}
+	root, round := a.UID, int64(1)
+	if a.Refill != nil {
+		root, round = a.Refill.Root, a.Refill.Round+1
+	}
+	p.UID, p.Refill = a.RefilledBy, &schemas.Refill{Root: root, Round: round}
+	data, err := schemas.Encode(&p)
+	if err != nil {
+		return fmt.Errorf("encode the prompt of %s: %w", p.UID, err)
+	}
+	header := nats.Header{jetstream.MsgIDHeader: {"prompt." + run + "." + p.UID}}
+	if _, err := w.bus.PublishPrompt(ctx, run, data, header, bus.WaitForSpace()); err != nil {
+		return fmt.Errorf("ask for group %s: %w", p.UID, err)
+	}
+	w.metrics.refilled.Inc()
+	w.log.Info().Str("run", run).Str("uid", a.UID).Str("status", a.Status).Str("refilled_by", p.UID).Int64("round", round).Msg("asked for a fresh group")
+	return nil
+}
