@@ -164,8 +164,9 @@ func (r *Record) identity(prompt string) [sha256.Size]byte {
 	rewards, _ := r.Fields["reward"].([]any) // a prompt of this project may name its answers there
 	for _, v := range rewards {
 		spec, _ := v.(map[string]any)
-		truth, ok := spec["ground_truth"].(string)
-		write(ok, truth)
+		if truth, ok := spec["ground_truth"].(string); ok && truth != "" {
+			write(true, truth)
+		}
 	}
 	return [sha256.Size]byte(h.Sum(nil))
 }

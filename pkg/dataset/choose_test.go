@@ -78,13 +78,14 @@ func TestChoose_Duplicates(t *testing.T) {
 		{Index: 6, Fields: object{"prompt": int64(7)}},
 		{Index: 7, Fields: object{"prompt": "a", "seed": int64(3)}},
 		{Index: 8, Fields: object{"prompt": "a", "reward": spec("y")}},
+		{Index: 9, Fields: object{"prompt": "a", "reward": []any{object{"name": "ocr"}}}},
 	}
 	batches, report, err := dataset.Choose(records, dataset.Choice{Dedup: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := [][]int{{0, 1, 2, 3, 4, 5, 6}}; !reflect.DeepEqual(places(batches), want) || report.Duplicates != 2 {
-		t.Errorf("%v, %d duplicates; want %v, 2", places(batches), report.Duplicates, want)
+	if want := [][]int{{0, 1, 2, 3, 4, 5, 6}}; !reflect.DeepEqual(places(batches), want) || report.Duplicates != 3 {
+		t.Errorf("%v, %d duplicates; want %v, 3", places(batches), report.Duplicates, want)
 	}
 }
 

@@ -210,6 +210,7 @@ func TestRead_Errors(t *testing.T) {
 		{"an empty user message", "p.jsonl", `{"prompt": [{"role": "user", "content": " "}]}`, `p.jsonl line 1: prompt = " ": want a user message with a text`},
 		{"a rule without an answer", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "reward_model": {"style": "rule"}}`, `p.jsonl line 1: reward_model.ground_truth: want a text, since style is "rule"`},
 		{"extra_info that is none", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "extra_info": 3}`, `p.jsonl line 1: extra_info = 3: want an object`},
+		{"metadata in two places", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}], "data_source": "a", "extra_info": {"prompt": "y", "data_source": "b"}}`, `p.jsonl line 1: extra_info.data_source = "b": want it once: the record has "a"`},
 		{"no prompt column", "p.csv", "text,seed\na,1\n", `p.csv line 1: header = "text,seed": want a column prompt`},
 		{"column twice", "p.csv", "prompt,seed,seed\n", `p.csv line 1: header = "seed": want each column once`},
 		{"column without a name", "p.csv", "prompt,\n", `p.csv line 1: header = "": want a name for column 2`},

@@ -3,6 +3,7 @@ package dataset
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -122,21 +123,7 @@ func verlRecord(object map[string]any) (*Record, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(object)) {
 		switch name {
-		case "prompt", "negative_prompt", "reward_model":
-		case "extra_info":
-			if object[name] == nil {
-				continue
-			}
-			info, ok := object[name].(map[string]any)
-			if !ok {
-				return nil, fault(name, object[name], "want an object")
-			}
-			for key, v := range info {
-				if _, twice := object[key]; twice || key == "system_prompt" || key == "system_negative_prompt" {
-					return nil, fault(name+"."+key, v, "want a name that the record does not have itself")
-				}
-				put(metadata, key, v)
-			}
+		case "prompt", "negative_prompt", "reward_model", "extra_info":
 		case "data_source", "ability":
 			s, ok := object[name].(string)
 			if !ok {
@@ -146,6 +133,16 @@ func verlRecord(object map[string]any) (*Record, error) {
 		default:
 			put(metadata, name, object[name])
 		}
+	}
+	info, ok := object["extra_info"].(map[string]any)
+	if object["extra_info"] != nil && !ok {
+		return nil, fault("extra_info", object["extra_info"], "want an object")
+	}
+	for _, name := range slices.Sorted(maps.Keys(info)) {
+		if have, twice := metadata[name]; twice && !reflect.DeepEqual(have, info[name]) {
+			return nil, fault("extra_info."+name, info[name], "want it once: the record has "+show(have))
+		}
+		put(metadata, name, info[name])
 	}
 	if len(metadata) > 0 {
 		r.Fields["metadata"] = metadata

@@ -28,7 +28,7 @@ type plan struct {
 	Data    *planData `json:"data"`
 	Samples int64     `json:"samples"`
 	// Model and what depends on its defaults is missing when no model is known.
-	Model string `json:"model,omitempty"`
+	Model string `json:"model,omitempty"` // the first prompt's
 	*planCost
 	// Reward and Advantage are lines for people: several where prompts differ.
 	Reward    []string `json:"reward"`
@@ -36,7 +36,8 @@ type plan struct {
 	// Streams are what the stored bytes go to, with what is there and the limit.
 	Streams []planStream `json:"streams"`
 
-	groupSizes []int64
+	groupSizes  []int64
+	promptBytes int64
 }
 
 // planData is what became of the records.
@@ -92,7 +93,7 @@ func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *service
 			return nil, err
 		}
 	}
-	for _, name := range []string{schemas.StreamSteps, blobStream} {
+	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, blobStream} {
 		stream, err := conn.JetStream().Stream(ctx, name)
 		if err != nil {
 			return nil, fmt.Errorf("limits of %s: %w", name, err)
@@ -175,11 +176,12 @@ func (d *datasetFlags) settle(prompts []prompt, f *pipelineFacts) (*plan, error)
 			return nil, err
 		}
 	}
+	p.Streams = []planStream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
 	if p.planCost != nil {
-		for _, s := range []planStream{{Name: schemas.StreamSteps, Bytes: p.StepBytes}, {Name: blobStream, Bytes: p.PictureBytes}} {
-			s.Used, s.Limit = f.streams[s.Name].Used, f.streams[s.Name].Limit
-			p.Streams = append(p.Streams, s)
-		}
+		p.Streams = append(p.Streams, planStream{Name: schemas.StreamSteps, Bytes: p.StepBytes}, planStream{Name: blobStream, Bytes: p.PictureBytes})
+	}
+	for i, s := range p.Streams {
+		p.Streams[i].Used, p.Streams[i].Limit = f.streams[s.Name].Used, f.streams[s.Name].Limit
 	}
 	return p, nil
 }
@@ -202,6 +204,7 @@ func (p *plan) add(q *prompt, policy *schemas.Policy, f *pipelineFacts) error {
 	if err != nil {
 		return err
 	}
+	p.promptBytes += int64(len(data))
 	var e schemas.Prompt
 	if err = schemas.Decode(data, &e); err == nil {
 		err = errors.Join(e.Validate(), checkNames(&e, f.rewards(policy)))
@@ -305,13 +308,17 @@ func (p *plan) print(out io.Writer) error {
 	p.printPrompts(line)
 	if c := p.planCost; c != nil {
 		c.print(line)
-		parts := make([]string, len(p.Streams))
-		for i, s := range p.Streams {
-			parts[i] = s.String()
-		}
-		line("storage", "%s", strings.Join(parts, "; "))
 	} else if p.Groups > 0 {
 		line("model", "not announced yet: steps and bytes are its own")
+	}
+	var parts []string
+	for _, s := range p.Streams {
+		if s.Name != schemas.StreamPrompts || !s.fits() { // prompts are small
+			parts = append(parts, s.String())
+		}
+	}
+	if len(parts) > 0 {
+		line("storage", "%s", strings.Join(parts, "; "))
 	}
 	if p.Groups > 0 {
 		line("reward", "%s", strings.Join(p.Reward, "; or "))
@@ -329,8 +336,11 @@ func (p *plan) printPrompts(line func(name, format string, args ...any)) {
 	if len(p.groupSizes) == 1 {
 		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.groupSizes[0]), "sample"), count(int(p.Samples), "picture"))
 	}
-	if p.planCost != nil {
-		what += fmt.Sprintf(" of %s, by %s", p.Pictures, p.Model)
+	if p.planCost != nil && p.Pictures != "" {
+		what += " of " + p.Pictures
+	}
+	if p.Model != "" {
+		what += ", by " + p.Model
 	}
 	line("plan", "%s", what)
 	d := p.Data
@@ -377,17 +387,17 @@ func (p *plan) printPrompts(line func(name, format string, args ...any)) {
 	}
 }
 
+// fits says whether the stream has room, as far as its limit is known.
+func (s planStream) fits() bool { return s.Limit == 0 || s.Used+s.Bytes <= s.Limit }
+
 // String is the stream's share, and a warning when it does not fit.
 func (s planStream) String() string {
-	what := "of steps"
-	if s.Name == blobStream {
-		what = "of pictures at most"
-	}
-	out := fmt.Sprintf("%s %s", size(s.Bytes), what)
+	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", blobStream: "of pictures at most"}
+	out := fmt.Sprintf("%s %s", size(s.Bytes), what[s.Name])
 	switch {
 	case s.Limit == 0:
-	case s.Used+s.Bytes > s.Limit:
-		out += fmt.Sprintf(", MORE THAN FITS into %s: %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
+	case !s.fits():
+		out += fmt.Sprintf(", MORE THAN FITS: %s has %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
 	case s.Used > 0:
 		out += fmt.Sprintf(" (%s free of %s)", size(s.Limit-s.Used), size(s.Limit))
 	default:

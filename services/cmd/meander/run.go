@@ -40,6 +40,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 		Example: `  meander run "a red fox" "a blue fox"
   meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json "a red fox"
   meander run --prompts prompts.txt --group-size 16 --sde-window 2:0-5 --latents-dtype F16
+  meander run --prompts words.csv --template 'a {colour} sign that says "{prompt}"' --plan
   meander run --run night --prompts prompts.jsonl        # again after a crash: it resumes`,
 		RunE: func(c *cobra.Command, texts []string) error {
 			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
