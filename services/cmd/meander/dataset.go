@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -54,7 +53,7 @@ type loaded struct {
 }
 
 func (d *datasetFlags) register(f *pflag.FlagSet) {
-	f.StringVarP(&d.file, "prompts", "f", "", "prompts from a file, - is stdin: text (one per line), CSV, JSON lines or a JSON array; of meander, verl (messages, reward_model) and geneval (metadata)")
+	f.StringVarP(&d.file, "prompts", "f", "", "prompts from a file, - is stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, verl (messages, reward_model) and geneval (metadata)")
 	f.StringVar(&d.format, "prompts-format", string(dataset.Auto), "what that file is: auto (by its extension and look), text, csv, json, or JSON of one kind: meander, metadata, verl")
 	f.StringVar(&d.template, "template", "", `make each prompt of its record, e.g. 'a sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} or any metadata`)
 	f.BoolVar(&d.skipBad, "skip-bad", false, "leave out records that cannot be used, and list them, instead of stopping at the first")
@@ -65,7 +64,7 @@ func (d *datasetFlags) register(f *pflag.FlagSet) {
 	f.IntVar(&d.choice.Offset, "offset", 0, "leave out this many prompts, after filters and order")
 	f.IntVar(&d.choice.Limit, "limit", 0, "use this many prompts at most; 0 for all")
 	f.IntVar(&d.choice.BatchSize, "batch-size", 0, "join this many prompts, in order, to a batch; the last one may be smaller")
-	f.StringVar(&d.shard, "shard", "", "I/N: this machine takes part I, from 0, of N: every N-th prompt, or batch; uids and seeds are those of the whole")
+	f.StringVar(&d.shard, "shard", "", "I/N: this machine takes part I, from 0, of N: every N-th prompt, or batch; uids are those of the whole, seeds too with the same --run or --seed")
 	f.BoolVar(&d.plan, "plan", false, "print what would be done, with all numbers, and do nothing")
 	f.BoolVar(&d.plan, "dry-run", false, "the same as --plan")
 }
@@ -298,13 +297,4 @@ func slug(text string) string {
 		s = "prompt"
 	}
 	return s
-}
-
-// uidsOf lists the uids in order.
-func uidsOf(prompts []prompt) []string {
-	out := make([]string, len(prompts))
-	for i, p := range prompts {
-		out[i] = p.uid
-	}
-	return slices.Clip(out)
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/estimator"
@@ -38,6 +39,15 @@ func mustLoad(t *testing.T, args ...string) []prompt {
 		t.Fatalf("%q: %v", args, err)
 	}
 	return prompts
+}
+
+// uidsOf lists the uids in order.
+func uidsOf(prompts []prompt) []string {
+	out := make([]string, len(prompts))
+	for i, p := range prompts {
+		out[i] = p.uid
+	}
+	return out
 }
 
 // event is a prompt as intake reads it.
@@ -327,5 +337,29 @@ func TestLoad_Errors(t *testing.T) {
 		if !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: error\n %v\nwant\n %s", tt.args, err, tt.want)
 		}
+	}
+}
+
+// A run may have as many prompts as a file.
+func TestClaim_ManyPrompts(t *testing.T) {
+	a := &app{store: t.TempDir(), logLevel: "error"}
+	conn, err := a.connect(t.Context(), "", "", zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	args := make([]string, 50_000)
+	for i := range args {
+		args[i] = fmt.Sprintf("a sign that says %d and goes on for a while", i)
+	}
+	prompts := mustLoad(t, args...)
+	r := &runner{app: a, id: "many"}
+	for range 2 {
+		if err := r.claim(t.Context(), conn, prompts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.claim(t.Context(), conn, prompts[1:]); err == nil {
+		t.Error("the run takes other prompts")
 	}
 }

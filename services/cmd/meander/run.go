@@ -279,7 +279,7 @@ func (r *runner) claim(ctx context.Context, conn *connection, prompts []prompt) 
 		h.Write(data)
 	}
 	digest := hex.EncodeToString(h.Sum(nil))
-	spec, err := json.Marshal(map[string]any{"prompts": len(prompts), "uids": uidsOf(prompts), "digest": digest, "created": time.Now().UnixNano()})
+	spec, err := json.Marshal(map[string]any{"prompts": len(prompts), "digest": digest, "created": time.Now().UnixNano()})
 	if err != nil {
 		return err
 	}
