@@ -99,13 +99,9 @@ const (
 )
 
 func (w *worker) run(ctx context.Context, partition int) error {
-	sub, err := w.bus.Subscription(ctx, bus.ConsumerConfig{
-		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", partition),
-		Filters: []string{fmt.Sprintf("%sreward.%d.>", schemas.Prefix, partition)},
-		AckWait: w.cfg.AckWait, MaxDeliver: -1, MaxAckPending: w.cfg.MaxHeld, Slots: 512,
-		PriorityGroup: "advantage", PinnedTTL: min(w.cfg.AckWait, bus.DefaultPinnedTTL),
-		OnRelease: w.forget,
-	})
+	consumer := w.cfg.consumer(partition)
+	consumer.OnRelease = w.forget
+	sub, err := w.bus.Subscription(ctx, consumer)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil // stopped before it was up
@@ -136,6 +132,16 @@ func (w *worker) run(ctx context.Context, partition int) error {
 			w.expire(work, now)
 			nextSweep = now.Add(sweep)
 		}
+	}
+}
+
+// consumer is the durable of one partition.
+func (c Config) consumer(partition int) bus.ConsumerConfig {
+	return bus.ConsumerConfig{
+		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", partition),
+		Filters: []string{fmt.Sprintf("%sreward.%d.>", schemas.Prefix, partition)},
+		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxHeld, Slots: 512,
+		PriorityGroup: "advantage", PinnedTTL: min(c.AckWait, bus.DefaultPinnedTTL),
 	}
 }
 

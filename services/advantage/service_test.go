@@ -1,0 +1,459 @@
+package advantage
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// plane is an event plane of a test.
+type plane struct {
+	*bus.Bus
+	server *natsd.Server
+}
+
+func newPlane(t testing.TB) *plane {
+	t.Helper()
+	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p := &plane{server: server}
+	p.Bus = p.connect(t)
+	t.Cleanup(func() { _ = p.Close() })
+	if err := p.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (p *plane) connect(t testing.TB) *bus.Bus {
+	t.Helper()
+	b, err := bus.Connect(t.Context(), bus.Config{InProcess: p.server.InProcess(), Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func testConfig() Config {
+	c := DefaultConfig()
+	c.AckWait = time.Second
+	return c
+}
+
+// serve runs the service on a connection of its own; kill ends it as kill -9 would: the
+// connection is gone in the middle of whatever is under way.
+func (p *plane) serve(t testing.TB, cfg Config) (kill func()) {
+	t.Helper()
+	b := p.connect(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, cfg, b, zerolog.Nop()) }()
+	killed := false
+	kill = func() {
+		if killed {
+			return
+		}
+		killed = true
+		b.Conn().Close()
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, bus.ErrClosed) {
+			t.Errorf("service: %v", err)
+		}
+	}
+	t.Cleanup(kill)
+	return kill
+}
+
+// put stores rewards in the order given.
+func (p *plane) put(t testing.TB, rewards ...*schemas.Reward) {
+	t.Helper()
+	publisher := p.NewPublisher(512, 32<<20)
+	defer publisher.Close()
+	for _, r := range rewards {
+		if _, err := publisher.Publish(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := publisher.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// results waits until a run has n stored advantages and batches, and returns the bytes
+// by subject.
+func (p *plane) results(t testing.TB, run string, n int, limit time.Duration) map[string][]byte {
+	t.Helper()
+	end := time.Now().Add(limit)
+	for {
+		a, err := p.Subjects(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := p.Subjects(t.Context(), schemas.StreamAdvantages, schemas.BatchSubject(run, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(a)+len(b) >= n {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d advantages and %d batches after %v; want %d", len(a), len(b), limit, n)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	out := map[string][]byte{}
+	for m, err := range p.Read(t.Context(), schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")}, bus.ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[m.Subject] = m.Data
+	}
+	return out
+}
+
+func advantageOf(t testing.TB, results map[string][]byte, run, uid string) *schemas.Advantage {
+	t.Helper()
+	var a schemas.Advantage
+	data, ok := results[schemas.AdvantageSubject(run, uid)]
+	if !ok {
+		t.Fatalf("group %s has no advantage: %v", uid, slices.Sorted(maps.Keys(results)))
+	}
+	if err := schemas.DecodeValid(data, &a); err != nil {
+		t.Fatal(err)
+	}
+	return &a
+}
+
+func batchOf(t testing.TB, results map[string][]byte, run, id string) *schemas.Batch {
+	t.Helper()
+	var b schemas.Batch
+	data, ok := results[schemas.BatchSubject(run, id)]
+	if !ok {
+		t.Fatalf("no batch %s: %v", id, slices.Sorted(maps.Keys(results)))
+	}
+	if err := schemas.DecodeValid(data, &b); err != nil {
+		t.Fatal(err)
+	}
+	return &b
+}
+
+// made is the reward of one sample; a NaN value is a failure.
+func made(run, uid string, i, n int64, value float64, change func(g *schemas.Group)) *schemas.Reward {
+	r := rewardOf(i, n, &value)
+	if value != value {
+		r = rewardOf(i, n, nil)
+	}
+	r.Run, r.UID, r.Group.Batch = run, uid, uid
+	r.Scores = []schemas.Score{{Name: "synthetic", Version: "1", Weight: 1, Status: r.Status, Value: r.Reward, Error: r.Error}}
+	r.SampleStarted, r.SampleFinished = 1_000_000_000, 3_000_000_000
+	if change != nil {
+		change(&r.Group)
+	}
+	return r
+}
+
+// Whatever the order in which rewards are stored, and with three in ten of them
+// delivered twice, the stored advantages of 10 000 groups have the same bytes.
+func TestService_OrderAndRedelivery(t *testing.T) {
+	const groups, size = 10_000, 4
+	rng := rand.New(rand.NewPCG(3, 4))
+	var rewards []*schemas.Reward
+	for g := range groups {
+		for i := range int64(size) {
+			value := float64(rng.IntN(5)) / 4
+			if rng.IntN(20) == 0 {
+				value = missing
+			}
+			rewards = append(rewards, made("r", fmt.Sprintf("u%05d", g), i, size, value, func(s *schemas.Group) {
+				if g%3 == 0 { // one group in three is in a batch with one scale
+					s.Batch, s.BatchGroups, s.Advantage.Std = fmt.Sprintf("b%d", g/300), 100, schemas.StdGlobal
+				}
+			}))
+		}
+	}
+	const batches = groups / 300 // the rest of 34 groups stays open
+	const closed = groups - 34 + batches
+	calm := newPlane(t)
+	calm.put(t, rewards...)
+	calm.serve(t, testConfig())
+	want := calm.results(t, "r", closed, time.Minute)
+
+	rng.Shuffle(len(rewards), func(i, j int) { rewards[i], rewards[j] = rewards[j], rewards[i] })
+	rough := newPlane(t)
+	rough.put(t, rewards...)
+	// Somebody else takes three in ten first and dies with them.
+	again := 0
+	for partition := range schemas.RewardPartitions {
+		sub, err := rough.Subscription(t.Context(), testConfig().consumer(partition))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range len(rewards) * 3 / 10 / schemas.RewardPartitions {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			if _, err := sub.Next(ctx); err == nil {
+				again++
+			}
+			cancel()
+		}
+		if err := sub.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if again < len(rewards)/4 {
+		t.Fatalf("only %d of %d rewards were taken and left", again, len(rewards))
+	}
+	registry := prometheus.NewRegistry()
+	cfg := testConfig()
+	cfg.Metrics = registry
+	rough.serve(t, cfg)
+	got := rough.results(t, "r", closed, time.Minute)
+	for subject, data := range want {
+		if strings.HasPrefix(subject, schemas.Prefix+"batch.") {
+			continue // it says how long things took
+		}
+		if !bytes.Equal(got[subject], data) {
+			t.Fatalf("%s: another order gives other bytes", subject)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d results, want %d", len(got), len(want))
+	}
+	if n := counted(t, registry, "meander_advantage_rewards_total", "again"); n < float64(len(rewards))/4 {
+		t.Errorf("%v rewards were delivered again, want about %d", n, again)
+	}
+}
+
+// counted is the value of a counter with a label.
+func counted(t testing.TB, r *prometheus.Registry, name, label string) float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == name && l.GetValue() == label {
+					return m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return 0
+}
+
+func TestService_States(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	policy := func(change func(p *schemas.GroupPolicy)) func(g *schemas.Group) {
+		return func(g *schemas.Group) {
+			g.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(3)), MaxPolicySpan: new(int64(1))}
+			change(g.GroupPolicy)
+		}
+	}
+	versions := func(rs []*schemas.Reward, v ...int64) []*schemas.Reward {
+		for i, r := range rs {
+			r.PolicyVersionMin, r.PolicyVersionMax = v[i], v[i]
+		}
+		return rs
+	}
+	pair := func(uid string, a, b float64, change func(g *schemas.Group)) []*schemas.Reward {
+		return []*schemas.Reward{made("r", uid, 0, 2, a, change), made("r", uid, 1, 2, b, change)}
+	}
+	mixed := func(uid string, change func(g *schemas.Group)) []*schemas.Reward {
+		rs := pair(uid, 1, 2, change)
+		rs[1].ScheduleDigest = "f" + schedule[1:]
+		return rs
+	}
+	gdpo := func(g *schemas.Group) {
+		g.Advantage = schemas.AdvantageSpec{Estimator: "gdpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-6)}
+		g.Reward = []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0)}, {Name: "ocr", Weight: new(0.5)}}
+	}
+	alone := func(uid string) []*schemas.Reward {
+		return []*schemas.Reward{made("r", uid, 0, 1, 5, func(g *schemas.Group) {
+			g.Batch, g.BatchGroups, g.Advantage.Std = uid+"-batch", 1, schemas.StdGlobal
+		})}
+	}
+	tests := []struct {
+		rewards []*schemas.Reward
+		status  string
+		fault   string
+		trained bool // there are advantages
+	}{
+		{pair("complete", 1, 2, nil), "complete", "", true},
+		{pair("partial", 1, missing, nil), "partial", "", true},
+		{pair("failed", missing, missing, nil), "failed", "no sample was scored", false},
+		{pair("kept", 1, 1, nil), "complete", "", true},
+		{pair("dropped", 1, 1, policy(func(p *schemas.GroupPolicy) { p.ZeroStd = "drop" })), "filtered", "", false},
+		{versions(pair("two-policies", 1, 2, nil), 4, 5), "stale", "policy versions 4 to 5 are a span of 2; max_policy_span is 1", false},
+		{versions(pair("two-allowed", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicySpan = new(int64(2)) })), 4, 5), "complete", "", true},
+		{mixed("two-schedules", nil), "stale", "different schedules", false},
+		{mixed("schedules-allowed", policy(func(p *schemas.GroupPolicy) { p.MixedSchedules = true })), "complete", "", true},
+		{pair("gdpo-lacks-a-score", 1, 2, gdpo), "failed", "score 1 of sample 0 is NaN", false},
+		{alone("one-in-all"), "failed", "one reward in all", false},
+	}
+	n := 1 // one batch
+	for _, tt := range tests {
+		p.put(t, tt.rewards...)
+		n++
+	}
+	results := p.results(t, "r", n, 30*time.Second)
+	for _, tt := range tests {
+		uid := tt.rewards[0].UID
+		a := advantageOf(t, results, "r", uid)
+		if a.Status != tt.status || !strings.Contains(a.Error, tt.fault) || (a.Error == "") != (tt.fault == "") {
+			t.Errorf("%s: %s %q, want %s %q", uid, a.Status, a.Error, tt.status, tt.fault)
+		}
+		for _, m := range a.Members {
+			if (m.Advantage != nil) != (tt.trained && m.Reward != nil) {
+				t.Errorf("%s: member %+v", uid, m)
+			}
+		}
+	}
+}
+
+// Every estimator closes a batch, with its own numbers.
+func TestService_Estimators(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	values := [][]float64{{1, 3}, {0, 2}}
+	for _, name := range estimator.Names() {
+		def, err := estimator.Default(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == estimator.ReinforcePlusPlus { // with returns that differ over the steps
+			def.Gamma, def.StdBasis = 0.5, estimator.BasisExpanded
+		}
+		for g, group := range values {
+			for i, v := range group {
+				p.put(t, made(name, fmt.Sprint("g", g), int64(i), 2, v, func(s *schemas.Group) {
+					s.Batch, s.BatchGroups = "b", 2
+					s.Advantage = schemas.AdvantageSpec{
+						Estimator: name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon, Mode: def.Mode,
+						AdvClipMax: &def.AdvClipMax, Gamma: &def.Gamma,
+					}
+				}))
+			}
+		}
+		results := p.results(t, name, 3, 30*time.Second)
+		cfg := def
+		cfg.Columns = 2 // trained steps of the rewards
+		rewards := []estimator.Rewards{{Values: values[0]}, {Values: values[1]}}
+		if name == estimator.GDPO {
+			cfg.Weights = []float64{1}
+			for g := range rewards {
+				rewards[g].Scores = [][]float64{{values[g][0]}, {values[g][1]}}
+			}
+		}
+		want, err := estimator.Estimate(cfg, rewards)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for g := range values {
+			a := advantageOf(t, results, name, fmt.Sprint("g", g))
+			for i, m := range a.Members {
+				if m.Advantage == nil || *m.Advantage != want[g].Advantages[i] {
+					t.Errorf("%s: member %+v, want advantage %v", name, m, want[g].Advantages[i])
+				}
+				if want[g].StepAdvantages != nil && !slices.Equal(m.StepAdvantages, want[g].StepAdvantages[i]) {
+					t.Errorf("%s: step advantages %v, want %v", name, m.StepAdvantages, want[g].StepAdvantages[i])
+				}
+			}
+			if wide := cfg.NeedsBatch(); wide != (a.BatchSamples == 4) {
+				t.Errorf("%s: batch_samples %d", name, a.BatchSamples)
+			}
+		}
+	}
+}
+
+func TestService_BatchMetrics(t *testing.T) {
+	p := newPlane(t)
+	registry := prometheus.NewRegistry()
+	cfg := testConfig()
+	cfg.Metrics = registry
+	p.serve(t, cfg)
+	source, err := schemas.MetadataFrom(map[string]any{"data_source": "signs"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for g, values := range [][]float64{{.2, .4, .6, .8}, {1, 1, 1, 1}, {0, .5, .5, 1}, {.5, .5, 1, 1}} {
+		for i, v := range values {
+			p.put(t, made("r", fmt.Sprint("g", g), int64(i), 4, v, func(s *schemas.Group) {
+				s.Batch, s.BatchGroups, s.BatchStep, s.BatchEpoch = "b", 4, new(int64(12)), new(int64(1))
+				s.Validate, s.Metadata = g == 3, source
+			}))
+		}
+	}
+	b := batchOf(t, p.results(t, "r", 5, 30*time.Second), "r", "b")
+	got := map[string]float64{}
+	for _, m := range b.Metrics {
+		got[m.Name] = m.Value
+	}
+	for name, want := range map[string]float64{
+		"critic/rewards/zero_std_ratio": 1. / 3, "critic/rewards/std_mean": .192386729448, "critic/rewards/group_size": 4,
+		"critic/rewards/mean": .666666666667, "critic/synthetic/mean": .666666666667, "training/global_step": 12, "training/epoch": 1,
+		"timing_s/gen": 2, "agent_loop/generate_sequences/max": 2, "perf/total_num_images": 12,
+		"training/off_policy/trajectory_staleness/max": 11, "val-core/signs/reward/mean@4": .75,
+	} {
+		if d := got[name] - want; d > 1e-9 || d < -1e-9 {
+			t.Errorf("%s = %v, want %v", name, got[name], want)
+		}
+	}
+	if b.Status != "complete" || b.Expected != 4 || *b.Step != 12 || b.Samples != 16 {
+		t.Errorf("batch %+v", b)
+	}
+	// The same numbers for Prometheus.
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := 0
+	for _, f := range families {
+		if f.GetName() == "meander_batch_metric" {
+			for _, m := range f.GetMetric() {
+				if shown++; m.GetGauge().GetValue() != got[m.GetLabel()[0].GetValue()] {
+					t.Errorf("gauge %v", m)
+				}
+			}
+		}
+	}
+	if shown != len(got) {
+		t.Errorf("%d gauges, want %d", shown, len(got))
+	}
+}
+
+func TestRefillUID(t *testing.T) {
+	long := strings.Repeat("u", schemas.MaxToken)
+	for root, want := range map[string]string{"p7": "p7-r2", long[:61]: long[:61] + "-r2"} {
+		if got := refillUID(root, 2); got != want {
+			t.Errorf("%s: %s, want %s", root, got, want)
+		}
+	}
+	a, b := refillUID(long, 1), refillUID(long[:63]+"v", 1)
+	if a == b || len(a) != schemas.MaxToken || schemas.CheckToken("uid", a) != nil {
+		t.Errorf("%s and %s", a, b)
+	}
+}
