@@ -175,7 +175,7 @@ func Read(r io.Reader, name string, o Options) (*Dataset, error) {
 	if !slices.Contains(Formats(), o.Format) {
 		return nil, fmt.Errorf("format = %q: want one of %s", o.Format, names(Formats()))
 	}
-	in := bufio.NewReaderSize(&bounded{r: r, name: name, left: MaxFileBytes}, 64<<10)
+	in := bufio.NewReaderSize(&bounded{r: r, left: MaxFileBytes}, 64<<10)
 	head, err := in.Peek(3)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read %s: %w", name, err)
@@ -211,7 +211,7 @@ func Read(r io.Reader, name string, o Options) (*Dataset, error) {
 // detect settles the format: as asked, else by the extension, else by how the file starts.
 func detect(name, start string, asked Format) (Format, error) {
 	extension := strings.ToLower(filepath.Ext(name))
-	if extension == ".parquet" || start == "PAR1" {
+	if extension == ".parquet" || start == "PAR1" && asked == Auto && extension != ".txt" {
 		to := strings.TrimSuffix(name, filepath.Ext(name)) + ".jsonl"
 		return "", fmt.Errorf("read %s: parquet is not read; make JSON lines of it: "+
 			`python3 -c 'import sys, pandas; pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], orient="records", lines=True)' %s %s`, name, quote(name), quote(to))
@@ -265,7 +265,6 @@ func look(in *bufio.Reader) (string, error) {
 // bounded refuses a file that is too large.
 type bounded struct {
 	r    io.Reader
-	name string
 	left int
 }
 

@@ -130,6 +130,7 @@ func TestRead_DetectsAndObeys(t *testing.T) {
 		{"lines of objects", "-", "\n\n {\"prompt\": \"a\"}", "", dataset.JSON, []string{"a"}},
 		{"an array", "-", " [ {\"prompt\": \"a\"}, {\"prompt\": \"b\"} ] \n", "", dataset.JSON, []string{"a", "b"}},
 		{"text that starts with a bracket", "x.txt", "[photo] of a fox\n", "", dataset.Text, []string{"[photo] of a fox"}},
+		{"text that starts like parquet", "x.txt", "PAR1S sign\n", "", dataset.Text, []string{"PAR1S sign"}},
 		{"byte order mark", "x.txt", "\xef\xbb\xbfa\r\nb\r\n", "", dataset.Text, []string{"a", "b"}},
 		{"byte order mark of a table", "x.csv", "\xef\xbb\xbfprompt\na\n", "", dataset.CSV, []string{"a"}},
 		{"text asked for", "x.jsonl", `{"prompt": "a"}`, dataset.Text, dataset.Text, []string{`{"prompt": "a"}`}},

@@ -99,7 +99,11 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	if err != nil {
 		return nil, err
 	}
-	if len(records) == 0 {
+	switch {
+	case len(records) > 0:
+	case p.file != "":
+		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, count(len(p.loaded.bad), "bad record"))
+	default:
 		return nil, errors.New("no prompts; give some as arguments, or a file with --prompts")
 	}
 	batches, report, err := dataset.Choose(records, choice)

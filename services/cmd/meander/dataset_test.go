@@ -304,7 +304,7 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{}, "no prompts; give some as arguments, or a file with --prompts"},
 		{[]string{"--prompts", filepath.Join(dir, "none.txt")}, "--prompts: open " + filepath.Join(dir, "none.txt") + ": no such file or directory"},
 		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed = "x": want a whole number of at least 0`},
-		{[]string{"--prompts", table, "--skip-bad"}, "no prompts; give some"},
+		{[]string{"--prompts", table, "--skip-bad"}, "--prompts: no prompts in " + table + ", and 1 bad record"},
 		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts: format = "xml": want one of auto, text, csv, json, meander, metadata, verl`},
 		{[]string{"--prompts", file("x.parquet", "PAR1")}, "parquet is not read; make JSON lines of it: python3 -c"},
 		{[]string{"--prompts", twins}, `prompts 1 and 2 have the same uid "u"`},
