@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""A reward function as a NATS worker: how colourful is the picture?
+
+The score is the colourfulness of Hasler and Suesstrunk (2003), equation 10, divided by 100:
+0 for grey, about 1 for "extremely colourful". Start as many workers as you like: the queue
+group gives each request to one of them.
+
+    pip install -r requirements.txt
+    python worker.py --url nats://127.0.0.1:4222 --name colour
+    meander publish --run demo --reward nats:colour 'a red fox'
+"""
+
+import argparse
+import asyncio
+import io
+import math
+import os
+import signal
+import sys
+
+import msgpack
+import nats
+from PIL import Image
+
+PROTOCOL = 1
+MAX_SIDE = 8192  # a picture is read into memory: bound it
+
+
+def colourfulness(img):
+    """The score of a Pillow image; more than 128 pixels a side tell nothing new."""
+    img = img.convert("RGB")
+    img.thumbnail((128, 128))
+    pixels = list(zip(*[iter(img.tobytes())] * 3))
+    rg = [r - g for r, g, _ in pixels]
+    yb = [(r + g) / 2 - b for r, g, b in pixels]
+
+    def moments(values):
+        mean = sum(values) / len(values)
+        return mean, sum((v - mean) ** 2 for v in values) / len(values)
+
+    rg_mean, rg_var = moments(rg)
+    yb_mean, yb_var = moments(yb)
+    return (math.sqrt(rg_var + yb_var) + 0.3 * math.hypot(rg_mean, yb_mean)) / 100
+
+
+def answer(data):
+    """The reply to one request. Whatever goes wrong with this picture is its own error."""
+    try:
+        request = msgpack.unpackb(data)
+        if request["v"] != PROTOCOL:
+            raise ValueError(f"protocol {request['v']}: want {PROTOCOL}")
+        img = Image.open(io.BytesIO(request["image"]), formats=[request["image_format"]])
+        if max(img.size) > MAX_SIDE:
+            raise ValueError(f"picture of {img.size}: want at most {MAX_SIDE} a side")
+        score = colourfulness(img)
+        reply = {"v": PROTOCOL, "score": score, "detail": f"colourfulness {100 * score:.0f}"}
+    except MemoryError:
+        reply = {"v": PROTOCOL, "error": "out of memory", "retry": True}  # it may pass
+    except Exception as e:
+        reply = {"v": PROTOCOL, "error": f"{type(e).__name__}: {e}"}
+    return msgpack.packb(reply)
+
+
+async def serve(args):
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(sig, stop.set)
+
+    async def on_error(e):
+        print(f"nats: {e}", file=sys.stderr)
+
+    nc = await nats.connect(args.url, token=os.environ.get("NATS_TOKEN"), max_reconnect_attempts=-1, error_cb=on_error)
+    subject = f"mdr.v1.score.{args.name}"
+
+    async def handle(msg):
+        await msg.respond(await asyncio.to_thread(answer, msg.data))
+
+    await nc.subscribe(subject, queue=args.name, cb=handle)
+    await nc.flush()
+    print(f"listening on {subject}", flush=True)
+    await stop.wait()
+    await nc.drain()  # requests in hand are answered, new ones go to other workers
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default=os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), help="NATS server (default %(default)s; the token is read from $NATS_TOKEN)")
+    parser.add_argument("--name", default="colour", help="prompts ask for nats:NAME (default %(default)s)")
+    args = parser.parse_args()
+    asyncio.run(serve(args))
+
+
+if __name__ == "__main__":
+    main()

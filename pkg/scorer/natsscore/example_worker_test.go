@@ -1,0 +1,82 @@
+package natsscore_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"image"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/scorer"
+)
+
+// The worker in Python that ships as an example reads our requests, answers them, and
+// leaves cleanly.
+func TestExampleWorker(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil || exec.CommandContext(t.Context(), python, "-c", "import nats, msgpack, PIL").Run() != nil {
+		t.Skip("needs python3 with nats-py, msgpack and pillow (pip install -r deploy/scorers/requirements.txt): the example worker did not run")
+	}
+	server, err := natsd.Start(context.Background(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Token: "s3cret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	worker := exec.CommandContext(context.WithoutCancel(t.Context()), python, filepath.Join("..", "..", "..", "deploy", "scorers", "worker.py"),
+		"--url", server.ClientURL(), "--name", "pickscore")
+	worker.Env, worker.Stderr = append(os.Environ(), "NATS_TOKEN=s3cret"), os.Stderr
+	out, err := worker.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := worker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	if strings.TrimSpace(line) != "listening on "+subject {
+		t.Errorf("the worker says %q", line)
+	}
+	nc, err := nats.Connect("", nats.InProcessServer(server.InProcess()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	cfg := config()
+	cfg.Timeout = 20 * time.Second
+	s := open(t, nc, cfg)
+	red := image.NewNRGBA(image.Rect(0, 0, 200, 100))
+	for i := 0; i < len(red.Pix); i += 4 {
+		red.Pix[i], red.Pix[i+3] = 255, 255
+	}
+	// One colour has no variance: 0.3 * |(255-0, (255+0)/2-0)| / 100.
+	r := s.ScoreDetail(t.Context(), scorer.Input{Image: red, Prompt: "red"})
+	if want := 0.3 * math.Hypot(255, 127.5) / 100; r.Err != nil || math.Abs(r.Value-want) > 1e-12 || r.Detail != "colourfulness 86" {
+		t.Errorf("red: %+v, want %v", r, want)
+	}
+	cfg.Image = "jpeg"
+	if v, err := open(t, nc, cfg).Score(t.Context(), scorer.Input{Image: image.NewNRGBA(image.Rect(0, 0, 16, 16))}); err != nil || v != 0 {
+		t.Errorf("black as JPEG: %v, %v; want 0", v, err)
+	}
+	wide := image.NewNRGBA(image.Rect(0, 0, 9000, 1))
+	if _, err := s.Score(t.Context(), scorer.Input{Image: wide}); err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "at most 8192 a side") {
+		t.Errorf("a picture that the worker refuses: %v", err)
+	}
+	if err := worker.Process.Signal(os.Interrupt); err != nil {
+		t.Error(err)
+	}
+	if err := worker.Wait(); err != nil {
+		t.Errorf("the worker ends with %v, want a clean exit", err)
+	}
+	if _, err := s.Score(t.Context(), scorer.Input{Image: red}); !errors.Is(err, scorer.ErrUnavailable) {
+		t.Errorf("after it left: %v", err)
+	}
+}
