@@ -1,0 +1,183 @@
+package scorerfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/meander-rl/meander/pkg/scorer/httpscore"
+	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
+	"github.com/meander-rl/meander/pkg/scorer/natsscore"
+	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
+)
+
+// parse reads one YAML document from its nodes: the library's own decoding would take
+// 1.0 for an integer, 20 for nanoseconds, and expand aliases.
+func parse(data []byte) (File, error) {
+	f := File{HTTP: map[string]httpscore.Config{}, NATS: map[string]natsscore.Config{}, ONNX: map[string]onnxscore.Config{}}
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	var doc yaml.Node
+	switch err := d.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return f, nil
+	case err != nil:
+		return File{}, err
+	}
+	var more yaml.Node
+	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
+		return File{}, errors.New("more than one document")
+	}
+	err := entries("", doc.Content[0], func(key string, node *yaml.Node) error {
+		switch key {
+		case "http":
+			return section(key, node, f.HTTP, httpscore.DefaultConfig)
+		case "nats":
+			return section(key, node, f.NATS, natsscore.DefaultConfig)
+		case "onnx":
+			return section(key, node, f.ONNX, onnxscore.DefaultConfig)
+		}
+		return errors.New("unknown; want one of http, nats, onnx")
+	})
+	return f, err
+}
+
+// section reads the instances of one kind.
+func section[C any](kind string, node *yaml.Node, into map[string]C, def func() C) error {
+	return entries(kind, node, func(name string, node *yaml.Node) error {
+		if err := wire.CheckName(name); err != nil {
+			return err
+		}
+		cfg := def()
+		err := fields(kind+"."+name, node, reflect.ValueOf(&cfg).Elem())
+		into[name] = cfg
+		return err
+	})
+}
+
+// fields sets those of a struct that a map names by their yaml tags.
+func fields(path string, node *yaml.Node, into reflect.Value) error {
+	return entries(path, node, func(key string, node *yaml.Node) error {
+		var known []string
+		for i := range into.NumField() {
+			tag := into.Type().Field(i).Tag.Get("yaml")
+			if tag == key {
+				return set(path+"."+key, node, into.Field(i))
+			}
+			known = append(known, tag)
+		}
+		return fmt.Errorf("unknown; want one of %s", strings.Join(known, ", "))
+	})
+}
+
+// entries calls visit for each entry of a map and joins the faults, each with its line and
+// path. Nothing at all is an empty map.
+func entries(path string, node *yaml.Node, visit func(key string, node *yaml.Node) error) error {
+	if node.Kind == yaml.ScalarNode && node.ShortTag() == "!!null" {
+		return nil
+	}
+	if node.Kind != yaml.MappingNode {
+		return at(node, path, errors.New("want a map"))
+	}
+	var errs []error
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		key, value := node.Content[i], node.Content[i+1]
+		inner := strings.TrimPrefix(path+"."+key.Value, ".")
+		switch {
+		case key.Kind != yaml.ScalarNode || value.Kind == yaml.AliasNode:
+			errs = append(errs, at(key, inner, errors.New("aliases and composed keys are not read")))
+		case seen[key.Value]:
+			errs = append(errs, at(key, inner, errors.New("comes twice")))
+		default:
+			seen[key.Value] = true
+			errs = append(errs, at(key, inner, visit(key.Value, value)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// fault is an error that knows its line.
+type fault struct{ error }
+
+func at(node *yaml.Node, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(interface{ Unwrap() []error }); ok {
+		return err // faults further down
+	}
+	if _, ok := errors.AsType[fault](err); ok {
+		return err
+	}
+	return fault{fmt.Errorf("line %d: %s: %w", node.Line, path, err)}
+}
+
+var duration = reflect.TypeFor[time.Duration]()
+
+// set reads one value of a field's type.
+func set(path string, node *yaml.Node, into reflect.Value) error {
+	tag := node.ShortTag()
+	refuse := func(want string) error {
+		if node.Kind != yaml.ScalarNode {
+			return fmt.Errorf("want %s", want)
+		}
+		return fmt.Errorf("%s: want %s", wire.Quote(node.Value), want)
+	}
+	switch {
+	case into.Type() == duration:
+		d, err := time.ParseDuration(node.Value)
+		if err != nil || node.Kind != yaml.ScalarNode {
+			return refuse("a duration with its unit, such as 20s")
+		}
+		into.SetInt(int64(d))
+	case into.Kind() == reflect.String:
+		if tag != "!!str" {
+			return refuse("a text, in quotes")
+		}
+		into.SetString(node.Value)
+	case into.Kind() == reflect.Int:
+		n, err := strconv.Atoi(node.Value)
+		if tag != "!!int" || err != nil {
+			return refuse("a whole number")
+		}
+		into.SetInt(int64(n))
+	case into.Kind() == reflect.Float64:
+		x, err := strconv.ParseFloat(node.Value, 64)
+		if tag != "!!int" && tag != "!!float" || err != nil {
+			return refuse("a number")
+		}
+		into.SetFloat(x)
+	case into.Type() == reflect.TypeFor[[]float64]():
+		if node.Kind != yaml.SequenceNode {
+			return refuse("a list of numbers")
+		}
+		into.Set(reflect.ValueOf(make([]float64, len(node.Content))))
+		var errs []error
+		for i, item := range node.Content {
+			name := fmt.Sprintf("%s[%d]", path, i)
+			errs = append(errs, at(item, name, set(name, item, into.Index(i))))
+		}
+		return errors.Join(errs...)
+	case into.Type() == reflect.TypeFor[map[string]string]():
+		m := map[string]string{}
+		err := entries(path, node, func(key string, node *yaml.Node) error {
+			if node.ShortTag() != "!!str" {
+				return errors.New("want a text, in quotes") // without the value: it may be a secret
+			}
+			m[key] = node.Value
+			return nil
+		})
+		into.Set(reflect.ValueOf(m))
+		return err
+	default:
+		return fmt.Errorf("a field of type %v cannot be read", into.Type())
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+// Package scorerfile reads the YAML file that names reward functions which run elsewhere
+// or need a file of their own:
+//
+//	http:
+//	  clip: {url: "http://127.0.0.1:8900/score", headers: {Authorization: "Bearer ${CLIP_TOKEN}"}, max_batch: 8}
+//	onnx:
+//	  aesthetic: {model: aesthetic.onnx}
+//	nats:
+//	  pickscore: {timeout: 30s}
+//
+// makes http:clip, onnx:aesthetic and nats:pickscore. Keys are those of the Config of
+// httpscore, onnxscore and natsscore; what is left out has the value of its
+// DefaultConfig. Paths are relative to the file. The reading is strict: an unknown key, a
+// key that comes twice, a duration without a unit or an alias is an error with its line.
+package scorerfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/scorer/httpscore"
+	"github.com/meander-rl/meander/pkg/scorer/natsscore"
+	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
+)
+
+// maxFile bounds the file in bytes.
+const maxFile = 1 << 20
+
+// File is what a file says, by instance.
+type File struct {
+	HTTP map[string]httpscore.Config
+	NATS map[string]natsscore.Config
+	ONNX map[string]onnxscore.Config
+}
+
+// Load reads and checks a file. It does not look at the environment, connect, or open what
+// the file points to: Open does.
+func Load(path string) (File, error) {
+	data, err := read(path)
+	if err != nil {
+		return File{}, fmt.Errorf("scorers file: %w", err)
+	}
+	f, err := parse(data)
+	if err == nil {
+		err = f.Validate()
+	}
+	if err != nil {
+		return File{}, fmt.Errorf("scorers file %q: %w", path, err)
+	}
+	for name, cfg := range f.ONNX {
+		if !filepath.IsAbs(cfg.Model) {
+			cfg.Model = filepath.Join(filepath.Dir(path), cfg.Model)
+			f.ONNX[name] = cfg
+		}
+	}
+	return f, nil
+}
+
+func read(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
+	if err == nil && len(data) > maxFile {
+		err = fmt.Errorf("%q is larger than %d bytes", path, maxFile)
+	}
+	return data, err
+}
+
+// Validate joins every fault by its path in the file, such as http.clip.timeout.
+func (f File) Validate() error {
+	return errors.Join(faults(scorer.HTTP, f.HTTP), faults(scorer.NATS, f.NATS), faults(scorer.ONNX, f.ONNX))
+}
+
+func faults[C interface{ Validate() error }](kind string, configs map[string]C) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(configs)) {
+		err := configs[name].Validate()
+		each := []error{err}
+		if joined, ok := err.(interface{ Unwrap() []error }); ok {
+			each = joined.Unwrap()
+		}
+		for _, err := range each {
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s.%s.%w", kind, name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Names of the reward functions as prompts ask for them, sorted.
+func (f File) Names() []string {
+	var names []string
+	add := func(kind, name string) { names = append(names, kind+":"+name) }
+	for name := range f.HTTP {
+		add(scorer.HTTP, name)
+	}
+	for name := range f.NATS {
+		add(scorer.NATS, name)
+	}
+	for name := range f.ONNX {
+		add(scorer.ONNX, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Open makes the scorers, in the order of Names. nc carries those of nats and may be nil
+// when there are none. Scorers that hold something implement io.Closer. On an error none
+// stays open.
+func (f File) Open(nc *nats.Conn) ([]scorer.Scorer, error) {
+	var scorers []scorer.Scorer
+	var errs []error
+	add := func(s scorer.Scorer, err error) {
+		if err != nil {
+			errs = append(errs, err)
+		} else {
+			scorers = append(scorers, s)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.HTTP)) {
+		add(httpscore.New(name, f.HTTP[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.NATS)) {
+		if nc == nil {
+			errs = append(errs, fmt.Errorf("nats:%s: no connection to a NATS server", name))
+			continue
+		}
+		add(natsscore.New(nc, name, f.NATS[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.ONNX)) {
+		add(onnxscore.New(name, f.ONNX[name]))
+	}
+	if len(errs) > 0 {
+		for _, s := range scorers {
+			if c, ok := s.(io.Closer); ok {
+				errs = append(errs, c.Close())
+			}
+		}
+		return nil, errors.Join(errs...)
+	}
+	return scorers, nil
+}

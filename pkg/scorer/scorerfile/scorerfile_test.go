@@ -1,0 +1,211 @@
+package scorerfile_test
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/scorer/httpscore"
+	"github.com/meander-rl/meander/pkg/scorer/natsscore"
+	"github.com/meander-rl/meander/pkg/scorer/onnxscore"
+	"github.com/meander-rl/meander/pkg/scorer/scorerfile"
+)
+
+func write(t testing.TB, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "scorers.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestLoad(t *testing.T) {
+	path := write(t, `
+# comments are fine
+http:
+  clip:
+    url: "http://127.0.0.1:8900/score"
+    format: msgpack
+    image: jpeg
+    headers: {Authorization: "Bearer ${CLIP_TOKEN}", X-Team: "7"}
+    timeout: 20s
+    concurrency: 2
+    rate: 0.5
+    retries: 0
+    retry_wait: 250ms
+    max_batch: 8
+    version: "3"
+  plain: {url: http://localhost/}
+nats:
+  pickscore: {timeout: 1m30s, concurrency: 4, image: jpeg, version: v2}
+  defaults:
+onnx:
+  aesthetic:
+    model: nets/aesthetic.onnx
+    mean: [0, 0.5, 1]
+    std: [1, 1, 2e-1]
+    output_offset: -1
+    resize: pad
+  elsewhere: {model: /nets/other.onnx}
+`)
+	got, err := scorerfile.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := httpscore.DefaultConfig()
+	plain.URL = "http://localhost/"
+	aesthetic, elsewhere := onnxscore.DefaultConfig(), onnxscore.DefaultConfig()
+	aesthetic.Model = filepath.Join(filepath.Dir(path), "nets", "aesthetic.onnx")
+	aesthetic.Mean, aesthetic.Std = []float64{0, 0.5, 1}, []float64{1, 1, 0.2}
+	aesthetic.OutputOffset, aesthetic.Resize = -1, "pad"
+	elsewhere.Model = "/nets/other.onnx"
+	want := scorerfile.File{
+		HTTP: map[string]httpscore.Config{"plain": plain, "clip": {
+			URL: "http://127.0.0.1:8900/score", Format: "msgpack", Image: "jpeg",
+			Headers: map[string]string{"Authorization": "Bearer ${CLIP_TOKEN}", "X-Team": "7"},
+			Timeout: 20 * time.Second, Concurrency: 2, Rate: 0.5, RetryWait: 250 * time.Millisecond, MaxBatch: 8, Version: "3",
+		}},
+		NATS: map[string]natsscore.Config{
+			"pickscore": {Image: "jpeg", Timeout: 90 * time.Second, Concurrency: 4, Version: "v2"}, "defaults": natsscore.DefaultConfig(),
+		},
+		ONNX: map[string]onnxscore.Config{"aesthetic": aesthetic, "elsewhere": elsewhere},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	names := []string{"http:clip", "http:plain", "nats:defaults", "nats:pickscore", "onnx:aesthetic", "onnx:elsewhere"}
+	if !slices.Equal(got.Names(), names) {
+		t.Errorf("names %v, want %v", got.Names(), names)
+	}
+}
+
+func TestLoad_Empty(t *testing.T) {
+	for _, text := range []string{"", "# nothing\n", "---\n", "http:\nnats: {}\n"} {
+		if f, err := scorerfile.Load(write(t, text)); err != nil || len(f.Names()) != 0 {
+			t.Errorf("%q: %v, %v; want no names", text, f.Names(), err)
+		}
+	}
+}
+
+func TestLoad_Refuses(t *testing.T) {
+	tests := []struct{ name, text, fault string }{
+		{"kind", "htttp: {}", "line 1: htttp: unknown; want one of http, nats, onnx"},
+		{"key", "http:\n  clip:\n    url: http://h/\n    timout: 3s", "line 4: http.clip.timout: unknown; want one of url, format, image, headers, timeout,"},
+		{"key of another kind", "nats: {a: {url: x}}", "line 1: nats.a.url: unknown; want one of image, timeout, concurrency, version"},
+		{"instance", "nats: {a.b: {}}", `nats.a.b: name = "a.b": want 1 to 64 letters`},
+		{"twice", "nats: {a: {}, a: {}}", "nats.a: comes twice"},
+		{"field twice", "nats: {a: {timeout: 1s, timeout: 2s}}", "nats.a.timeout: comes twice"},
+		{"duration without unit", "nats: {a: {timeout: 20}}", `nats.a.timeout: "20": want a duration with its unit, such as 20s`},
+		{"fraction", "nats: {a: {concurrency: 1.0}}", `nats.a.concurrency: "1.0": want a whole number`},
+		{"quoted number", `nats: {a: {concurrency: "1"}}`, `nats.a.concurrency: "1": want a whole number`},
+		{"beyond an int", "nats: {a: {concurrency: 99999999999999999999}}", "want a whole number"},
+		{"bare number for a text", "nats: {a: {version: 3}}", `nats.a.version: "3": want a text, in quotes`},
+		{"null", "nats: {a: {concurrency: }}", `nats.a.concurrency: "": want a whole number`},
+		{"rate", "http: {a: {url: http://h/, rate: fast}}", `http.a.rate: "fast": want a number`},
+		{"infinite rate", "http: {a: {url: http://h/, rate: .inf}}", `http.a.rate: ".inf": want a number`},
+		{"list", "onnx: {a: {model: m, mean: 0.5}}", `onnx.a.mean: "0.5": want a list of numbers`},
+		{"item", "onnx: {a: {model: m, mean: [1, x, y]}}", `onnx.a.mean[1]: "x": want a number`},
+		{"map for a text", "http: {a: {url: {b: c}}}", "http.a.url: want a text"},
+		{"text for a map", "http: {a: http://h/}", "http.a: want a map"},
+		{"a list at the top", "- http", "want a map"},
+		{"headers", "http: {a: {url: http://h/, headers: {A: 3141}}}", "http.a.headers.A: want a text, in quotes"},
+		{"alias", "nats:\n  a: &x {}\n  b: *x", "nats.b: aliases and composed keys are not read"},
+		{"merge", "nats:\n  a: &x {}\n  b: {<<: *x}", "aliases"},
+		{"composed key", "{[a]: b}", "composed keys"},
+		{"two documents", "http: {}\n---\nnats: {}", "more than one document"},
+		{"no YAML", "http: {", "line 1"},
+		{"tabs", "http:\n\tclip: {}", "found character that cannot start any token"},
+		{"rule", "http: {clip: {}}", "http.clip.url: missing; want http://"},
+		{"rules", "http: {b: {url: x, retries: -1}}\nnats: {a: {timeout: 0s}}", "http.b.retries = -1: want 0 to 16\nnats.a.timeout = 0s: want above 0"},
+		{"onnx rule", "onnx: {a: {resize: cut}}", "onnx.a.model: missing; want the path of an .onnx file\nonnx.a.resize = \"cut\": want one of short, exact, pad"},
+		{"two unknown", "nats: {a: {x: 1, y: 2}}", "nats.a.y: unknown"},
+		{"large", strings.Repeat("#", 1<<20+1), "is larger than 1048576 bytes"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			path := write(t, tt.text)
+			_, err := scorerfile.Load(path)
+			if err == nil || !strings.Contains(err.Error(), tt.fault) || !strings.Contains(err.Error(), path) {
+				t.Errorf("error %v\nwant  %q and the file", err, tt.fault)
+			}
+			if err != nil && strings.Contains(err.Error(), "3141") {
+				t.Errorf("error %v shows a header", err)
+			}
+		})
+	}
+	if _, err := scorerfile.Load("no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "no/such/file.yaml") {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+func TestFile_Open(t *testing.T) {
+	t.Setenv("CLIP_TOKEN", "secret")
+	f, err := scorerfile.Load(write(t, `http: {clip: {url: http://h/, headers: {A: "${CLIP_TOKEN}"}}, b: {url: http://h/}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	scorers, err := f.Open(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, s := range scorers {
+		names = append(names, s.Name())
+		if err := s.(io.Closer).Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if !slices.Equal(names, f.Names()) {
+		t.Errorf("opened %v, want %v", names, f.Names())
+	}
+
+	f, err = scorerfile.Load(write(t, `
+http: {clip: {url: http://h/, headers: {A: "${NO_SUCH_VARIABLE}"}}, fine: {url: http://h/}}
+nats: {a: {}}
+onnx: {b: {model: none.onnx}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.Open(nil)
+	for _, want := range []string{"http:clip: headers.A: environment variable NO_SUCH_VARIABLE is not set", "nats:a: no connection", "onnx:b: "} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q in it", err, want)
+		}
+	}
+}
+
+// The examples that ship read.
+func TestLoad_Examples(t *testing.T) {
+	for name, want := range map[string]string{"scorers.yaml": "http:bright nats:colour", "onnx.yaml": "onnx:aesthetic onnx:clip"} {
+		f, err := scorerfile.Load(filepath.Join("..", "..", "..", "deploy", "scorers", name))
+		if got := strings.Join(f.Names(), " "); err != nil || got != want {
+			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
+		}
+	}
+}
+
+// FuzzLoad: a file is refused, or it is valid and says so again.
+func FuzzLoad(f *testing.F) {
+	for _, seed := range []string{"http: {clip: {url: http://h/, headers: {A: b}, timeout: 3s}}", "onnx: {a: {model: m, mean: [1, 2, 3]}}", "nats: {a: }", "a: &x [*x]", "? {a: b}\n: c"} {
+		f.Add([]byte(seed))
+	}
+	path := write(f, "")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := scorerfile.Load(path)
+		if err != nil {
+			return
+		}
+		if err := file.Validate(); err != nil {
+			t.Errorf("loaded, then %v", err)
+		}
+	})
+}
