@@ -49,11 +49,12 @@ var layers = map[string][]string{
 	"pkg/client":                    {"schemas", "pkg/bus"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
-	"services/intake":        {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor"},
-	"services/sampler":       {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors"},
-	"services/reward":        {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
-	"services/advantage":     {"schemas", "pkg/bus", "pkg/estimator"},
-	"services/internal/boot": {"pkg/bus"},
+	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor"},
+	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors"},
+	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/httpscore", "pkg/scorer/natsscore", "services/internal/instrument"},
+	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
+	"services/internal/boot":       {"pkg/bus"},
+	"services/internal/instrument": nil,
 
 	// A thin main is one service and what all mains share.
 	"services/cmd/meander-intake":    {"services/intake", "services/internal/boot"},

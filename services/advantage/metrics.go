@@ -9,69 +9,39 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
 // instruments are what the service counts, for all workers of a process.
 type instruments struct {
-	rewards, dead     *prometheus.CounterVec
-	groups            *prometheus.CounterVec
-	refilled          prometheus.Counter
-	refillsGivenUp    *prometheus.CounterVec
-	openGroups, held  prometheus.Gauge
-	latency, estimate prometheus.Histogram
-	batches           *prometheus.CounterVec
-	batchMetric       *prometheus.GaugeVec
+	rewards, dead, groups, batches *prometheus.CounterVec
+	refilled                       prometheus.Counter
+	refillsGivenUp                 *prometheus.CounterVec
+	openGroups, held               prometheus.Gauge
+	latency, estimate              prometheus.Observer
+	batchMetric                    *prometheus.GaugeVec
 }
 
 func newInstruments(r prometheus.Registerer) *instruments {
-	if r == nil {
-		r = prometheus.NewRegistry() // counted and not shown
-	}
-	const space, sub = "meander", "advantage"
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return register(r, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: space, Subsystem: sub, Name: name, Help: help}, labels))
-	}
-	gauge := func(name, help string) prometheus.Gauge {
-		return register(r, prometheus.NewGauge(prometheus.GaugeOpts{Namespace: space, Subsystem: sub, Name: name, Help: help}))
-	}
-	times := func(name, help string) prometheus.Histogram {
-		return register(r, prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: space, Subsystem: sub, Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
-		}))
-	}
+	s := instrument.New(r, "advantage")
 	return &instruments{
-		rewards:        counter("rewards_total", "rewards received, by delivery: first or again", "delivery"),
-		dead:           counter("dead_total", "rewards that could not be used, by code", "code"),
-		groups:         counter("groups_total", "groups closed, by status", "status"),
-		refilled:       counter("refills_total", "groups asked for in place of others").WithLabelValues(),
-		refillsGivenUp: counter("refills_given_up_total", "groups that were not replaced, by reason: rounds or prompt", "reason"),
-		openGroups:     gauge("open_groups", "groups that wait for rewards"),
-		held:           gauge("held_rewards", "rewards of open groups and batches"),
-		latency:        times("latency_seconds", "from the last reward of a group to its stored advantage"),
-		estimate:       times("estimate_seconds", "time of the estimator for a batch"),
-		batches:        counter("batches_total", "batches closed, by status", "status"),
-		batchMetric: register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Namespace: space, Name: "batch_metric", Help: "metrics of the last batch, by the names that verl has",
-		}, []string{"name"})),
+		rewards:        s.Counter("rewards_total", "rewards received, by delivery: first or again", "delivery"),
+		dead:           s.Counter("dead_total", "rewards that could not be used, by code", "code"),
+		groups:         s.Counter("groups_total", "groups closed, by status", "status"),
+		batches:        s.Counter("batches_total", "batches closed, by status", "status"),
+		refilled:       s.Counter("refills_total", "groups asked for in place of others").WithLabelValues(),
+		refillsGivenUp: s.Counter("refills_given_up_total", "groups that were not replaced, by reason: rounds or prompt", "reason"),
+		openGroups:     s.Gauge("open_groups", "groups that wait for rewards").WithLabelValues(),
+		held:           s.Gauge("held_rewards", "rewards of open groups and batches").WithLabelValues(),
+		latency:        s.Seconds("latency_seconds", "from the last reward of a group to its stored advantage").WithLabelValues(),
+		estimate:       s.Seconds("estimate_seconds", "time of the estimator").WithLabelValues(),
+		batchMetric:    s.Gauge("batch_metric", "metrics of the last batch, by the names that verl has", "name"),
 	}
-}
-
-// register is r.MustRegister for several services of one process: the first one's
-// collector serves all.
-func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
-	if err := r.Register(c); err != nil {
-		if have, ok := err.(prometheus.AlreadyRegisteredError); ok { //nolint:errorlint // documented as the type of the error itself
-			return have.ExistingCollector.(C)
-		}
-		panic(err) // two collectors of one name: a mistake in this file
-	}
-	return c
 }
 
 func (i *instruments) gaveUp(reason string) { i.refillsGivenUp.WithLabelValues(reason).Inc() }
 
-// batch shows the metrics of the last batch. Only those of training have names that are
-// few and fixed.
+// batch shows the metrics of the last batch.
 func (i *instruments) batch(e *schemas.Batch) {
 	i.batches.WithLabelValues(e.Status).Inc()
 	i.batchMetric.Reset()

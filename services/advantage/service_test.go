@@ -432,7 +432,7 @@ func TestService_BatchMetrics(t *testing.T) {
 	}
 	shown := 0
 	for _, f := range families {
-		if f.GetName() == "meander_batch_metric" {
+		if f.GetName() == "meander_advantage_batch_metric" {
 			for _, m := range f.GetMetric() {
 				if shown++; m.GetGauge().GetValue() != got[m.GetLabel()[0].GetValue()] {
 					t.Errorf("gauge %v", m)
