@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // command runs a command line in this process.
@@ -269,6 +270,31 @@ func TestPlan_OfAPipeline(t *testing.T) {
 		}
 		if !strings.HasPrefix(stderr, "plan ") {
 			t.Errorf("no plan before publishing:\n%s", stderr)
+		}
+	}
+}
+
+// An answer reaches the reward functions that the model chooses; where nobody says which
+// those are, it is not dropped.
+func TestSettle_GroundTruth(t *testing.T) {
+	prompts, p, err := loadPrompts("--prompts", examples+"verl-ocr.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.settle(prompts, &pipelineFacts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, and the pipeline has not said which reward function compares: name one with --reward") {
+		t.Errorf("without a model: %v", err)
+	}
+	policy := &schemas.Policy{
+		Lane: "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
+		Reward: []string{"glyph", "diversity"},
+	}
+	if _, err := p.settle(prompts, &pipelineFacts{policies: []*schemas.Policy{policy}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"SALE 50%", "42"} {
+		got := event(t, prompts[i]).Reward
+		if !reflect.DeepEqual(got, []schemas.RewardSpec{{Name: "glyph", GroundTruth: want}, {Name: "diversity"}}) {
+			t.Errorf("prompt %d: rewards %+v, want the answer %q", i, got, want)
 		}
 	}
 }
