@@ -104,7 +104,7 @@ def testdata(folder):
         [tensor("out", TensorProto.FLOAT, 1, 2)],
         {"w": np.array([[1, 0], [0, 0.01], [0, 0]], np.float32)},
     )
-    # float16 in and out, no fixed size.
+    # float16 in and out: refused.
     save(
         folder / "half.onnx",
         [helper.make_node("GlobalAveragePool", ["x"], ["mean"])],
