@@ -95,6 +95,12 @@ func New(name string, cfg Config) (*Scorer, error) {
 // Name is http:NAME.
 func (s *Scorer) Name() string { return scorer.HTTP + ":" + s.name }
 
+// String is the name and the settings without secrets.
+func (s *Scorer) String() string { return s.Name() + " " + s.cfg.String() }
+
+// GoString is String, for %#v.
+func (s *Scorer) GoString() string { return s.String() }
+
 // Version is that of the protocol, and of Config when it says one.
 func (s *Scorer) Version() string {
 	version := "http-" + strconv.Itoa(wire.Version)

@@ -536,7 +536,7 @@ func TestSecrets(t *testing.T) {
 			cfg.Headers = map[string]string{"X-Key": "${CLIP_TOKEN}", "Authorization": "Bearer ${CLIP_TOKEN}"}
 			s := open(t, cfg)
 			r := s.ScoreDetail(t.Context(), flat(color.NRGBA{A: 255}))
-			shown := []string{r.Detail, cfg.String(), fmt.Sprintf("%v %+v %#v %s", cfg, cfg, cfg, &cfg)}
+			shown := []string{r.Detail, cfg.String(), fmt.Sprintf("%v %+v %#v %s", cfg, cfg, cfg, &cfg), fmt.Sprintf("%v %+v %#v", s, s, s)}
 			if data, err := json.Marshal(map[string]any{"cfg": cfg}); err != nil {
 				t.Error(err)
 			} else {

@@ -80,7 +80,7 @@ type Scorer struct {
 }
 
 // New makes the scorer nats:NAME. Workers need not be there yet. The connection stays the
-// caller's.
+// caller's; with nil the settings are checked, and every score is unavailable.
 func New(nc *nats.Conn, name string, cfg Config) (*Scorer, error) {
 	if err := wire.CheckName(name); err != nil {
 		return nil, fmt.Errorf("nats scorer: %w", err)
@@ -136,6 +136,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	}{wire.Version, s.name, sample})
 	if err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)
+	}
+	if s.nc == nil {
+		return nil, s.missed(ctx, errors.New("no connection to a NATS server"))
 	}
 	select {
 	case s.slots <- struct{}{}:

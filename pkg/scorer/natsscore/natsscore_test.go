@@ -324,6 +324,9 @@ func TestNew_Refuses(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no picture") {
 		t.Errorf("no picture: %v", err)
 	}
+	if _, err := open(t, nil, config()).Score(t.Context(), picture(8, 8)); !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no connection") {
+		t.Errorf("no connection: %v", err)
+	}
 }
 
 // FuzzReply: whatever a worker answers is a finite number or an error.

@@ -116,9 +116,9 @@ func (f File) Names() []string {
 	return names
 }
 
-// Open makes the scorers, in the order of Names. nc carries those of nats and may be nil
-// when there are none. Scorers that hold something implement io.Closer. On an error none
-// stays open.
+// Open makes the scorers, in the order of Names. nc carries those of nats; nil will do to
+// check the file. Scorers that hold something implement io.Closer. On an error none stays
+// open.
 func (f File) Open(nc *nats.Conn) ([]scorer.Scorer, error) {
 	var scorers []scorer.Scorer
 	var errs []error
@@ -133,10 +133,6 @@ func (f File) Open(nc *nats.Conn) ([]scorer.Scorer, error) {
 		add(httpscore.New(name, f.HTTP[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.NATS)) {
-		if nc == nil {
-			errs = append(errs, fmt.Errorf("nats:%s: no connection to a NATS server", name))
-			continue
-		}
 		add(natsscore.New(nc, name, f.NATS[name]))
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.ONNX)) {
