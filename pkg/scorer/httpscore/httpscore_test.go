@@ -101,7 +101,7 @@ func TestScorer_RoundTrip(t *testing.T) {
 					var scores, details []any
 					for _, s := range req.Samples {
 						img, name, err := image.Decode(bytes.NewReader(s.Image))
-						if err != nil || name != picture || s.ImageFormat != picture {
+						if opaque, ok := img.(interface{ Opaque() bool }); err != nil || name != picture || s.ImageFormat != picture || !ok || !opaque.Opaque() {
 							t.Errorf("picture in %s, said to be %s, error %v", name, s.ImageFormat, err)
 							return
 						}
@@ -203,6 +203,7 @@ func TestScorer_Replies(t *testing.T) {
 		{"two maps", `{"scores":[1,2]}{}`, "bytes after the map", "bytes after"},
 		{"a page", "<html>\x1b[31mhello</html>", `"<html>\x1b[31mhello</html>"`, "no json map"},
 		{"deep", `{"scores":` + strings.Repeat("[", 100) + strings.Repeat("]", 100) + "}", "more than 16 levels", "levels"},
+		{"brackets in a text", `{"scores":[0.5,1],"details":["\"` + strings.Repeat("[", 100) + `",""]}`, "", ""},
 		{"long garbage is shown in part", strings.Repeat("x", 1000), `"` + strings.Repeat("x", 200) + `"...`, ""},
 		{"huge", `{"scores":[1,2],"pad":"` + strings.Repeat("x", 1<<20) + `"}`, "reply is larger than 1048576 bytes", "larger"},
 	}
@@ -513,7 +514,7 @@ func TestSecrets(t *testing.T) {
 				t.Errorf("the server got %q without the secrets", got)
 			}
 			w.WriteHeader(code)
-			fmt.Fprintf(w, format, got)
+			fmt.Fprintf(w, format, got+strings.Join(secrets, " ")) // and what it knows from elsewhere
 		}
 	}
 	refused := func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) }

@@ -226,12 +226,9 @@ func (r *reader) text(n uint64) (any, error) {
 	return string(b), nil
 }
 
-// list grows item by item: each costs a byte at least, so the bytes that are there bound
-// it, whatever length is declared.
+// list grows item by item, as mapping does: each costs a byte at least, so the bytes that
+// are there bound it, whatever length is declared.
 func (r *reader) list(n uint64, depth int) (any, error) {
-	if n > uint64(len(r.rest)) {
-		return nil, errShort
-	}
 	items := []any{}
 	for range n {
 		v, err := r.value(depth + 1)
@@ -244,9 +241,6 @@ func (r *reader) list(n uint64, depth int) (any, error) {
 }
 
 func (r *reader) mapping(n uint64, depth int) (any, error) {
-	if n > uint64(len(r.rest)/2) {
-		return nil, errShort
-	}
 	m := map[string]any{}
 	for range n {
 		k, err := r.value(depth + 1)
