@@ -246,7 +246,8 @@ func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 	if err := s.limit.Wait(ctx); err != nil {
 		return nil, &passing{err: fmt.Errorf("wait for the rate of %v/s: %w", s.cfg.Rate, err)}
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	patience := wire.Patience(ctx, s.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.cfg.URL, bytes.NewReader(body))
 	if err != nil {
@@ -255,7 +256,7 @@ func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 	req.Header = s.header.Clone()
 	resp, err := s.client.Do(req)
 	if err != nil {
-		return nil, s.failed(err)
+		return nil, s.failed(err, patience)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode/100 == 3 {
@@ -266,7 +267,7 @@ func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 		return nil, s.refused(resp, reply)
 	}
 	if err != nil {
-		return nil, s.failed(fmt.Errorf("read reply: %w", err))
+		return nil, s.failed(fmt.Errorf("read reply: %w", err), patience)
 	}
 	if len(reply) > maxReply {
 		return nil, fmt.Errorf("post %s: reply is larger than %d bytes", redactURL(s.cfg.URL), maxReply)
@@ -275,13 +276,13 @@ func (s *Scorer) post(ctx context.Context, body []byte) ([]byte, error) {
 }
 
 // failed is an error of the connection, without the address as the library prints it.
-func (s *Scorer) failed(err error) error {
+func (s *Scorer) failed(err error, patience time.Duration) error {
 	if outer, ok := errors.AsType[*url.Error](err); ok {
 		err = outer.Err
 	}
 	shown := fmt.Errorf("post %s: %w", redactURL(s.cfg.URL), err)
 	if errors.Is(err, context.DeadlineExceeded) {
-		shown = fmt.Errorf("post %s: no reply within %v: %w", redactURL(s.cfg.URL), s.cfg.Timeout, context.DeadlineExceeded)
+		shown = fmt.Errorf("post %s: no reply within %v: %w", redactURL(s.cfg.URL), patience, context.DeadlineExceeded)
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return shown // waiting does not make a certificate good

@@ -150,14 +150,15 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 		return nil, fmt.Errorf("request of %d bytes with a picture of %d, as %s: the NATS server takes %d; "+
 			"raise its max_payload, set image: jpeg, or use an http scorer", len(data), len(sample.Image), s.cfg.Image, limit)
 	}
-	asked, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	patience := wire.Patience(ctx, s.cfg.Timeout)
+	asked, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	msg, err := s.nc.RequestWithContext(asked, subjectPrefix+s.name, data)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return nil, s.missed(ctx, fmt.Errorf("no worker listens on %s", subjectPrefix+s.name))
 	case errors.Is(err, context.DeadlineExceeded):
-		return nil, s.missed(ctx, fmt.Errorf("no worker answered within %v: %w", s.cfg.Timeout, err))
+		return nil, s.missed(ctx, fmt.Errorf("no worker answered within %v: %w", patience, err))
 	case err != nil:
 		return nil, s.missed(ctx, fmt.Errorf("request: %w", err))
 	}

@@ -6,6 +6,7 @@ package wire
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"image/png"
 	"math"
 	"strconv"
+	"time"
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/scorer"
@@ -83,6 +85,14 @@ func overBlack(img *image.NRGBA) *image.NRGBA {
 		}
 	}
 	return out
+}
+
+// Patience is how long a call may wait: timeout, or less when ctx ends before.
+func Patience(ctx context.Context, timeout time.Duration) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return min(timeout, time.Until(deadline).Round(time.Millisecond))
+	}
+	return timeout
 }
 
 // CheckName refuses an instance of a scorer that no prompt could name.
