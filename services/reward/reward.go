@@ -1,18 +1,22 @@
 // Package reward scores trajectories as they land. A score that failed is a
 // state, never a number: the sample's reward says failed, and its group can close.
+//
+// Every reward function has a lane of its own (lane.go), so that one which hangs or is
+// away holds up nothing but the samples that need it, and those are put back rather
+// than waited with. What waits for others, for a person's verdict or for the rest of
+// its group, waits in the stream, not here (waiting.go).
 package reward
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"image"
-	"image/draw"
-	"image/png"
+	"runtime"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
@@ -21,19 +25,34 @@ import (
 
 // Config of the reward service.
 type Config struct {
-	// Workers is how many samples are scored at once.
-	Workers int `koanf:"workers" help:"samples scored at once"`
-	// ScoreTimeout bounds one scorer on one sample.
+	// Workers is how many pictures are scored by this process at once.
+	Workers int `koanf:"workers" help:"pictures scored at once by functions that run in this process"`
+	// Slots is how many trajectories are in hand at once, those that wait for a server included.
+	Slots int `koanf:"slots" help:"trajectories in hand at once, those that wait for a remote reward function included"`
+	// Scorers is a YAML file that names remote reward functions.
+	Scorers string `koanf:"scorers" help:"YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions"`
+	// Require are reward functions without which the service does not start.
+	Require []string `koanf:"require" help:"reward functions that must work for the service to start, e.g. ocr"`
+	// ScoreTimeout bounds one reward function on one sample.
 	ScoreTimeout time.Duration `koanf:"score_timeout" help:"time one reward function may take for one sample"`
+	// ScorePatience is how long a sample is tried again when a reward function is away.
+	ScorePatience time.Duration `koanf:"score_patience" help:"how long a sample is tried again while a reward function is not available; then its score has failed"`
+	// GroupWait bounds how long functions that need the whole group wait for it.
+	GroupWait time.Duration `koanf:"group_wait" help:"how long functions that need the whole group wait for it when the prompt has no deadline"`
 	// AckWait is how long the server waits for a sign of life before it redelivers a trajectory.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
 	// DrainTimeout bounds the work in hand at shutdown.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
+	// Metrics is where the service counts; nil: nowhere.
+	Metrics prometheus.Registerer `koanf:"-"`
 }
 
 // DefaultConfig fits a laptop.
 func DefaultConfig() Config {
-	return Config{Workers: 8, ScoreTimeout: time.Minute, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second}
+	return Config{
+		Workers: max(2, runtime.GOMAXPROCS(0)), Slots: 128, ScoreTimeout: time.Minute, ScorePatience: 2 * time.Minute,
+		GroupWait: time.Hour, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
+	}
 }
 
 // Validate joins every fault by field name.
@@ -42,65 +61,99 @@ func (c Config) Validate() error {
 	if c.Workers < 1 || c.Workers > 1024 {
 		errs = append(errs, fmt.Errorf("workers: %d; must be between 1 and 1024", c.Workers))
 	}
-	if c.ScoreTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("score_timeout: %v; must be positive", c.ScoreTimeout))
+	if c.Slots < 8 || c.Slots > 65536 {
+		errs = append(errs, fmt.Errorf("slots: %d; must be between 8 and 65536", c.Slots))
+	}
+	for _, name := range c.Require {
+		if _, _, err := scorer.SplitName(name); err != nil {
+			errs = append(errs, fmt.Errorf("require: %w", err))
+		}
+	}
+	for field, d := range map[string]time.Duration{
+		"score_timeout": c.ScoreTimeout, "score_patience": c.ScorePatience, "group_wait": c.GroupWait, "drain_timeout": c.DrainTimeout,
+	} {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("%s: %v; must be positive", field, d))
+		}
 	}
 	if c.AckWait < time.Second {
 		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
-	}
-	if c.DrainTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", c.DrainTimeout))
 	}
 	return errors.Join(errs...)
 }
 
 // Run scores trajectories until ctx ends and the work in hand is finished.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
-	if err := cfg.Validate(); err != nil {
-		return fmt.Errorf("reward config: %w", err)
+	s, err := newService(cfg, b, log)
+	if err != nil {
+		return err
 	}
-	s := &service{cfg: cfg, bus: b, scorers: map[string]scorer.Scorer{}}
-	for _, name := range scorer.Names() {
-		if scorer.NewGroup(name) != nil {
-			continue
-		}
-		sc, err := scorer.New(name)
-		if errors.Is(err, scorer.ErrNoTesseract) {
-			log.Info().Msg(err.Error())
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("reward function %q: %w", name, err)
-		}
-		s.scorers[name] = sc
-	}
-	log.Info().Strs("scorers", scorer.Names()).Int("workers", cfg.Workers).Msg("scorers ready")
-	return b.Consume(ctx, bus.ConsumerConfig{
+	defer s.catalog.close()
+	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
+	g, ctx := errgroup.WithContext(ctx)
+	consumer := bus.ConsumerConfig{
 		Stream: schemas.StreamTrajectories, Durable: "reward",
-		AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: cfg.Workers,
+		AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: cfg.Slots,
+		// Samples that wait are with the server, and any number may.
+		MaxAckPending: maxWaiting, MaxDeliver: maxTries,
 		OnGiveUp: s.fail,
-	}, s.handle)
+	}
+	verdicts := consumer
+	verdicts.Stream, verdicts.Durable, verdicts.OnGiveUp = schemas.StreamVerdicts, "reward-verdicts", nil
+	g.Go(func() error { return b.Consume(ctx, consumer, s.handle) })
+	g.Go(func() error { return b.Consume(ctx, verdicts, s.verdict) })
+	return g.Wait()
 }
+
+const (
+	// maxWaiting bounds the samples that wait for others over all replicas.
+	maxWaiting = 1_000_000
+	// maxTries is how often a trajectory may fail for reasons that are not its scorers', such
+	// as a picture that cannot be fetched.
+	maxTries = 100
+)
 
 type service struct {
 	cfg     Config
 	bus     *bus.Bus
-	scorers map[string]scorer.Scorer
+	catalog *catalog
+	metrics *instruments
+	tries   *tries
 }
 
-// handle scores one trajectory and publishes its reward.
+func newService(cfg Config, b *bus.Bus, log zerolog.Logger) (*service, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("reward config: %w", err)
+	}
+	metrics := newInstruments(cfg.Metrics)
+	c, err := openCatalog(cfg, b.Conn(), metrics, log)
+	if err != nil {
+		return nil, err
+	}
+	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, tries: newTries()}, nil
+}
+
+// handle scores one trajectory and publishes its reward, or puts it back.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var t schemas.Trajectory
 	if err := schemas.DecodeValid(m.Data, &t); err != nil {
 		return bus.Terminal(schemas.CodeDecode, err)
 	}
-	r := reward(&t, m.Seq)
-	if t.StopReason != schemas.StopCompleted {
-		r.Status, r.Error = schemas.StatusFailed, fmt.Sprintf("trajectory %s: %s", t.StopReason, t.Error)
-	} else if err := s.score(ctx, &t, r); err != nil {
+	return s.settle(ctx, m, func() (time.Duration, error) { return s.attempt(ctx, &t, m.Seq) })
+}
+
+// settle runs an attempt and puts the message back when it has to wait, which is no
+// failure of its.
+func (s *service) settle(ctx context.Context, m *bus.Message, attempt func() (time.Duration, error)) error {
+	wait, err := attempt()
+	if err != nil || wait == 0 {
 		return err
 	}
-	return s.publish(ctx, r)
+	if err := m.NakWithDelay(wait); err != nil {
+		return fmt.Errorf("put back: %w", err)
+	}
+	zerolog.Ctx(ctx).Debug().Dur("delay", wait).Msg("put back")
+	return nil
 }
 
 // fail publishes a failed reward, so that the group can close, before the
@@ -110,7 +163,7 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	if schemas.DecodeValid(m.Data, &t) != nil {
 		return nil // nothing to name: the dead letter is all there is
 	}
-	r := reward(&t, m.Seq)
+	r := rewardOf(&t, m.Seq)
 	r.Status, r.Error = schemas.StatusFailed, cause.Error()
 	return s.publish(ctx, r)
 }
@@ -120,6 +173,7 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	if _, err := s.bus.Publish(ctx, r); err != nil {
 		return fmt.Errorf("publish reward: %w", err)
 	}
+	s.metrics.rewards.WithLabelValues(r.Status).Inc()
 	event := zerolog.Ctx(ctx).Info().Str("run", r.Run).Str("uid", r.UID).Int64("sample_index", r.SampleIndex).Str("status", r.Status)
 	if r.Reward != nil {
 		event = event.Float64("reward", *r.Reward)
@@ -128,86 +182,8 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	return nil
 }
 
-// score fills in the scores and their weighted sum. A scorer's failure is part of
-// the result; only a failure to fetch the picture is an error to retry.
-func (s *service) score(ctx context.Context, t *schemas.Trajectory, r *schemas.Reward) error {
-	picture, err := s.picture(ctx, t.Image)
-	if err != nil {
-		return fmt.Errorf("load picture: %w", err)
-	}
-	parts := make([]scorer.Part, len(t.Group.Reward))
-	for i, spec := range t.Group.Reward {
-		part := scorer.Part{Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required}
-		score := schemas.Score{Name: spec.Name, Weight: *spec.Weight}
-		began := time.Now()
-		if sc, ok := s.scorers[spec.Name]; ok {
-			score.Version = sc.Version()
-			part.Value, part.Err = s.call(ctx, sc, scorer.Input{
-				Image: picture, Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params,
-			})
-		} else {
-			part.Err = fmt.Errorf("reward function %q is not available here", spec.Name)
-		}
-		score.DurationNS = time.Since(began).Nanoseconds()
-		parts[i] = part
-		r.Scores = append(r.Scores, score)
-	}
-	sum, err := scorer.Combine(parts)
-	for i, part := range parts { // after Combine, which fails values that are no numbers
-		if part.Err != nil {
-			r.Scores[i].Status, r.Scores[i].Error = schemas.StatusFailed, part.Err.Error()
-		} else {
-			r.Scores[i].Status, r.Scores[i].Value = schemas.StatusScored, new(part.Value)
-		}
-	}
-	if err != nil {
-		r.Status, r.Error = schemas.StatusFailed, err.Error()
-		return nil
-	}
-	r.Status, r.Reward = schemas.StatusScored, &sum
-	return nil
-}
-
-// call runs one scorer with a time limit; a panic is its failure, not the service's.
-func (s *service) call(ctx context.Context, sc scorer.Scorer, in scorer.Input) (value float64, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("scorer %s panicked: %v", sc.Name(), p)
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.ScoreTimeout)
-	defer cancel()
-	return sc.Score(ctx, in)
-}
-
-func (s *service) picture(ctx context.Context, im *schemas.Image) (*image.NRGBA, error) {
-	data := im.Data
-	if im.Ref != nil {
-		var err error
-		if data, err = s.bus.GetBlob(ctx, *im.Ref); err != nil {
-			return nil, err
-		}
-	}
-	conf, err := png.DecodeConfig(bytes.NewReader(data))
-	if err != nil {
-		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %w", err))
-	}
-	if int64(conf.Width) != im.Width || int64(conf.Height) != im.Height {
-		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %dx%d; the trajectory says %dx%d", conf.Width, conf.Height, im.Width, im.Height))
-	}
-	decoded, err := png.Decode(bytes.NewReader(data))
-	if err != nil {
-		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %w", err))
-	}
-	if n, ok := decoded.(*image.NRGBA); ok {
-		return n, nil
-	}
-	n := image.NewNRGBA(decoded.Bounds())
-	draw.Draw(n, n.Bounds(), decoded, decoded.Bounds().Min, draw.Src)
-	return n, nil
-}
-
-func reward(t *schemas.Trajectory, seq uint64) *schemas.Reward {
+// rewardOf is the reward of a trajectory without its scores.
+func rewardOf(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	trained := int64(0)
 	for _, tr := range t.Transitions {
 		if tr != schemas.TransitionODE {
@@ -218,5 +194,6 @@ func reward(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
 		TrajectorySeq: seq, TrainedSteps: trained, ScheduleDigest: t.ScheduleDigest,
 		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, Group: t.Group,
+		SampleStarted: t.Timings.Started, SampleFinished: t.Timings.Finished,
 	}
 }
