@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration bench bench-compare bench-sampler bench-gemm \
+.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration onnx-test bench bench-compare bench-sampler bench-gemm \
 	generate generate-check golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -65,6 +65,9 @@ fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 
 integration: ## whole-pipeline tests only
 	go test -count=1 ./integration/...
+
+onnx-test: ## tests of ONNX reward functions (needs a C compiler and ONNXRUNTIME_LIB, the path of libonnxruntime.so)
+	CGO_ENABLED=1 go test -tags onnx ./pkg/scorer/onnxscore/... ./pkg/scorer/scorerfile/...
 
 bench: ## benchmarks matching BENCH (default all), in benchstat's format
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PACKAGES)

@@ -2,15 +2,19 @@
 package main
 
 import (
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 func main() {
+	defaults := advantage.DefaultConfig()
+	defaults.Metrics = prometheus.DefaultRegisterer // what the health endpoint shows
 	boot.Main(boot.Service[advantage.Config]{
 		Name:       "advantage",
 		Summary:    "closes groups of rewards and computes their advantages",
-		Default:    advantage.DefaultConfig(),
+		Default:    defaults,
 		HealthAddr: "127.0.0.1:8084",
 		Examples: []string{
 			"meander-advantage",

@@ -2,15 +2,19 @@
 package main
 
 import (
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/reward"
 )
 
 func main() {
+	defaults := reward.DefaultConfig()
+	defaults.Metrics = prometheus.DefaultRegisterer // what the health endpoint shows
 	boot.Main(boot.Service[reward.Config]{
 		Name:       "reward",
 		Summary:    "scores the pictures of trajectories",
-		Default:    reward.DefaultConfig(),
+		Default:    defaults,
 		HealthAddr: "127.0.0.1:8083",
 		Examples: []string{
 			"meander-reward",

@@ -204,3 +204,20 @@ func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator
 	}
 	return c, nil
 }
+
+// rewardNames are the reward functions that prompts name, sorted. Names of no kind are
+// left to intake, which refuses the prompt.
+func rewardNames(prompts []prompt) []string {
+	names := map[string]bool{}
+	for _, p := range prompts {
+		list, _ := p.body["reward"].([]any)
+		for _, item := range list {
+			spec, _ := item.(map[string]any)
+			name, _ := spec["name"].(string)
+			if _, _, err := scorer.SplitName(name); err == nil {
+				names[name] = true
+			}
+		}
+	}
+	return sortedKeys(names)
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/reward"
 )
 
 func runCommand(a *app) *cobra.Command {
@@ -91,6 +92,12 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 	defer conn.Close()
+	if conn.server != nil {
+		// Better now than after the samples are made.
+		if err := reward.CheckNames(r.services.reward, rewardNames(prompts)); err != nil {
+			return usage(err)
+		}
+	}
 	var own *services
 	if conn.server != nil {
 		own = &r.services

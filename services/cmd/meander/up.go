@@ -3,15 +3,17 @@ package main
 import (
 	"fmt"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
-	listen := "127.0.0.1:4222"
+	listen, metrics := "127.0.0.1:4222", ""
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "run the whole pipeline in this process until interrupted",
@@ -34,6 +36,14 @@ next start.`,
 			if err := s.validate(); err != nil {
 				return err
 			}
+			s.reward.Metrics, s.advantage.Metrics = prometheus.DefaultRegisterer, prometheus.DefaultRegisterer
+			health := boot.NewHealth("meander", boot.NewInstance())
+			_, stop, err := health.Serve(metrics, log)
+			if err != nil {
+				return err
+			}
+			defer stop()
+			health.SetReady(true)
 			conn, err := a.connect(c.Context(), listen, "", log)
 			if err != nil {
 				return err
@@ -51,6 +61,7 @@ next start.`,
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
+	c.Flags().StringVar(&metrics, "metrics-addr", "", "host:port of /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
 	samplerFlags(c.Flags(), &s)
 	return c
 }
@@ -65,5 +76,8 @@ func samplerFlags(f *pflag.FlagSet, s *services) {
 	f.IntVar(&s.sampler.Workers, "workers", s.sampler.Workers, "micro-batches running side by side")
 	f.IntVar(&s.replicas, "replicas", s.replicas, "copies of each service in this process")
 	f.DurationVar(&s.advantage.GroupTimeout, "group-timeout", s.advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
+	f.StringVar(&s.reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
+	f.DurationVar(&s.reward.ScorePatience, "score-patience", s.reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
+	f.DurationVar(&s.intake.ExternalWait, "external-wait", s.intake.ExternalWait, "how long groups wait for rewards from outside when their prompt has no deadline")
 	f.DurationVar(&s.ackWait, "ack-wait", s.ackWait, "work of a crashed process is taken up again after this long")
 }

@@ -12,11 +12,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
 )
 
 // Health answers /healthz (the process lives) and /readyz (it takes work) over HTTP.
 // Both say 200 or 503 and a JSON object {"status","service","version","instance","faults"}.
+// Beside them, /metrics is what the process counts, for Prometheus.
 type Health struct {
 	service, instance string
 	ready             atomic.Bool
@@ -44,11 +46,12 @@ func (h *Health) Check(name string, run func() error) {
 	h.checks = append(h.checks, check{name, run})
 }
 
-// Handler serves the two paths.
+// Handler serves the three paths.
 func (h *Health) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { h.answer(w, []string{}) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { h.answer(w, h.faults()) })
+	mux.Handle("GET /metrics", promhttp.Handler())
 	return mux
 }
 
