@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -24,9 +23,11 @@ type results struct {
 }
 
 type groupResult struct {
-	UID     string         `json:"uid"`
-	Prompt  string         `json:"prompt"`
-	Status  string         `json:"status"`
+	UID    string `json:"uid"`
+	Prompt string `json:"prompt"`
+	Status string `json:"status"`
+	// Group is the uid of the group that stood in for the prompt's own, where one did.
+	Group   string         `json:"group,omitempty"`
 	Error   string         `json:"error,omitempty"`
 	Mean    *float64       `json:"mean"`
 	Std     *float64       `json:"std"`
@@ -34,18 +35,32 @@ type groupResult struct {
 }
 
 type memberResult struct {
-	SampleIndex int64      `json:"sample_index"`
-	Status      string     `json:"status"`
-	Error       string     `json:"error,omitempty"`
-	Reward      *float64   `json:"reward"`
-	Advantage   *float64   `json:"advantage"`
-	LogProbs    []*float64 `json:"log_probs"`
-	Transitions []string   `json:"transitions"`
-	Latents     []int64    `json:"latent_step_indices"`
-	Seed        uint64     `json:"sample_seed"`
-	Digest      string     `json:"content_digest"`
-	Image       string     `json:"image,omitempty"`
-	trajectory  *schemas.Trajectory
+	SampleIndex int64    `json:"sample_index"`
+	Status      string   `json:"status"`
+	Error       string   `json:"error,omitempty"`
+	Reward      *float64 `json:"reward"`
+	Advantage   *float64 `json:"advantage"`
+	// StepAdvantages are there when they differ over the trained steps.
+	StepAdvantages []float64     `json:"step_advantages,omitempty"`
+	Scores         []scoreResult `json:"scores,omitempty"`
+	LogProbs       []*float64    `json:"log_probs"`
+	Transitions    []string      `json:"transitions"`
+	Latents        []int64       `json:"latent_step_indices"`
+	Seed           uint64        `json:"sample_seed"`
+	Digest         string        `json:"content_digest"`
+	Image          string        `json:"image,omitempty"`
+	trajectory     *schemas.Trajectory
+}
+
+// scoreResult is the outcome of one reward function.
+type scoreResult struct {
+	Name    string   `json:"name"`
+	Version string   `json:"version,omitempty"`
+	Status  string   `json:"status"`
+	Value   *float64 `json:"value"`
+	Error   string   `json:"error,omitempty"`
+	Detail  string   `json:"detail,omitempty"`
+	Seconds float64  `json:"seconds"`
 }
 
 type summary struct {
@@ -53,13 +68,16 @@ type summary struct {
 	Groups       int     `json:"groups"`
 	Complete     int     `json:"complete"`
 	Refused      int     `json:"refused"`
+	Refills      int     `json:"refills,omitempty"`
 	Samples      int     `json:"samples"`
 	Trajectories int     `json:"trajectories"`
 	StepsStored  int     `json:"steps_stored"`
 	Digest       string  `json:"digest"`
 	Seconds      float64 `json:"seconds"`
-	Out          string  `json:"out,omitempty"`
-	Sheet        string  `json:"sheet,omitempty"`
+	// Metrics are named as verl names them; those of evaluations begin with val-.
+	Metrics map[string]float64 `json:"metrics,omitempty"`
+	Out     string             `json:"out,omitempty"`
+	Sheet   string             `json:"sheet,omitempty"`
 }
 
 // collect reads what the run stored. The digest is over the content of all
@@ -81,7 +99,14 @@ func collect(ctx context.Context, b *bus.Bus, run string, prompts []prompt, o *o
 	if err != nil {
 		return nil, err
 	}
-	r := &results{Summary: summary{Run: run, Groups: len(prompts), Refused: len(o.refused), Trajectories: len(trajectories), StepsStored: steps}}
+	rewards, err := readRewards(ctx, b, run)
+	if err != nil {
+		return nil, err
+	}
+	r := &results{Summary: summary{
+		Run: run, Groups: len(prompts), Refused: len(o.refused), Refills: o.refills, Trajectories: len(trajectories), StepsStored: steps,
+	}}
+	var measured measures
 	contents := map[string][32]byte{}
 	for _, p := range prompts {
 		g := &groupResult{UID: p.uid, Prompt: p.text, Members: []memberResult{}}
@@ -95,23 +120,35 @@ func collect(ctx context.Context, b *bus.Bus, run string, prompts []prompt, o *o
 			return nil, fmt.Errorf("advantage of %s: %w", a.UID, err)
 		}
 		g.Status, g.Error, g.Mean, g.Std = a.Status, a.Error, a.Mean, a.Std
+		if a.UID != p.uid {
+			g.Group = a.UID
+		}
 		for _, m := range a.Members {
-			member := memberResult{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage}
+			member := memberResult{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages}
+			if reward := rewards[memberKey(a.UID, m.SampleIndex)]; reward != nil {
+				member.take(reward)
+				measured.sample(a, &m, reward)
+			}
 			if t := trajectories[memberKey(a.UID, m.SampleIndex)]; t != nil {
 				key := memberKey(t.UID, t.SampleIndex)
 				if contents["trajectory."+key], err = schemas.ContentDigest(t); err != nil {
 					return nil, fmt.Errorf("trajectory %s: %w", key, err)
 				}
-				member.trajectory, member.Error, member.LogProbs, member.Seed = t, t.Error, t.LogProbs, t.SampleSeed
+				member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
+				if t.Error != "" {
+					member.Error = t.Error
+				}
 				member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
 			}
 			g.Members = append(g.Members, member)
 		}
+		measured.group(a, rewards)
 		r.Summary.Samples += len(g.Members)
 		if g.Status == "complete" {
 			r.Summary.Complete++
 		}
 	}
+	r.Summary.Metrics = measured.metrics()
 	h := sha256.New()
 	for _, key := range sortedKeys(contents) {
 		digest := contents[key]
@@ -142,48 +179,6 @@ func (r *results) printJSON(w io.Writer) error {
 	return enc.Encode(map[string]any{"summary": r.Summary})
 }
 
-// print is the table for people.
-func (r *results) print(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE) BY SAMPLE")
-	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", g.UID, g.Status, number(g.Mean, "%.3f"), number(g.Std, "%.3f"), g.members())
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	s := r.Summary
-	fmt.Fprintf(w, "\nrun %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s\ndigest %s\n",
-		s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds, s.Digest)
-	if s.Out != "" {
-		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
-	}
-	if s.Sheet != "" {
-		fmt.Fprintf(w, "contact sheet %s\n", s.Sheet)
-	}
-	return nil
-}
-
-// members is the short form of a table row, at most eight samples.
-func (g *groupResult) members() string {
-	if g.Status == "refused" {
-		return firstLine(g.Error)
-	}
-	const most = 8
-	var cells []string
-	for _, m := range g.Members[:min(most, len(g.Members))] {
-		if m.Status != "scored" {
-			cells = append(cells, m.Status)
-			continue
-		}
-		cells = append(cells, fmt.Sprintf("%s (%s)", number(m.Reward, "%.2f"), number(m.Advantage, "%+.2f")))
-	}
-	if n := len(g.Members) - most; n > 0 {
-		cells = append(cells, fmt.Sprintf("and %d more", n))
-	}
-	return strings.Join(cells, "  ")
-}
-
 // write makes dir: the pictures, a contact sheet per group, results.jsonl.
 func (r *results) write(ctx context.Context, b *bus.Bus, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -205,7 +200,7 @@ func (r *results) write(ctx context.Context, b *bus.Bus, dir string) error {
 			if err := os.WriteFile(m.Image, data, 0o644); err != nil {
 				return fmt.Errorf("write picture: %w", err)
 			}
-			tiles = append(tiles, tile{png: data, sample: m.SampleIndex, reward: m.Reward, advantage: m.Advantage})
+			tiles = append(tiles, tile{png: data, sample: m.SampleIndex, reward: m.Reward, advantage: m.Advantage, detail: m.detail()})
 		}
 		if len(tiles) == 0 {
 			continue

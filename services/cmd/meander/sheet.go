@@ -23,6 +23,7 @@ type tile struct {
 	png               []byte
 	sample            int64
 	reward, advantage *float64
+	detail            string // what was read in it
 }
 
 // Geometry of a contact sheet in pixels.
@@ -81,7 +82,8 @@ func writeSheet(path, title string, tiles []tile) error {
 	for i, t := range tiles {
 		x, y := sheetMargin+i%columns*cell.X, sheetMargin+sheetTitle+i/columns*cell.Y
 		draw.NearestNeighbor.Scale(sheet, image.Rect(x, y, x+w, y+h), pictures[i], pictures[i].Bounds(), draw.Src, nil)
-		text(sheet, regular, sheetQuiet, x, y+h+17, fmt.Sprintf("#%d  r %s", t.sample, number(t.reward, "%.3f")))
+		caption := fmt.Sprintf("#%d  r %s  %s", t.sample, number(t.reward, "%.3f"), t.detail)
+		text(sheet, regular, sheetQuiet, x, y+h+17, fit(regular, caption, w))
 		tone := sheetQuiet
 		if t.advantage != nil && *t.advantage > 0 {
 			tone = sheetGood
