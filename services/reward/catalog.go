@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/nats-io/nats.go"
@@ -15,124 +17,129 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer/scorerfile"
 )
 
-// catalog is every reward function of the service, each in its lane.
+// catalog is every reward function of the service, each with its lane.
 type catalog struct {
-	cfg     Config
-	nc      *nats.Conn
-	metrics *instruments
-	// local has a token for each picture that is scored in this process.
-	local chan struct{}
+	cfg      Config
+	nc       *nats.Conn
+	metrics  *instruments
+	stopping <-chan struct{}
 
-	mu    sync.Mutex
-	lanes map[string]*lane
-	// missing are functions that this package has and this machine does not.
+	mu      sync.Mutex
+	entries map[string]entry
+	// missing are functions that the program has and this machine does not.
 	missing map[string]error
 }
 
-// openCatalog opens what needs no configuration, what the file configures, and what the
-// service must have.
-func openCatalog(cfg Config, nc *nats.Conn, metrics *instruments, log zerolog.Logger) (*catalog, error) {
-	c := &catalog{
-		cfg: cfg, nc: nc, metrics: metrics, local: make(chan struct{}, cfg.Workers), lanes: map[string]*lane{}, missing: map[string]error{},
-	}
-	for _, name := range scorer.Names() {
-		if scorer.NewGroup(name) != nil {
-			continue // it has no call of its own
-		}
-		s, err := scorer.New(name)
-		switch {
-		case errors.Is(err, scorer.ErrNoTesseract):
-			c.missing[name] = err
-			log.Info().Str("scorer", name).Msg(err.Error())
-		case err != nil:
-			return nil, fmt.Errorf("reward function %q: %w", name, err)
-		default:
-			c.add(s, nil)
-		}
-	}
-	if cfg.Scorers != "" {
-		file, err := scorerfile.Load(cfg.Scorers)
-		if err != nil {
-			return nil, fmt.Errorf("scorers: %w", err)
-		}
-		opened, err := file.Open(nc)
-		if err != nil {
-			return nil, fmt.Errorf("scorers: %q: %w", cfg.Scorers, err)
-		}
-		for _, s := range opened {
-			c.add(s, c.ownCalls(s))
-		}
-	}
-	if err := c.check(cfg.Require); err != nil {
-		c.close()
-		return nil, fmt.Errorf("require: %w", err)
-	}
-	return c, nil
-}
-
-// defaultConcurrency is how many calls of a remote function are under way at once, where
-// it does not say.
-const defaultConcurrency = 4
-
-// ownCalls are the calls of a remote function.
-func (c *catalog) ownCalls(s scorer.Scorer) chan struct{} {
-	n := defaultConcurrency
-	if k, ok := s.(interface{ Concurrency() int }); ok {
-		n = k.Concurrency()
-	}
-	return make(chan struct{}, n)
-}
-
-// add opens a lane; without calls of its own the function runs in this process.
-func (c *catalog) add(s scorer.Scorer, calls chan struct{}) *lane {
-	l := &lane{scorer: s, calls: calls, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}
-	if calls == nil {
-		l.calls = c.local
-	} else {
-		// At most a quarter of what is in hand may wait for one function.
-		batch := 1
-		if b, ok := s.(scorer.BatchScorer); ok {
-			batch = b.MaxBatch()
-		}
-		l.line = make(chan struct{}, max(2, min(2*cap(calls)*batch, c.cfg.Slots/4)))
-	}
-	if b, ok := s.(scorer.BatchScorer); ok && b.MaxBatch() > 1 {
-		l.batches = newBatcher(l, b)
-	}
-	c.lanes[s.Name()] = l
-	return l
-}
-
-// lane finds a function by its name. Workers on NATS need no configuration: any name of
-// theirs has a lane.
-func (c *catalog) lane(name string) (*lane, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if l, ok := c.lanes[name]; ok {
-		return l, nil
-	}
-	if err, ok := c.missing[name]; ok {
-		return nil, err
-	}
-	kind, instance, err := scorer.SplitName(name)
-	switch {
-	case err != nil:
-		return nil, err
-	case kind == scorer.NATS && c.nc != nil:
-		if len(c.lanes) >= maxLanes {
-			return nil, fmt.Errorf("reward function %q: %d are in use, the most there may be", name, maxLanes)
-		}
-		s, err := natsscore.New(c.nc, instance, natsscore.DefaultConfig())
-		if err != nil {
-			return nil, err
-		}
-		return c.add(s, c.ownCalls(s)), nil
-	}
-	return nil, fmt.Errorf("reward function %q is not configured here; add it to the file of the setting scorers (have %q)", name, c.names())
+// entry is a function and its lane; those that compute in this process share one.
+type entry struct {
+	scorer scorer.Scorer
+	lane   *lane
 }
 
 // maxLanes bounds the functions that prompts may name into being.
 const maxLanes = 256
+
+// openCatalog opens what needs no configuration, what the file configures, and refuses to
+// be without what is required. nc may be nil to see whether all that works.
+func openCatalog(cfg Config, nc *nats.Conn, metrics *instruments, stopping <-chan struct{}, log zerolog.Logger) (*catalog, error) {
+	c := &catalog{
+		cfg: cfg, nc: nc, metrics: metrics, stopping: stopping, entries: map[string]entry{}, missing: map[string]error{},
+	}
+	if err := c.open(log); err != nil {
+		c.close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *catalog) open(log zerolog.Logger) error {
+	local := (&lane{name: "local", calls: c.cfg.Workers, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}).start(c.stopping)
+	for _, name := range scorer.Names() {
+		if name == scorer.OCR || scorer.NewGroup(name) != nil {
+			continue
+		}
+		s, err := scorer.New(name)
+		if err != nil {
+			return fmt.Errorf("reward function %q: %w", name, err)
+		}
+		c.entries[name] = entry{s, local}
+	}
+	workers := ocrWorkers(c.cfg)
+	switch ocr, err := scorer.NewOCR(scorer.OCRConfig{Workers: workers, Timeout: min(c.cfg.ScoreTimeout, ocrTimeout)}); {
+	case errors.Is(err, scorer.ErrNoTesseract):
+		c.missing[scorer.OCR] = err
+		log.Info().Str("scorer", scorer.OCR).Msg(err.Error())
+	case err != nil:
+		return fmt.Errorf("reward function %q: %w", scorer.OCR, err)
+	default:
+		c.add(ocr, workers)
+	}
+	if c.cfg.Scorers != "" {
+		file, err := scorerfile.Load(c.cfg.Scorers)
+		if err != nil {
+			return err
+		}
+		opened, err := file.Open(c.nc)
+		if err != nil {
+			return fmt.Errorf("scorers file %q: %w", c.cfg.Scorers, err)
+		}
+		for _, s := range opened {
+			c.add(s, 1)
+		}
+	}
+	if err := c.check(c.cfg.Require); err != nil {
+		return fmt.Errorf("require: %w", err)
+	}
+	return nil
+}
+
+// add gives a function a lane of its own: as many calls at once as it says, or calls.
+func (c *catalog) add(s scorer.Scorer, calls int) entry {
+	if k, ok := s.(interface{ Concurrency() int }); ok {
+		calls = k.Concurrency()
+	}
+	l := &lane{name: s.Name(), calls: calls, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}
+	if b, ok := s.(scorer.BatchScorer); ok && b.MaxBatch() > 1 {
+		l.batch, l.linger = b.MaxBatch(), c.cfg.Linger
+	}
+	l.line = min(max(minLine, 2*l.calls*l.batch), max(maxLine, l.batch))
+	e := entry{s, l.start(c.stopping)}
+	c.entries[s.Name()] = e
+	return e
+}
+
+// minLine and maxLine bound the samples that wait in the line of one function: enough
+// that it does not run out of work before others come again.
+const (
+	minLine = 16
+	maxLine = 256
+)
+
+// find returns a function by its name. Workers on NATS need no configuration.
+func (c *catalog) find(name string) (entry, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e, ok := c.entries[name]; ok {
+		return e, nil
+	}
+	if err, ok := c.missing[name]; ok {
+		return entry{}, err
+	}
+	kind, instance, err := scorer.SplitName(name)
+	switch {
+	case err != nil:
+		return entry{}, err
+	case kind != scorer.NATS:
+		return entry{}, fmt.Errorf("reward function %q is not configured here; add it to the scorers file (there are %s)", name, strings.Join(c.names(), ", "))
+	case len(c.entries) >= maxLanes:
+		return entry{}, fmt.Errorf("reward function %q: there are %d already, the most that one service has", name, maxLanes)
+	}
+	s, err := natsscore.New(c.nc, instance, natsscore.DefaultConfig())
+	if err != nil {
+		return entry{}, err
+	}
+	return c.add(s, 1), nil
+}
 
 // check says which of the names this service cannot serve, and why.
 func (c *catalog) check(names []string) error {
@@ -140,57 +147,65 @@ func (c *catalog) check(names []string) error {
 	for _, name := range names {
 		kind, _, err := scorer.SplitName(name)
 		if err == nil && kind != scorer.External && scorer.NewGroup(name) == nil {
-			_, err = c.lane(name)
+			_, err = c.find(name)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-func (c *catalog) names() []string {
-	var out []string
-	for name := range c.lanes {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
-}
+func (c *catalog) names() []string { return slices.Sorted(maps.Keys(c.entries)) }
 
 // versions are for the log.
 func (c *catalog) versions() map[string]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := map[string]string{}
-	for name, l := range c.lanes {
-		out[name] = l.scorer.Version()
+	for name, e := range c.entries {
+		out[name] = e.scorer.Version()
 	}
 	return out
 }
 
+// slots is how many samples may be in hand at once: as many as all lines and calls hold,
+// and some that find every line full, so that the others are never starved.
+func (c *catalog) slots() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := spareSlots
+	for _, e := range c.entries {
+		if e.lane.line > 0 {
+			n += e.lane.line + e.lane.calls*e.lane.batch
+		}
+	}
+	return n
+}
+
+// spareSlots are for what computes here, what waits for nothing, and lanes that prompts
+// name into being.
+const spareSlots = 256
+
 func (c *catalog) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, l := range c.lanes {
-		if l.batches != nil {
-			l.batches.close()
-		}
-		if closer, ok := l.scorer.(io.Closer); ok {
-			_ = closer.Close() // it only frees what the process frees next
+	for _, e := range c.entries {
+		e.lane.close()
+		if closer, ok := e.scorer.(io.Closer); ok {
+			_ = closer.Close() // idle connections, which end with the process anyway
 		}
 	}
 }
 
-// CheckNames says which reward functions a service of this configuration cannot serve,
-// and what to install or configure.
+// CheckNames says which reward functions a service with these settings cannot serve, and
+// what to install or configure for each.
 func CheckNames(cfg Config, names []string) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("reward config: %w", err)
 	}
-	c, err := openCatalog(cfg, nil, newInstruments(nil), zerolog.Nop())
+	c, err := openCatalog(cfg, nil, newInstruments(nil), nil, zerolog.Nop())
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	c.nc = &nats.Conn{} // any worker may come
 	return c.check(names)
 }

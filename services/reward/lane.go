@@ -4,257 +4,321 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
-// lane is the way to one reward function: so many calls at once, and a breaker that
-// spares one which does not answer.
+// lane is the way to one reward function, or to all that compute in this process: so many
+// calls at once, before them a line of bounded length, and a breaker. Joining never
+// blocks: a sample that finds the line full is told when to come again, so that a slow
+// function holds up nothing but the samples that need it, and these wait in the stream.
 type lane struct {
-	scorer scorer.Scorer
-	// calls has a token for each call under way; that of functions in this process is shared
-	// by all of them.
-	calls chan struct{}
-	// line has a token for each sample that is called or waits to be; nil: all may wait.
-	line    chan struct{}
-	breaker breaker
-	batches *batcher // nil: one sample at a time
+	name string
+	// calls is how many calls are made at once, batch the most samples of one.
+	calls, batch int
+	// line is how many samples may wait here; 0: any number, for functions that always
+	// answer.
+	line int
+	// linger is how long the first sample of a call waits for others.
+	linger  time.Duration
 	timeout time.Duration
 	metrics *instruments
+	// stopping ends the waiting of samples that no call has begun for.
+	stopping <-chan struct{}
+
+	ctx     context.Context // of the calls
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	queue   []*job
+	busy    int
+	breaker breaker
+	timer   *time.Timer // of the linger, nil when none runs
+	// pace is the smoothed time that a call takes for each of its samples, turn the moment
+	// up to which samples that were put back have been promised a place.
+	pace time.Duration
+	turn time.Time
 }
 
-// errLineFull says that a sample is to be put back: those before it keep the function
-// busy.
-var errLineFull = errors.New("the line is full")
-
-// enter takes a place in the line, and leave gives it back. Entering never waits.
-func (l *lane) enter() bool {
-	if l.line == nil {
-		return true
-	}
-	select {
-	case l.line <- struct{}{}:
-		return true
-	default:
-		return false
-	}
+// job is one sample before one function.
+type job struct {
+	scorer scorer.Scorer
+	load   loader
+	queued time.Time
+	probe  bool
+	done   chan scored // of one
 }
 
-func (l *lane) leave() {
-	if l.line != nil {
-		<-l.line
-	}
+// loader makes the input of a function; release ends the use of its picture.
+type loader func(ctx context.Context) (in scorer.Input, release func(), err error)
+
+// scored is the outcome of one function on one sample.
+type scored struct {
+	scorer.Result
+	version string
+	// took is the time of the call.
+	took time.Duration
 }
 
-// score calls the function with a time limit; a panic is its failure, not the service's.
-func (l *lane) score(ctx context.Context, in scorer.Input) scorer.Result {
-	name := l.scorer.Name()
-	if err := l.breaker.allow(time.Now()); err != nil {
-		return scorer.Result{Err: fmt.Errorf("%s: %w", name, err)}
-	}
-	l.metrics.inFlight.WithLabelValues(name).Inc()
-	defer l.metrics.inFlight.WithLabelValues(name).Dec()
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
-	defer cancel()
-	began := time.Now()
-	var r scorer.Result
-	if l.batches != nil {
-		r = l.batches.score(ctx, in)
-	} else {
-		r = l.call(ctx, in)
-	}
-	if errors.Is(r.Err, context.DeadlineExceeded) && ctx.Err() != nil {
-		r.Err = fmt.Errorf("%s gave no score in %v: %w", name, l.timeout, scorer.ErrUnavailable)
-	}
-	l.breaker.saw(r.Err, time.Now())
-	l.metrics.seconds.WithLabelValues(name).Observe(time.Since(began).Seconds())
-	return r
-}
+// busyError says that a sample is to come again: those before it keep the function busy.
+type busyError struct{ after time.Duration }
 
-// call waits for its turn and runs the function on one sample.
-func (l *lane) call(ctx context.Context, in scorer.Input) (r scorer.Result) {
-	select {
-	case l.calls <- struct{}{}:
-		defer func() { <-l.calls }()
-	case <-ctx.Done():
-		return scorer.Result{Err: ctx.Err()}
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			r = scorer.Result{Err: fmt.Errorf("scorer %s panicked: %v", l.scorer.Name(), p)}
-		}
-	}()
-	if d, ok := l.scorer.(scorer.Detailer); ok {
-		return d.ScoreDetail(ctx, in)
-	}
-	value, err := l.scorer.Score(ctx, in)
-	return scorer.Result{Value: value, Err: err}
-}
+func (e *busyError) Error() string { return "every place in the line is taken" }
 
-// breaker spares a function that does not answer: after breakerFaults failures in a row
-// it lets nothing through for a while, then one call to see.
-type breaker struct {
-	mu     sync.Mutex
-	faults int
-	until  time.Time
-	last   error
-}
+// pictureError says that there is no input for any function.
+type pictureError struct{ error }
+
+func (e *pictureError) Unwrap() error { return e.error }
+
+// errStopping ends the waiting at shutdown.
+var errStopping = errors.New("the service stops")
 
 const (
-	breakerFaults   = 5
-	breakerFirst    = time.Second
-	breakerLongest  = 15 * time.Second
-	breakerDoubling = 8 // faults beyond which the pause no longer grows
+	// firstPace is what a function may take before it has been called, and longestTurn the
+	// longest that a sample stays away before it asks again.
+	firstPace    = 100 * time.Millisecond
+	shortestTurn = 50 * time.Millisecond
+	longestTurn  = time.Minute
 )
 
-func (b *breaker) allow(now time.Time) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.faults < breakerFaults {
-		return nil
+func (l *lane) start(stopping <-chan struct{}) *lane {
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	l.stopping, l.pace = stopping, firstPace
+	return l
+}
+
+// close ends the calls and waits for them. Nobody may wait for a score any more.
+func (l *lane) close() {
+	l.cancel()
+	l.mu.Lock()
+	l.queue = nil
+	if l.timer != nil {
+		l.timer.Stop()
 	}
-	if now.Before(b.until) {
-		return fmt.Errorf("it failed %d times in a row, and is left alone for a while: %w", b.faults, b.last)
+	l.mu.Unlock()
+	l.running.Wait()
+}
+
+// score has a sample rated. Errors: busyError, sparedError and others that wrap
+// scorer.ErrUnavailable may pass; pictureError is the sample's; errStopping and that of
+// ctx say nothing about the function; every other is final.
+func (l *lane) score(ctx context.Context, s scorer.Scorer, load loader) scored {
+	j := &job{scorer: s, load: load, queued: time.Now(), done: make(chan scored, 1)}
+	none := func(err error) scored { return scored{Result: scorer.Result{Err: err}, version: s.Version()} }
+	if err := l.join(j); err != nil {
+		return none(err)
 	}
-	b.until = now.Add(breakerLongest) // one goes to see; the others wait for what it finds
+	stopping := l.stopping
+	for {
+		select {
+		case r := <-j.done:
+			return r
+		case <-ctx.Done():
+			l.drop(j) // a call that has begun goes on, for those who share it
+			return none(ctx.Err())
+		case <-stopping:
+			if l.drop(j) {
+				return none(errStopping)
+			}
+			stopping = nil // the call has begun: wait for it
+		}
+	}
+}
+
+func (l *lane) join(j *job) (err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if j.probe, err = l.breaker.admit(j.queued); err != nil {
+		return fmt.Errorf("%s %w", j.scorer.Name(), err)
+	}
+	if l.line > 0 && len(l.queue) >= l.line {
+		if j.probe {
+			l.breaker.abandon()
+		}
+		return &busyError{l.nextTurn(j.queued)}
+	}
+	l.queue = append(l.queue, j)
+	l.metrics.waiting.WithLabelValues(l.name).Inc()
+	l.dispatch(j.queued)
 	return nil
 }
 
-func (b *breaker) saw(err error, now time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !errors.Is(err, scorer.ErrUnavailable) {
-		if !errors.Is(err, context.Canceled) {
-			b.faults = 0
-		}
-		return
+// nextTurn promises a place in the line: samples come again one after the other, at the
+// pace of the function, rather a little early than late. Lock held.
+func (l *lane) nextTurn(now time.Time) time.Duration {
+	if l.turn.Before(now) {
+		l.turn = now
 	}
-	b.faults++
-	b.last = err
-	if b.faults >= breakerFaults {
-		b.until = now.Add(min(breakerFirst<<min(b.faults-breakerFaults, breakerDoubling), breakerLongest))
+	l.turn = l.turn.Add(l.pace / time.Duration(l.calls))
+	if limit := now.Add(longestTurn); l.turn.After(limit) {
+		l.turn = limit
 	}
+	d := l.turn.Sub(now)
+	return max(shortestTurn, d/2+rand.N(d/2+1))
 }
 
-// batcher gathers samples of several requests for a function that does better with many.
-type batcher struct {
-	lane   *lane
-	scorer scorer.BatchScorer
-	queue  chan job
-	stop   chan struct{}
-	ended  sync.WaitGroup
-}
-
-type job struct {
-	in   scorer.Input
-	done chan scorer.Result // of one
-}
-
-// linger is how long the first sample of a batch waits for others.
-const linger = 10 * time.Millisecond
-
-func newBatcher(l *lane, s scorer.BatchScorer) *batcher {
-	b := &batcher{lane: l, scorer: s, queue: make(chan job), stop: make(chan struct{})}
-	b.ended.Go(b.run)
-	return b
-}
-
-func (b *batcher) close() {
-	close(b.stop)
-	b.ended.Wait()
-}
-
-func (b *batcher) score(ctx context.Context, in scorer.Input) scorer.Result {
-	j := job{in, make(chan scorer.Result, 1)}
-	select {
-	case b.queue <- j:
-	case <-ctx.Done():
-		return scorer.Result{Err: ctx.Err()}
-	case <-b.stop:
-		return scorer.Result{Err: context.Canceled}
+// drop takes a sample out of the line, and says whether it was there.
+func (l *lane) drop(j *job) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.queue, j)
+	if i < 0 {
+		return false
 	}
-	select {
-	case r := <-j.done:
-		return r
-	case <-ctx.Done(): // the batch goes on without it
-		return scorer.Result{Err: ctx.Err()}
+	l.queue = slices.Delete(l.queue, i, i+1)
+	l.metrics.waiting.WithLabelValues(l.name).Dec()
+	if j.probe {
+		l.breaker.abandon()
 	}
+	return true
 }
 
-func (b *batcher) run() {
-	for {
-		// A call first, then the samples: while all calls are under way the batch grows.
-		select {
-		case b.lane.calls <- struct{}{}:
-		case <-b.stop:
-			return
-		}
-		var jobs []job
-		select {
-		case j := <-b.queue:
-			jobs = append(jobs, j)
-		case <-b.stop:
-			return
-		}
-		wait := time.NewTimer(linger)
-		for more := true; more && len(jobs) < b.scorer.MaxBatch(); {
-			select {
-			case j := <-b.queue:
-				jobs = append(jobs, j)
-			case <-wait.C:
-				more = false
+// dispatch starts the calls that can be. Lock held.
+func (l *lane) dispatch(now time.Time) {
+	for l.busy < l.calls && len(l.queue) > 0 && l.ctx.Err() == nil {
+		n := min(len(l.queue), l.batch)
+		if wait := l.queue[0].queued.Add(l.linger).Sub(now); n < l.batch && wait > 0 && !l.queue[0].probe {
+			if l.timer == nil {
+				l.timer = time.AfterFunc(wait, func() {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					l.timer = nil
+					l.dispatch(time.Now())
+				})
 			}
+			return
 		}
-		wait.Stop()
-		b.ended.Go(func() {
-			defer func() { <-b.lane.calls }()
-			b.call(jobs)
-		})
+		jobs := slices.Clone(l.queue[:n])
+		clear(l.queue[:n])
+		if l.queue = l.queue[n:]; len(l.queue) == 0 {
+			l.queue = nil
+		}
+		l.busy++
+		l.metrics.waiting.WithLabelValues(l.name).Sub(float64(n))
+		l.running.Go(func() { l.run(jobs) })
 	}
 }
 
-// call scores a batch. Its time limit is its own: one impatient sample must not cancel
-// the others.
-func (b *batcher) call(jobs []job) {
-	ctx, cancel := context.WithTimeout(context.Background(), b.lane.timeout)
+// run makes one call. Its time limit is the lane's: one sample that is cancelled must not
+// cancel the others.
+func (l *lane) run(jobs []*job) {
+	inFlight := l.metrics.inFlight.WithLabelValues(l.name)
+	inFlight.Add(float64(len(jobs)))
+	defer inFlight.Sub(float64(len(jobs)))
+	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
 	defer cancel()
-	defer context.AfterFunc(ctx, func() {})()
-	in := make([]scorer.Input, len(jobs))
-	for i, j := range jobs {
-		in[i] = j.in
-	}
-	results, err := b.guarded(ctx, in)
-	for i, j := range jobs {
+	probe := slices.ContainsFunc(jobs, func(j *job) bool { return j.probe })
+	var in []scorer.Input
+	asked := jobs[:0]
+	for _, j := range jobs {
+		x, release, err := j.load(ctx)
 		if err != nil {
-			j.done <- scorer.Result{Err: err}
+			j.done <- scored{Result: scorer.Result{Err: &pictureError{err}}, version: j.scorer.Version()}
 			continue
 		}
-		j.done <- results[i]
+		defer release()
+		in, asked = append(in, x), append(asked, j)
+	}
+	var results []scorer.Result
+	began := time.Now()
+	if len(asked) > 0 {
+		results = l.call(ctx, asked[0].scorer, in)
+	}
+	took := time.Since(began)
+	away := l.unanswered(ctx, asked, results)
+	l.settle(len(asked), away, probe, took)
+	for i, j := range asked {
+		name := j.scorer.Name()
+		l.metrics.seconds.WithLabelValues(name).Observe(took.Seconds())
+		j.done <- scored{results[i], j.scorer.Version(), took}
+	}
+	if len(asked) > 0 && l.batch > 1 {
+		l.metrics.batches.WithLabelValues(l.name).Inc()
 	}
 }
 
-func (b *batcher) guarded(ctx context.Context, in []scorer.Input) (results []scorer.Result, err error) {
+// unanswered is why no sample of a call got an answer; nil when one did. It names what a
+// time limit means.
+func (l *lane) unanswered(ctx context.Context, asked []*job, results []scorer.Result) (away error) {
+	for i := range results {
+		r := &results[i]
+		if errors.Is(r.Err, context.DeadlineExceeded) && !errors.Is(r.Err, scorer.ErrUnavailable) && ctx.Err() != nil {
+			r.Err = fmt.Errorf("%s: no score within %v: %w", asked[i].scorer.Name(), l.timeout, scorer.ErrUnavailable)
+		}
+		if r.Err == nil && (math.IsNaN(r.Value) || math.IsInf(r.Value, 0)) {
+			r.Err = fmt.Errorf("score is %v", r.Value)
+		}
+	}
+	for _, r := range results {
+		if !errors.Is(r.Err, scorer.ErrUnavailable) {
+			return nil
+		}
+		away = r.Err
+	}
+	return away
+}
+
+// settle ends a call: the breaker learns from it, and the next begins.
+func (l *lane) settle(samples int, away error, probe bool, took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.busy--
+	switch {
+	case samples == 0 || l.ctx.Err() != nil:
+		if probe {
+			l.breaker.abandon()
+		}
+	case l.line > 0:
+		if l.breaker.saw(away, probe, now) {
+			for _, j := range l.queue {
+				j.done <- scored{Result: scorer.Result{Err: fmt.Errorf("%s %w", j.scorer.Name(), &sparedError{l.breaker.until.Sub(now), away})}, version: j.scorer.Version()}
+			}
+			l.metrics.waiting.WithLabelValues(l.name).Sub(float64(len(l.queue)))
+			l.queue = nil
+		}
+		open := 0.0
+		if l.breaker.open() {
+			open = 1
+		}
+		l.metrics.breaker.WithLabelValues(l.name).Set(open)
+	}
+	if samples > 0 {
+		l.pace += (took/time.Duration(samples) - l.pace) / 8
+	}
+	l.dispatch(now)
+}
+
+// call runs the function; a panic is its failure, not the service's.
+func (l *lane) call(ctx context.Context, s scorer.Scorer, in []scorer.Input) (results []scorer.Result) {
+	fail := func(err error) []scorer.Result {
+		results := make([]scorer.Result, len(in))
+		for i := range results {
+			results[i].Err = err
+		}
+		return results
+	}
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("scorer %s panicked: %v", b.scorer.Name(), p)
+			results = fail(fmt.Errorf("%s panicked: %v", s.Name(), p))
 		}
 	}()
-	stopped := make(chan struct{})
-	defer close(stopped)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() { // a shutdown ends the call
-		select {
-		case <-b.stop:
-			cancel()
-		case <-stopped:
+	switch s := s.(type) {
+	case scorer.BatchScorer:
+		if results = s.ScoreBatch(ctx, in); len(results) != len(in) {
+			return fail(fmt.Errorf("%s returned %d results for %d pictures", s.Name(), len(results), len(in)))
 		}
-	}()
-	results = b.scorer.ScoreBatch(ctx, in)
-	if len(results) != len(in) {
-		return nil, fmt.Errorf("scorer %s returned %d results for %d pictures", b.scorer.Name(), len(results), len(in))
+	case scorer.Detailer: // lanes have batches of one unless the function takes more
+		results = []scorer.Result{s.ScoreDetail(ctx, in[0])}
+	default:
+		value, err := s.Score(ctx, in[0])
+		results = []scorer.Result{{Value: value, Err: err}}
 	}
-	return results, nil
+	return results
 }

@@ -2,9 +2,9 @@
 // state, never a number: the sample's reward says failed, and its group can close.
 //
 // Every reward function has a lane of its own (lane.go), so that one which hangs or is
-// away holds up nothing but the samples that need it, and those are put back rather
-// than waited with. What waits for others, for a person's verdict or for the rest of
-// its group, waits in the stream, not here (waiting.go).
+// away holds up only the samples that need it, and these wait in the stream and not
+// here. What lacks a verdict from outside or the rest of its group waits there, too
+// (waiting.go).
 package reward
 
 import (
@@ -25,20 +25,24 @@ import (
 
 // Config of the reward service.
 type Config struct {
-	// Workers is how many pictures are scored by this process at once.
-	Workers int `koanf:"workers" help:"pictures scored at once by functions that run in this process"`
-	// Slots is how many trajectories are in hand at once, those that wait for a server included.
-	Slots int `koanf:"slots" help:"trajectories in hand at once, those that wait for a remote reward function included"`
-	// Scorers is a YAML file that names remote reward functions.
-	Scorers string `koanf:"scorers" help:"YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions"`
-	// Require are reward functions without which the service does not start.
-	Require []string `koanf:"require" help:"reward functions that must work for the service to start, e.g. ocr"`
-	// ScoreTimeout bounds one reward function on one sample.
-	ScoreTimeout time.Duration `koanf:"score_timeout" help:"time one reward function may take for one sample"`
-	// ScorePatience is how long a sample is tried again when a reward function is away.
-	ScorePatience time.Duration `koanf:"score_patience" help:"how long a sample is tried again while a reward function is not available; then its score has failed"`
-	// GroupWait bounds how long functions that need the whole group wait for it.
-	GroupWait time.Duration `koanf:"group_wait" help:"how long functions that need the whole group wait for it when the prompt has no deadline"`
+	// Workers is how many samples are scored in this process at once.
+	Workers int `koanf:"workers" help:"samples scored at once by functions that compute in this process"`
+	// OCRWorkers is how many tesseract processes run at once.
+	OCRWorkers int `koanf:"ocr_workers" help:"tesseract processes at once; 0: half the processors"`
+	// Scorers is the file of functions that run elsewhere.
+	Scorers string `koanf:"scorers" help:"YAML file of the reward functions http:NAME, onnx:NAME and nats:NAME"`
+	// Require are functions without which the service does not start.
+	Require []string `koanf:"require" help:"reward functions that must be there for the service to start, e.g. ocr"`
+	// Linger is how long a sample waits for others to be scored with it in one call.
+	Linger time.Duration `koanf:"linger" help:"time a sample waits for others, for functions that take several in one call"`
+	// ScoreTimeout bounds one call of a reward function.
+	ScoreTimeout time.Duration `koanf:"score_timeout" help:"time one call of a reward function may take"`
+	// ScorePatience is how long a sample is tried again while a function does not answer.
+	ScorePatience time.Duration `koanf:"score_patience" help:"time a sample is tried again while a reward function does not answer; then its score has failed"`
+	// GroupWait is how long functions that rate a group as a whole wait for all of it.
+	GroupWait time.Duration `koanf:"group_wait" help:"time that functions which rate a whole group wait for it, when its prompt has no deadline"`
+	// MaxWaiting bounds the samples that wait, over all replicas.
+	MaxWaiting int `koanf:"max_waiting" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, none is taken"`
 	// AckWait is how long the server waits for a sign of life before it redelivers a trajectory.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
 	// DrainTimeout bounds the work in hand at shutdown.
@@ -50,67 +54,88 @@ type Config struct {
 // DefaultConfig fits a laptop.
 func DefaultConfig() Config {
 	return Config{
-		Workers: max(2, runtime.GOMAXPROCS(0)), Slots: 128, ScoreTimeout: time.Minute, ScorePatience: 2 * time.Minute,
-		GroupWait: time.Hour, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
+		Workers: 8, Linger: 10 * time.Millisecond, ScoreTimeout: time.Minute, ScorePatience: 2 * time.Minute,
+		GroupWait: time.Hour, MaxWaiting: 100_000, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
 	}
+}
+
+// ocrTimeout bounds one process of tesseract.
+const ocrTimeout = 20 * time.Second
+
+func ocrWorkers(c Config) int {
+	if c.OCRWorkers > 0 {
+		return c.OCRWorkers
+	}
+	return max(1, runtime.GOMAXPROCS(0)/2)
 }
 
 // Validate joins every fault by field name.
 func (c Config) Validate() error {
 	var errs []error
-	if c.Workers < 1 || c.Workers > 1024 {
-		errs = append(errs, fmt.Errorf("workers: %d; must be between 1 and 1024", c.Workers))
+	count := func(field string, n, least, most int) {
+		if n < least || n > most {
+			errs = append(errs, fmt.Errorf("%s: %d; must be between %d and %d", field, n, least, most))
+		}
 	}
-	if c.Slots < 8 || c.Slots > 65536 {
-		errs = append(errs, fmt.Errorf("slots: %d; must be between 8 and 65536", c.Slots))
+	positive := func(field string, d time.Duration) {
+		if d <= 0 {
+			errs = append(errs, fmt.Errorf("%s: %v; must be positive", field, d))
+		}
 	}
+	count("workers", c.Workers, 1, 1024)
+	count("ocr_workers", c.OCRWorkers, 0, 1024)
 	for _, name := range c.Require {
 		if _, _, err := scorer.SplitName(name); err != nil {
 			errs = append(errs, fmt.Errorf("require: %w", err))
 		}
 	}
-	for field, d := range map[string]time.Duration{
-		"score_timeout": c.ScoreTimeout, "score_patience": c.ScorePatience, "group_wait": c.GroupWait, "drain_timeout": c.DrainTimeout,
-	} {
-		if d <= 0 {
-			errs = append(errs, fmt.Errorf("%s: %v; must be positive", field, d))
-		}
+	if c.Linger < 0 || c.Linger > time.Second {
+		errs = append(errs, fmt.Errorf("linger: %v; must be between 0s and 1s", c.Linger))
 	}
+	positive("score_timeout", c.ScoreTimeout)
+	positive("score_patience", c.ScorePatience)
+	positive("group_wait", c.GroupWait)
+	count("max_waiting", c.MaxWaiting, 1000, 10_000_000)
 	if c.AckWait < time.Second {
 		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
 	}
+	positive("drain_timeout", c.DrainTimeout)
 	return errors.Join(errs...)
 }
 
 // Run scores trajectories until ctx ends and the work in hand is finished.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
-	s, err := newService(cfg, b, log)
+	s, err := newService(ctx, cfg, b, log)
 	if err != nil {
 		return err
 	}
 	defer s.catalog.close()
 	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
 	g, ctx := errgroup.WithContext(ctx)
-	consumer := bus.ConsumerConfig{
-		Stream: schemas.StreamTrajectories, Durable: "reward",
-		AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: cfg.Slots,
-		// Samples that wait are with the server, and any number may.
-		MaxAckPending: maxWaiting, MaxDeliver: maxTries,
-		OnGiveUp: s.fail,
-	}
-	verdicts := consumer
-	verdicts.Stream, verdicts.Durable, verdicts.OnGiveUp = schemas.StreamVerdicts, "reward-verdicts", nil
-	g.Go(func() error { return b.Consume(ctx, consumer, s.handle) })
-	g.Go(func() error { return b.Consume(ctx, verdicts, s.verdict) })
+	g.Go(func() error {
+		return b.Consume(ctx, bus.ConsumerConfig{
+			Stream: schemas.StreamTrajectories, Durable: "reward",
+			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: s.catalog.slots(),
+			// What was put back still counts as in hand, and must not keep others out.
+			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures, OnGiveUp: s.fail,
+		}, s.handle)
+	})
+	g.Go(func() error {
+		return b.Consume(ctx, bus.ConsumerConfig{
+			Stream: schemas.StreamVerdicts, Durable: "reward-verdicts",
+			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: verdictSlots,
+			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures,
+		}, s.verdict)
+	})
 	return g.Wait()
 }
 
 const (
-	// maxWaiting bounds the samples that wait for others over all replicas.
-	maxWaiting = 1_000_000
-	// maxTries is how often a trajectory may fail for reasons that are not its scorers', such
-	// as a picture that cannot be fetched.
-	maxTries = 100
+	// maxFailures is how often a sample may fail for reasons that are neither its own nor its
+	// functions': the server is away, a stream is not there. Ten times as many deliveries
+	// are for samples that wait, which look around every ten minutes.
+	maxFailures  = 200
+	verdictSlots = 64
 )
 
 type service struct {
@@ -118,19 +143,22 @@ type service struct {
 	bus     *bus.Bus
 	catalog *catalog
 	metrics *instruments
-	tries   *tries
+	memory  *memory
+	// grouping is held by whoever has all pictures of a group in memory.
+	grouping chan struct{}
 }
 
-func newService(cfg Config, b *bus.Bus, log zerolog.Logger) (*service, error) {
+// newService opens the functions; ctx ends their waiting.
+func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) (*service, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("reward config: %w", err)
 	}
 	metrics := newInstruments(cfg.Metrics)
-	c, err := openCatalog(cfg, b.Conn(), metrics, log)
+	c, err := openCatalog(cfg, b.Conn(), metrics, ctx.Done(), log)
 	if err != nil {
 		return nil, err
 	}
-	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, tries: newTries()}, nil
+	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, memory: newMemory(), grouping: make(chan struct{}, 1)}, nil
 }
 
 // handle scores one trajectory and publishes its reward, or puts it back.
@@ -139,20 +167,35 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := schemas.DecodeValid(m.Data, &t); err != nil {
 		return bus.Terminal(schemas.CodeDecode, err)
 	}
-	return s.settle(ctx, m, func() (time.Duration, error) { return s.attempt(ctx, &t, m.Seq) })
-}
-
-// settle runs an attempt and puts the message back when it has to wait, which is no
-// failure of its.
-func (s *service) settle(ctx context.Context, m *bus.Message, attempt func() (time.Duration, error)) error {
-	wait, err := attempt()
-	if err != nil || wait == 0 {
+	if m.Delivered > 1 { // whoever had it before may have finished, or somebody else for it
+		if _, err := s.stored(ctx, &t); !errors.Is(err, bus.ErrNotFound) {
+			return err
+		}
+	}
+	p, err := s.advance(ctx, &t, m.Seq)
+	if err != nil {
 		return err
 	}
-	if err := m.NakWithDelay(wait); err != nil {
+	return putBack(ctx, m, p)
+}
+
+// pause says that a sample is not done.
+type pause struct {
+	// after is when to look again; 0: it is done.
+	after time.Duration
+	// woken: what it lacks is an event whose own handler completes the sample.
+	woken bool
+}
+
+// putBack hands a message back that is to come again, which is no failure of its.
+func putBack(ctx context.Context, m *bus.Message, p pause) error {
+	if p.after <= 0 {
+		return nil
+	}
+	zerolog.Ctx(ctx).Debug().Dur("delay", p.after).Msg("put back")
+	if err := m.NakWithDelay(p.after); err != nil && !errors.Is(err, bus.ErrSettled) {
 		return fmt.Errorf("put back: %w", err)
 	}
-	zerolog.Ctx(ctx).Debug().Dur("delay", wait).Msg("put back")
 	return nil
 }
 
@@ -163,17 +206,22 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	if schemas.DecodeValid(m.Data, &t) != nil {
 		return nil // nothing to name: the dead letter is all there is
 	}
-	r := rewardOf(&t, m.Seq)
-	r.Status, r.Error = schemas.StatusFailed, cause.Error()
-	return s.publish(ctx, r)
+	return s.publish(ctx, failed(&t, m.Seq, cause.Error()))
 }
 
 func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	r.Scored = time.Now().UnixNano()
-	if _, err := s.bus.Publish(ctx, r); err != nil {
+	ack, err := s.bus.Publish(ctx, r)
+	if err != nil {
 		return fmt.Errorf("publish reward: %w", err)
 	}
+	if ack.Duplicate {
+		return nil // somebody was first
+	}
 	s.metrics.rewards.WithLabelValues(r.Status).Inc()
+	for i := range r.Scores {
+		s.metrics.scores.WithLabelValues(r.Scores[i].Name, r.Scores[i].Status).Inc()
+	}
 	event := zerolog.Ctx(ctx).Info().Str("run", r.Run).Str("uid", r.UID).Int64("sample_index", r.SampleIndex).Str("status", r.Status)
 	if r.Reward != nil {
 		event = event.Float64("reward", *r.Reward)
@@ -182,8 +230,29 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	return nil
 }
 
-// rewardOf is the reward of a trajectory without its scores.
-func rewardOf(t *schemas.Trajectory, seq uint64) *schemas.Reward {
+// stored is the reward of a sample, or bus.ErrNotFound.
+func (s *service) stored(ctx context.Context, t *schemas.Trajectory) (*schemas.Reward, error) {
+	subject := fmt.Sprintf("%sreward.%d.%s.%s.%s.%d", schemas.Prefix, bus.Partition(t.Group.Batch), t.Run, t.Group.Batch, t.UID, t.SampleIndex)
+	m, err := s.bus.Last(ctx, schemas.StreamRewards, subject)
+	if err != nil {
+		return nil, fmt.Errorf("look up reward: %w", err)
+	}
+	r := &schemas.Reward{}
+	if err := schemas.Decode(m.Data, r); err != nil {
+		return nil, fmt.Errorf("stored reward %s: %w", m.Subject, err)
+	}
+	return r, nil
+}
+
+// failed is the reward of a trajectory that cannot be scored.
+func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
+	r := outline(t, seq)
+	r.Status, r.Error = schemas.StatusFailed, why
+	return r
+}
+
+// outline is the reward of a trajectory without its scores.
+func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	trained := int64(0)
 	for _, tr := range t.Transitions {
 		if tr != schemas.TransitionODE {
@@ -194,6 +263,6 @@ func rewardOf(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
 		TrajectorySeq: seq, TrainedSteps: trained, ScheduleDigest: t.ScheduleDigest,
 		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, Group: t.Group,
-		SampleStarted: t.Timings.Started, SampleFinished: t.Timings.Finished,
+		SampleStarted: max(0, t.Timings.Started), SampleFinished: max(0, t.Timings.Finished),
 	}
 }

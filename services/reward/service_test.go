@@ -410,7 +410,7 @@ func TestService_Verdicts(t *testing.T) {
 	if r := got["u.2"]; r.Status != "failed" || !strings.Contains(r.Error, "skipped") {
 		t.Errorf("verdict that there is none: %+v", r)
 	}
-	if r := got["u.3"]; r.Status != "scored" || r.Scores[0].Status != "failed" || !strings.Contains(r.Scores[0].Error, "no verdict came in time") {
+	if r := got["u.3"]; r.Status != "scored" || r.Scores[0].Status != "failed" || !strings.Contains(r.Scores[0].Error, "no verdict came by") {
 		t.Errorf("no verdict, optional: %+v", r)
 	}
 	if r := got["two.0"]; r.Status != "scored" || *r.Reward != 3 {
@@ -513,7 +513,7 @@ func TestCheckNames(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	cfg.Require = []string{"ocr"}
-	if _, err := newService(cfg, newPlane(t).Bus, zerolog.Nop()); !errors.Is(err, scorer.ErrNoTesseract) {
+	if _, err := newService(t.Context(), cfg, newPlane(t).Bus, zerolog.Nop()); !errors.Is(err, scorer.ErrNoTesseract) {
 		t.Errorf("a service that must have ocr starts without tesseract: %v", err)
 	}
 }

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -14,267 +17,275 @@ import (
 )
 
 // Some functions need more than the sample: a verdict from outside, or the whole group.
-// Nothing of that is kept here. A sample that lacks something is put back until its
-// deadline, and whatever comes wakes those it completes: a verdict its sample, the last
-// trajectory of a group all samples of it. No wake-up is lost, because everything is
-// stored before anybody looks: of two handlers, for what was stored first and for what
-// was stored last, the latter finds both.
+// A sample that lacks it is put back until its deadline, and the event it lacks completes
+// it: the handler of a verdict its sample, the handler of the last trajectory of a group
+// all samples of it. No wake-up is lost, because an event is stored before its handler
+// looks around: of two events that need each other, the handler of the one stored last
+// finds both. Should a look-up be answered by a replica that lags behind, or the handler
+// die, the sample looks again by itself, every longestWait and at its deadline.
 
-// needs says what a sample waits for besides its picture.
-func needs(t *schemas.Trajectory) (outside, group bool) {
-	for _, spec := range t.Group.Reward {
-		kind, _, err := scorer.SplitName(spec.Name)
-		outside = outside || err == nil && kind == scorer.External
-		group = group || scorer.NewGroup(spec.Name) != nil
-	}
-	return outside, group
-}
-
-// longestWait is after what time a waiting sample is looked at again.
+// longestWait is how long a sample stays away that something else will complete.
 const longestWait = 10 * time.Minute
 
-// attempt scores a sample if all it needs is there, or if it is time to give up what is
-// not; a group as a whole when it is complete. A positive wait says when to come again.
-func (s *service) attempt(ctx context.Context, t *schemas.Trajectory, seq uint64) (wait time.Duration, err error) {
-	outside, group := needs(t)
-	x := sample{t, seq, nil}
-	if !outside && !group || t.StopReason != schemas.StopCompleted && !group {
-		return s.finish(ctx, x)
+// awaited says whether a function has no lane, because its scores come with others.
+func awaited(name string) bool { return scorer.NewGroup(name) != nil || verdictName(name) != "" }
+
+// verdictName is the name that verdicts for a function have; empty: it takes none.
+func verdictName(name string) string {
+	kind, instance, err := scorer.SplitName(name)
+	switch {
+	case err != nil || kind != scorer.External:
+		return ""
+	case instance == "":
+		return scorer.External
 	}
-	switch stored, err := s.stored(ctx, t); {
-	case err != nil:
-		return 0, err
-	case stored:
-		return 0, nil
-	}
-	samples := []sample{x}
-	left := time.Until(s.giveUp(t))
-	if group {
-		complete, all, err := s.group(ctx, t)
-		switch {
-		case err != nil:
-			return 0, err
-		case !complete && left > 0:
-			return min(left, longestWait), nil
-		}
-		samples = all
-	}
-	for _, x := range samples {
-		waits := false
-		if outside && x.StopReason == schemas.StopCompleted {
-			if waits, err = s.verdicts(ctx, &x, left <= 0); err != nil {
-				return 0, err
-			}
-		}
-		if waits {
-			if x.SampleIndex == t.SampleIndex {
-				wait = max(wait, min(left, longestWait))
-			}
-			continue // its verdict wakes it
-		}
-		later, err := s.finish(ctx, x)
-		if err != nil {
-			return 0, err
-		}
-		if later > 0 && (wait == 0 || later < wait) {
-			wait = later
-		}
-	}
-	return wait, nil
+	return instance
 }
 
-// giveUp is when a sample is scored with what there is: a little before its group
-// closes, so that it closes with the reasons.
-func (s *service) giveUp(t *schemas.Trajectory) time.Time {
-	if t.Group.Deadline == 0 {
+func needsGroup(t *schemas.Trajectory) bool {
+	return slices.ContainsFunc(t.Group.Reward, func(r schemas.RewardSpec) bool { return scorer.NewGroup(r.Name) != nil })
+}
+
+// due is when a sample is finished with what there is, so that its group closes with the
+// reasons: a little before the deadline of the group.
+func (s *service) due(t *schemas.Trajectory) time.Time {
+	if t.Group.Deadline > 0 {
+		deadline := time.Unix(0, t.Group.Deadline)
+		return deadline.Add(-min(2*time.Second, max(0, deadline.Sub(time.Unix(0, t.Group.Created)))/10))
+	}
+	if needsGroup(t) && !again(t) {
 		return time.Unix(0, t.Timings.Finished).Add(s.cfg.GroupWait)
 	}
-	deadline := time.Unix(0, t.Group.Deadline)
-	return deadline.Add(-min(2*time.Second, deadline.Sub(time.Unix(0, t.Group.Created))/10))
+	return time.Unix(1<<33, 0) // never, and no overflow in differences
 }
 
-// stored says whether the sample has its reward.
-func (s *service) stored(ctx context.Context, t *schemas.Trajectory) (bool, error) {
-	subject := fmt.Sprintf("%sreward.%d.%s.%s.%s.%d", schemas.Prefix, bus.Partition(t.Group.Batch), t.Run, t.Group.Batch, t.UID, t.SampleIndex)
-	switch _, err := s.bus.Last(ctx, schemas.StreamRewards, subject); {
-	case errors.Is(err, bus.ErrNotFound):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("look up reward: %w", err)
-	}
-	return true, nil
-}
+// again says whether the trajectory is scored again: then everything there will be is
+// there.
+func again(t *schemas.Trajectory) bool { return t.Group.SourceRun != "" }
 
-// source is the run whose trajectories are scored.
+// source is the run that made the trajectory.
 func source(t *schemas.Trajectory) string {
-	if t.Group.SourceRun != "" {
+	if again(t) {
 		return t.Group.SourceRun
 	}
 	return t.Run
 }
 
-// verdicts puts the verdicts of a sample into x. Those that did not come are failures
-// when it is time to give up; before, the sample waits.
-func (s *service) verdicts(ctx context.Context, x *sample, over bool) (waits bool, err error) {
-	given := map[string]scored{}
-	for name, r := range x.given {
-		given[name] = r
+func (s *service) awaitOthers(due time.Time) pause {
+	return pause{after: soonest(longestWait, time.Now(), due), woken: true}
+}
+
+// verdicts puts the verdicts of a sample among its scores, and says whether it waits for
+// more.
+func (s *service) verdicts(ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time) (waits bool, err error) {
+	names := map[string][]int{}
+	for i, spec := range t.Group.Reward {
+		if name := verdictName(spec.Name); name != "" && m.scores[i] == nil {
+			names[name] = append(names[name], i)
+		}
 	}
-	for _, spec := range x.Group.Reward {
-		kind, instance, err := scorer.SplitName(spec.Name)
-		if err != nil || kind != scorer.External {
-			continue
+	if len(names) == 0 {
+		return false, nil
+	}
+	stored, err := s.bus.LastMany(ctx, schemas.StreamVerdicts, []string{schemas.VerdictSubject(source(t), t.UID, t.SampleIndex, "*")})
+	if err != nil {
+		return false, fmt.Errorf("look up verdicts: %w", err)
+	}
+	put := func(name string, r scored) {
+		r.version = verdictVersion
+		for _, i := range names[name] {
+			m.scores[i] = &r
 		}
-		if instance == "" {
-			instance = scorer.External
-		}
-		m, err := s.bus.Last(ctx, schemas.StreamVerdicts, schemas.VerdictSubject(source(x.Trajectory), x.UID, x.SampleIndex, instance))
-		switch {
-		case errors.Is(err, bus.ErrNotFound) && !over:
-			return true, nil
-		case errors.Is(err, bus.ErrNotFound):
-			given[spec.Name] = scored{Result: scorer.Result{Err: errors.New("no verdict came in time")}, version: verdictVersion}
-			continue
-		case err != nil:
-			return false, fmt.Errorf("look up verdict: %w", err)
-		}
+		delete(names, name)
+	}
+	for _, stored := range stored {
 		var v schemas.Verdict
-		r := scored{version: verdictVersion}
-		switch err := schemas.DecodeValid(m.Data, &v); {
-		case err != nil:
-			r.Err = fmt.Errorf("verdict: %w", err)
-		case v.Value == nil:
-			r.Err = errors.New(v.Error)
-		default:
-			r.Value, r.Detail = *v.Value, clip(v.Comment)
+		if schemas.DecodeValid(stored.Data, &v) != nil || v.Subject() != stored.Subject {
+			continue // a dead letter of its own
 		}
-		given[spec.Name] = r
+		var r scored
+		if v.Value != nil {
+			r.Value, r.Detail = *v.Value, v.Comment
+		} else {
+			r.Err = errors.New(v.Error)
+		}
+		put(v.Name, r)
 	}
-	x.given = given
+	final := again(t) || !time.Now().Before(due)
+	for name := range names {
+		if !final {
+			return true, nil
+		}
+		why := fmt.Errorf("no verdict came by %s", clock(due))
+		if again(t) {
+			why = errors.New("no verdict is stored")
+		}
+		put(name, scored{Result: scorer.Result{Err: why}})
+	}
 	return false, nil
 }
 
+// verdictVersion is the version of scores that are verdicts.
 const verdictVersion = "1"
 
-func clip(s string) string {
-	for i := range s {
-		if i > schemas.MaxDetail-4 {
-			return s[:i]
+// advance completes a sample, and the others of its group when that is complete with it.
+func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64) (pause, error) {
+	if !needsGroup(t) {
+		return s.complete(ctx, t, seq, nil)
+	}
+	g := s.memory.group(t)
+	if err := g.lock(ctx); err != nil {
+		return pause{}, err
+	}
+	known := g.scores != nil
+	var members []stored
+	if !known || g.leader == t.SampleIndex {
+		var err error
+		if members, err = s.group(ctx, t); err != nil {
+			g.unlock()
+			return pause{}, err
 		}
 	}
-	return s
+	if due := s.due(t); !known && int64(len(members)) < t.GroupSize && !again(t) && time.Now().Before(due) {
+		g.unlock()
+		return s.awaitOthers(due), nil
+	}
+	if !known {
+		scores, err := s.rateGroup(ctx, t, members)
+		if err != nil {
+			g.unlock()
+			return pause{}, err
+		}
+		g.scores, g.leader = scores, t.SampleIndex
+	}
+	scores, leads := g.scores, g.leader == t.SampleIndex
+	g.unlock()
+	if leads {
+		// The leader is not done before the others are: its message comes again for them.
+		p, err := s.completeOthers(ctx, t, members, scores)
+		if err != nil || p.after > 0 {
+			return p, err
+		}
+	}
+	return s.complete(ctx, t, seq, scores[t.SampleIndex])
 }
 
-// group reads all trajectories of a sample's group that are there, with the scores of
-// the functions that rate the group as a whole.
-func (s *service) group(ctx context.Context, t *schemas.Trajectory) (complete bool, samples []sample, err error) {
-	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + source(t) + "." + t.UID + ".*"})
+// stored is a trajectory and its place in the stream; nil when it cannot be read.
+type stored struct {
+	*schemas.Trajectory
+	seq uint64
+}
+
+// group reads the trajectories of a sample's group that are there, in order of their
+// sample index.
+func (s *service) group(ctx context.Context, t *schemas.Trajectory) ([]stored, error) {
+	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{groupSubject(source(t), t.UID)})
 	if err != nil {
-		return false, nil, fmt.Errorf("look up the group: %w", err)
+		return nil, fmt.Errorf("look up the group: %w", err)
 	}
-	for _, m := range stored {
-		other := &schemas.Trajectory{}
-		if err := schemas.DecodeValid(m.Data, other); err != nil {
-			continue // it is a dead letter of its own
+	var out []stored
+	for _, m := range messages {
+		x := &schemas.Trajectory{}
+		if schemas.DecodeValid(m.Data, x) != nil {
+			x = &schemas.Trajectory{StopReason: schemas.StopFailed, SampleIndex: -1} // a dead letter of its own
 		}
-		other.Run, other.Group = t.Run, t.Group
-		samples = append(samples, sample{other, m.Seq, map[string]scored{}})
+		x.Run, x.Group = t.Run, t.Group // those of the pass, where it is scored again
+		out = append(out, stored{x, m.Seq})
 	}
-	slices.SortFunc(samples, func(a, b sample) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
-	complete = int64(len(samples)) >= t.GroupSize
-	if !complete && time.Now().Before(s.giveUp(t)) {
-		return false, nil, nil
-	}
-	for _, spec := range t.Group.Reward {
-		if g := scorer.NewGroup(spec.Name); g != nil {
-			if err := s.scoreGroup(ctx, g, spec, samples); err != nil {
-				return false, nil, err
-			}
-		}
-	}
-	return complete, samples, nil
+	slices.SortFunc(out, func(a, b stored) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
+	return out, nil
 }
 
-// scoreGroup lets one function rate the samples of a group that have a picture.
-func (s *service) scoreGroup(ctx context.Context, g scorer.GroupScorer, spec schemas.RewardSpec, samples []sample) error {
-	began := time.Now()
+// rateGroup lets the functions that rate the group as a whole do so, with the samples that
+// are there and have a picture. One group at a time has its pictures in memory.
+func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members []stored) (map[int64]map[int]scored, error) {
+	select {
+	case s.grouping <- struct{}{}:
+		defer func() { <-s.grouping }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	out := map[int64]map[int]scored{}
 	var in []scorer.Input
-	var at []int // in[k] is of samples[at[k]]
-	for i, x := range samples {
+	var index []int64 // of the inputs
+	for _, x := range members {
 		if x.StopReason != schemas.StopCompleted {
 			continue
 		}
-		picture, err := s.picture(ctx, x.Image)
-		if errors.Is(err, bus.ErrNotFound) {
-			x.given[spec.Name] = scored{Result: scorer.Result{Err: fmt.Errorf("picture is no longer stored: %w", err)}, version: g.Version()}
+		out[x.SampleIndex] = map[int]scored{}
+		im, err := load(ctx, s.bus, x.Image)
+		if _, bad := errors.AsType[*bus.TerminalError](err); bad || errors.Is(err, bus.ErrNotFound) {
+			for i, spec := range t.Group.Reward {
+				if rater := scorer.NewGroup(spec.Name); rater != nil {
+					out[x.SampleIndex][i] = scored{Result: scorer.Result{Err: err}, version: rater.Version()}
+				}
+			}
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("load picture of sample %d: %w", x.SampleIndex, err)
+			return nil, fmt.Errorf("sample %d: %w", x.SampleIndex, err)
 		}
-		in, at = append(in, scorer.Input{Image: picture, Prompt: x.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}), append(at, i)
+		in, index = append(in, scorer.Input{Image: im, Prompt: x.Prompt}), append(index, x.SampleIndex)
 	}
-	if len(in) == 0 {
-		return nil
+	for i, spec := range t.Group.Reward {
+		rater := scorer.NewGroup(spec.Name)
+		if rater == nil || len(in) == 0 {
+			continue
+		}
+		for k := range in {
+			in[k].GroundTruth, in[k].Params = spec.GroundTruth, spec.Params
+		}
+		began := time.Now()
+		results := rater.ScoreGroup(ctx, in)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		took := time.Since(began)
+		s.metrics.seconds.WithLabelValues(spec.Name).Observe(took.Seconds())
+		for k, r := range results[:len(in)] {
+			out[index[k]][i] = scored{r, rater.Version(), took}
+		}
 	}
-	for k, r := range g.ScoreGroup(ctx, in) {
-		samples[at[k]].given[spec.Name] = scored{Result: r, version: g.Version(), took: time.Since(began) / time.Duration(len(in))}
-	}
-	return nil
+	return out, nil
 }
 
-// verdict wakes the sample that a verdict is for, if its trajectory is there.
-func (s *service) verdict(ctx context.Context, m *bus.Message) error {
-	var v schemas.Verdict
-	if err := schemas.DecodeValid(m.Data, &v); err != nil {
-		return bus.Terminal(schemas.CodeDecode, err)
-	}
-	stored, err := s.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(v.Run, v.UID, v.SampleIndex))
-	if errors.Is(err, bus.ErrNotFound) {
-		return nil // the trajectory's handler will find the verdict
-	}
+// completeOthers completes the samples of a group but the leader's, side by side. Those
+// that wait for a verdict are left to it.
+func (s *service) completeOthers(ctx context.Context, leader *schemas.Trajectory, members []stored, scores map[int64]map[int]scored) (pause, error) {
+	have, err := s.bus.LastMany(ctx, schemas.StreamRewards, []string{bus.RewardFilter(leader.Run, leader.Group.Batch, leader.UID)})
 	if err != nil {
-		return fmt.Errorf("look up trajectory: %w", err)
+		return pause{}, fmt.Errorf("look up the rewards of the group: %w", err)
 	}
-	var t schemas.Trajectory
-	if err := schemas.DecodeValid(stored.Data, &t); err != nil {
-		return nil // it is a dead letter of its own
+	done := map[string]bool{}
+	for _, m := range have {
+		done[m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]] = true
 	}
-	if !slices.ContainsFunc(t.Group.Reward, func(r schemas.RewardSpec) bool {
-		return r.Name == scorer.External+":"+v.Name || r.Name == v.Name && v.Name == scorer.External
-	}) {
-		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("name: %q; the prompt asks for no such reward from outside", v.Name))
-	}
-	switch done, err := s.stored(ctx, &t); {
-	case err != nil:
-		return err
-	case done:
-		return s.lateVerdict(ctx, &t, &v)
-	}
-	return s.settle(ctx, m, func() (time.Duration, error) {
-		wait, err := s.attempt(ctx, &t, stored.Seq)
-		if wait >= time.Minute {
-			wait = 0 // it waits for others, who will wake it
+	var work sync.WaitGroup
+	pauses, errs := make([]pause, len(members)), make([]error, len(members))
+	at := make(chan struct{}, sideBySide)
+	for i, x := range members {
+		if x.SampleIndex < 0 || x.SampleIndex == leader.SampleIndex || done[strconv.FormatInt(x.SampleIndex, 10)] {
+			continue
 		}
-		return wait, err
-	})
+		work.Go(func() {
+			at <- struct{}{}
+			defer func() { <-at }()
+			pauses[i], errs[i] = s.complete(ctx, x.Trajectory, x.seq, scores[x.SampleIndex])
+		})
+	}
+	work.Wait()
+	var longest pause
+	for i, p := range pauses {
+		// What is wrong with a sample itself is for the handler of its own message.
+		if _, own := errors.AsType[*bus.TerminalError](errs[i]); errs[i] != nil && !own {
+			return pause{}, errs[i]
+		}
+		if !p.woken && p.after > longest.after {
+			longest = p
+		}
+	}
+	return longest, nil
 }
 
-// lateVerdict refuses a verdict that is no part of the stored reward.
-func (s *service) lateVerdict(ctx context.Context, t *schemas.Trajectory, v *schemas.Verdict) error {
-	subject := fmt.Sprintf("%sreward.%d.%s.%s.%s.%d", schemas.Prefix, bus.Partition(t.Group.Batch), t.Run, t.Group.Batch, t.UID, t.SampleIndex)
-	m, err := s.bus.Last(ctx, schemas.StreamRewards, subject)
-	if err != nil {
-		return fmt.Errorf("look up reward: %w", err)
-	}
-	var r schemas.Reward
-	if err := schemas.Decode(m.Data, &r); err != nil {
-		return fmt.Errorf("stored reward %s: %w", m.Subject, err)
-	}
-	for _, score := range r.Scores {
-		if (score.Name == scorer.External+":"+v.Name || score.Name == v.Name) && (score.Value != nil) == (v.Value != nil) {
-			return nil
-		}
-	}
-	return bus.Terminal(schemas.CodeLate, errors.New("the sample was scored without this verdict"))
-}
+// sideBySide bounds the samples of one group that are completed at once.
+const sideBySide = 64

@@ -1,0 +1,300 @@
+package reward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/scorer"
+)
+
+// fake is a function whose calls a test sees. It runs in the bubble of synctest, where no
+// server can; integration has the tests with real ones.
+type fake struct {
+	batch int
+	call  func(ctx context.Context, in []scorer.Input) []scorer.Result
+
+	mu    sync.Mutex
+	sizes []int
+}
+
+func (f *fake) Name() string    { return "http:fake" }
+func (f *fake) Version() string { return "7" }
+func (f *fake) MaxBatch() int   { return f.batch }
+
+func (f *fake) Score(ctx context.Context, in scorer.Input) (float64, error) {
+	r := f.ScoreBatch(ctx, []scorer.Input{in})[0]
+	return r.Value, r.Err
+}
+
+func (f *fake) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Result {
+	f.mu.Lock()
+	f.sizes = append(f.sizes, len(in))
+	f.mu.Unlock()
+	return f.call(ctx, in)
+}
+
+func (f *fake) calls() []int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.sizes)
+}
+
+// each is the result of n samples.
+func each(n int, r scorer.Result) []scorer.Result { return slices.Repeat([]scorer.Result{r}, n) }
+
+func ready(context.Context) (scorer.Input, func(), error) { return scorer.Input{}, func() {}, nil }
+
+func openLane(t *testing.T, l *lane) *lane {
+	if l.timeout == 0 {
+		l.timeout = time.Minute
+	}
+	l.name, l.metrics = "http:fake", newInstruments(nil)
+	l.start(nil)
+	t.Cleanup(l.close)
+	return l
+}
+
+func TestLane_BatchesAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{batch: 4, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
+			time.Sleep(time.Second)
+			out := make([]scorer.Result, len(in))
+			for i := range in {
+				out[i].Value = float64(len(in[i].Prompt))
+			}
+			return out
+		}}
+		l := openLane(t, &lane{calls: 1, batch: 4, line: 16, linger: 10 * time.Millisecond})
+		var wrong atomic.Int32
+		var all sync.WaitGroup
+		for i := range 10 {
+			all.Go(func() {
+				r := l.score(t.Context(), f, func(context.Context) (scorer.Input, func(), error) {
+					return scorer.Input{Prompt: fmt.Sprintf("%0*d", i+1, 0)}, func() {}, nil
+				})
+				if r.Err != nil || r.Value != float64(i+1) || r.version != "7" {
+					wrong.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		if got := f.calls(); !slices.Equal(got, []int{4, 4, 2}) || wrong.Load() > 0 {
+			t.Errorf("calls of %v samples, %d with another's score; want 4, 4, 2 and none", got, wrong.Load())
+		}
+	})
+}
+
+// A sample that arrives alone is not kept waiting for longer than the linger.
+func TestLane_LingersShortly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{batch: 8, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
+			return each(len(in), scorer.Result{Value: 1})
+		}}
+		l := openLane(t, &lane{calls: 2, batch: 8, line: 32, linger: 10 * time.Millisecond})
+		began := time.Now()
+		if r := l.score(t.Context(), f, ready); r.Err != nil || time.Since(began) != 10*time.Millisecond {
+			t.Errorf("%+v after %v, want a score after 10 ms", r, time.Since(began))
+		}
+	})
+}
+
+// One who gives up takes nothing from those it would have been scored with.
+func TestLane_CancellationIsOfOneSample(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{batch: 2, call: func(ctx context.Context, in []scorer.Input) []scorer.Result {
+			select {
+			case <-time.After(time.Second):
+				return each(len(in), scorer.Result{Value: 1})
+			case <-ctx.Done():
+				return each(len(in), scorer.Result{Err: ctx.Err()})
+			}
+		}}
+		l := openLane(t, &lane{calls: 1, batch: 2, line: 16})
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(500*time.Millisecond, cancel)
+		var all sync.WaitGroup
+		var first, second scored
+		all.Go(func() { first = l.score(ctx, f, ready) })
+		all.Go(func() { second = l.score(t.Context(), f, ready) })
+		all.Wait()
+		if !errors.Is(first.Err, context.Canceled) || second.Err != nil || second.Value != 1 {
+			t.Errorf("cancelled: %v, the other: %+v; want canceled, and a score", first.Err, second.Result)
+		}
+	})
+}
+
+// Joining never blocks: a full line says when to come again, and samples that do come
+// again are spread over the time that the function needs for them.
+func TestLane_FullLineGivesTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{batch: 1, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
+			time.Sleep(100 * time.Millisecond)
+			return each(1, scorer.Result{Value: 1})
+		}}
+		l := openLane(t, &lane{calls: 2, batch: 1, line: 4})
+		const n = 200
+		var all sync.WaitGroup
+		var asked atomic.Int32
+		began := time.Now()
+		for range n {
+			all.Go(func() {
+				for {
+					asked.Add(1)
+					r := l.score(t.Context(), f, ready)
+					busy, full := errors.AsType[*busyError](r.Err)
+					if !full {
+						return
+					}
+					if busy.after <= 0 || busy.after > longestTurn {
+						t.Errorf("come again after %v", busy.after)
+					}
+					time.Sleep(busy.after)
+				}
+			})
+		}
+		all.Wait()
+		// 200 samples, two at a time, 100 ms each, take 10 s at best.
+		if took := time.Since(began); took > 15*time.Second || asked.Load() > 6*n {
+			t.Errorf("%d samples took %v and asked %d times; want at most 15s and %d", n, took, asked.Load(), 6*n)
+		}
+	})
+}
+
+func TestLane_BreakerSparesAndReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		down.Store(true)
+		f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result {
+			if down.Load() {
+				return each(1, scorer.Result{Err: fmt.Errorf("nobody is there: %w", scorer.ErrUnavailable)})
+			}
+			return each(1, scorer.Result{Value: 1})
+		}}
+		l := openLane(t, &lane{calls: 2, batch: 1, line: 16})
+		for range 100 {
+			if r := l.score(t.Context(), f, ready); !errors.Is(r.Err, scorer.ErrUnavailable) {
+				t.Fatalf("got %+v, want an error that may pass", r.Result)
+			}
+		}
+		if n := len(f.calls()); n != breakerLimit {
+			t.Errorf("%d calls of 100, want %d", n, breakerLimit)
+		}
+		// While it is down, one sample after each pause goes to see, and pauses get longer.
+		for range 60 {
+			time.Sleep(time.Second)
+			for range 10 {
+				l.score(t.Context(), f, ready)
+			}
+		}
+		if n := len(f.calls()); n < breakerLimit+4 || n > breakerLimit+10 {
+			t.Errorf("%d calls in a minute of being away, want %d to %d", n, breakerLimit+4, breakerLimit+10)
+		}
+		down.Store(false)
+		time.Sleep(breakerLongest)
+		for i := range 5 {
+			if r := l.score(t.Context(), f, ready); r.Err != nil {
+				t.Errorf("sample %d after it came back: %v", i, r.Err)
+			}
+		}
+	})
+}
+
+// A function that hangs costs one sample at a time once the breaker is open, and its
+// time limit is an error that may pass.
+func TestLane_Hangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{batch: 1, call: func(ctx context.Context, _ []scorer.Input) []scorer.Result {
+			<-ctx.Done()
+			return each(1, scorer.Result{Err: ctx.Err()})
+		}}
+		l := openLane(t, &lane{calls: breakerLimit, batch: 1, line: 16, timeout: 10 * time.Second})
+		began := time.Now()
+		var all sync.WaitGroup
+		for range breakerLimit + 16 {
+			all.Go(func() {
+				if r := l.score(t.Context(), f, ready); !errors.Is(r.Err, scorer.ErrUnavailable) {
+					t.Errorf("got %+v, want an error that may pass", r.Result)
+				}
+			})
+		}
+		all.Wait()
+		// Those in the line hear of it with the call that opens the breaker, not after a time
+		// limit of their own. Until then each call that ends makes room for another.
+		if took, n := time.Since(began), len(f.calls()); took > 20*time.Second || n >= 2*breakerLimit {
+			t.Errorf("%v and %d calls, want at most 20s and %d", took, n, 2*breakerLimit-1)
+		}
+	})
+}
+
+func TestLane_NoNumberNoPanic(t *testing.T) {
+	for name, call := range map[string]func(context.Context, []scorer.Input) []scorer.Result{
+		"NaN": func(context.Context, []scorer.Input) []scorer.Result {
+			return each(1, scorer.Result{Value: math.NaN()})
+		},
+		"Inf": func(context.Context, []scorer.Input) []scorer.Result {
+			return each(1, scorer.Result{Value: math.Inf(-1)})
+		},
+		"panic":    func(context.Context, []scorer.Input) []scorer.Result { panic("no") },
+		"too few":  func(context.Context, []scorer.Input) []scorer.Result { return nil },
+		"too many": func(context.Context, []scorer.Input) []scorer.Result { return each(2, scorer.Result{Value: 1}) },
+	} {
+		l := openLane(t, &lane{calls: 1, batch: 1, line: 16})
+		if r := l.score(t.Context(), &fake{batch: 1, call: call}, ready); r.Err == nil || errors.Is(r.Err, scorer.ErrUnavailable) {
+			t.Errorf("%s: %+v, want a final error", name, r.Result)
+		}
+	}
+}
+
+// A picture that cannot be loaded says nothing about the function.
+func TestLane_BadPicture(t *testing.T) {
+	l := openLane(t, &lane{calls: 1, batch: 1, line: 16})
+	f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result { return each(1, scorer.Result{Value: 1}) }}
+	gone := errors.New("gone")
+	for range 2 * breakerLimit {
+		r := l.score(t.Context(), f, func(context.Context) (scorer.Input, func(), error) { return scorer.Input{}, nil, gone })
+		if _, ok := errors.AsType[*pictureError](r.Err); !ok || !errors.Is(r.Err, gone) {
+			t.Fatalf("got %v, want the picture's error", r.Err)
+		}
+	}
+	if r := l.score(t.Context(), f, ready); r.Err != nil || len(f.calls()) != 1 {
+		t.Errorf("then %+v in %d calls, want a score in one", r.Result, len(f.calls()))
+	}
+}
+
+// At shutdown what waits is handed back at once, and what is being scored is not.
+func TestLane_Stopping(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stop := make(chan struct{})
+		f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result {
+			time.Sleep(time.Second)
+			return each(1, scorer.Result{Value: 1})
+		}}
+		l := openLane(t, &lane{calls: 1, batch: 1, line: 16})
+		l.stopping = stop
+		var all sync.WaitGroup
+		var scores, handed atomic.Int32
+		for range 5 {
+			all.Go(func() {
+				switch r := l.score(t.Context(), f, ready); {
+				case r.Err == nil:
+					scores.Add(1)
+				case errors.Is(r.Err, errStopping):
+					handed.Add(1)
+				}
+			})
+		}
+		time.AfterFunc(100*time.Millisecond, func() { close(stop) })
+		all.Wait()
+		if scores.Load() != 1 || handed.Load() != 4 {
+			t.Errorf("%d scored, %d handed back; want 1, 4", scores.Load(), handed.Load())
+		}
+	})
+}

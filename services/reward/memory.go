@@ -1,0 +1,99 @@
+package reward
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// memory is what this process knows of samples that are not done: scores that need not be
+// made again, and since when a function has been away. It is a convenience, and bounded:
+// when it is lost, functions are asked once more and patience begins anew.
+type memory struct {
+	mu      sync.Mutex
+	samples map[string]*memo
+	groups  map[string]*groupMemo
+}
+
+const (
+	maxSamplesKept = 20_000
+	maxGroupsKept  = 2_000
+)
+
+func newMemory() *memory {
+	return &memory{samples: map[string]*memo{}, groups: map[string]*groupMemo{}}
+}
+
+// turn lets one at a time work on something.
+type turn chan struct{}
+
+func (t turn) lock(ctx context.Context) error {
+	select {
+	case t <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t turn) unlock() { <-t }
+
+// memo is of one sample. Its fields belong to whoever has the turn. Slices are in the
+// order of Group.Reward.
+type memo struct {
+	turn
+	done   bool
+	scores []*scored // nil: none yet
+	since  []time.Time
+	tries  []int
+}
+
+// groupMemo is of one group whose functions rate it as a whole.
+type groupMemo struct {
+	turn
+	// scores are by sample index and place in Group.Reward; nil: not rated yet.
+	scores map[int64]map[int]scored
+	// leader is the sample whose handler rated the group, and completes the others.
+	leader int64
+}
+
+func (k *memory) sample(t *schemas.Trajectory) *memo {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return remember(k.samples, fmt.Sprintf("%s.%s.%d", t.Run, t.UID, t.SampleIndex), maxSamplesKept, func() *memo { return &memo{turn: make(turn, 1)} })
+}
+
+func (k *memory) group(t *schemas.Trajectory) *groupMemo {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return remember(k.groups, t.Run+"."+t.UID, maxGroupsKept, func() *groupMemo { return &groupMemo{turn: make(turn, 1)} })
+}
+
+// forget drops a sample that is done, unless others of its group may come to complete it
+// once more.
+func (k *memory) forget(r *schemas.Reward) {
+	for _, spec := range r.Group.Reward {
+		if scorer.NewGroup(spec.Name) != nil {
+			return
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.samples, fmt.Sprintf("%s.%s.%d", r.Run, r.UID, r.SampleIndex))
+}
+
+func remember[T any](all map[string]*T, key string, most int, make func() *T) *T {
+	x, ok := all[key]
+	if !ok {
+		if len(all) >= most {
+			clear(all)
+		}
+		x = make()
+		all[key] = x
+	}
+	return x
+}

@@ -1,0 +1,196 @@
+package reward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// complete scores one sample and publishes its reward, unless something is missing that
+// may still come. whole are the scores of functions that rated its group, by their place
+// in the list of the group.
+func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint64, whole map[int]scored) (pause, error) {
+	m := s.memory.sample(t)
+	if err := m.lock(ctx); err != nil {
+		return pause{}, err
+	}
+	defer m.unlock()
+	if m.done {
+		return pause{}, nil
+	}
+	if t.StopReason != schemas.StopCompleted {
+		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("trajectory %s: %s", t.StopReason, t.Error)))
+	}
+	if m.scores == nil {
+		m.scores = make([]*scored, len(t.Group.Reward))
+		m.since, m.tries = make([]time.Time, len(m.scores)), make([]int, len(m.scores))
+	}
+	for i, r := range whole {
+		m.scores[i] = &r
+	}
+	due := s.due(t)
+	waits, err := s.verdicts(ctx, t, m, due)
+	if err != nil {
+		return pause{}, err
+	}
+	after, err := s.rate(ctx, t, m, due)
+	if p, ok := errors.AsType[*pictureError](err); ok && errors.Is(err, bus.ErrNotFound) {
+		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("the picture is no longer stored: %v", p.error)))
+	}
+	switch {
+	case err != nil:
+		return pause{}, err
+	case after > 0:
+		return pause{after: after}, nil
+	case waits:
+		return s.awaitOthers(due), nil
+	}
+	for i := range m.scores {
+		if m.scores[i] == nil {
+			m.scores[i] = &scored{Result: scorer.Result{Err: errors.New("the group was rated without this sample, which came too late")}}
+		}
+	}
+	return pause{}, s.finish(ctx, m, combined(t, seq, m.scores))
+}
+
+// finish publishes the reward of a sample.
+func (s *service) finish(ctx context.Context, m *memo, r *schemas.Reward) error {
+	if err := s.publish(ctx, r); err != nil {
+		return err
+	}
+	m.done = true
+	s.memory.forget(r)
+	return nil
+}
+
+// combined is the reward of a sample that has all scores.
+func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Reward {
+	r := outline(t, seq)
+	parts := make([]scorer.Part, len(scores))
+	for i, spec := range t.Group.Reward {
+		parts[i] = scorer.Part{Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required, Value: scores[i].Value, Err: scores[i].Err}
+	}
+	sum, err := scorer.Combine(parts)
+	for i, part := range parts { // after Combine, which fails values that are no numbers
+		score := schemas.Score{Name: part.Name, Version: scores[i].version, Weight: part.Weight, DurationNS: max(0, scores[i].took.Nanoseconds())}
+		if part.Err != nil {
+			score.Status, score.Error = schemas.StatusFailed, part.Err.Error()
+		} else {
+			score.Status, score.Value, score.Detail = schemas.StatusScored, new(part.Value), scores[i].Detail
+		}
+		r.Scores = append(r.Scores, score)
+	}
+	if err != nil {
+		r.Status, r.Error = schemas.StatusFailed, err.Error()
+	} else {
+		r.Status, r.Reward = schemas.StatusScored, &sum
+	}
+	return r
+}
+
+// rate asks the functions that a sample has no score of, side by side. A positive after
+// says that some are busy or away, and when to ask again.
+func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time) (after time.Duration, err error) {
+	expired := !time.Now().Before(due)
+	limited := ctx
+	if !expired {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithDeadline(ctx, due)
+		defer cancel()
+	}
+	shared := &picture{bus: s.bus, stored: t.Image}
+	results := make([]*scored, len(m.scores))
+	var calls sync.WaitGroup
+	for i, spec := range t.Group.Reward {
+		if m.scores[i] != nil || awaited(spec.Name) {
+			continue
+		}
+		e, err := s.catalog.find(spec.Name)
+		if err != nil {
+			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
+			continue
+		}
+		calls.Go(func() {
+			r := e.lane.score(limited, e.scorer, func(ctx context.Context) (scorer.Input, func(), error) {
+				im, err := shared.hold(ctx)
+				return scorer.Input{Image: im, Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}, shared.release, err
+			})
+			results[i] = &r
+		})
+	}
+	calls.Wait()
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	for i, r := range results {
+		if r == nil {
+			continue
+		}
+		if p, ok := errors.AsType[*pictureError](r.Err); ok {
+			err = p
+			continue
+		}
+		wait := s.judge(m, i, t.Group.Reward[i].Name, r, due, expired)
+		if wait == 0 {
+			m.scores[i] = r
+		}
+		after = max(after, wait)
+	}
+	return after, err
+}
+
+// judge says whether a result counts: 0, or when to ask again. What does not come before
+// the deadline, or not while patience lasts, is a failed score.
+func (s *service) judge(m *memo, i int, name string, r *scored, due time.Time, expired bool) (again time.Duration) {
+	now := time.Now()
+	expired = expired || !now.Before(due)
+	busy, full := errors.AsType[*busyError](r.Err)
+	away := errors.Is(r.Err, scorer.ErrUnavailable)
+	switch {
+	case errors.Is(r.Err, errStopping):
+		return shortestTurn
+	case expired && (full || away || errors.Is(r.Err, context.DeadlineExceeded)):
+		r.Err = fmt.Errorf("no score by %s: %w", clock(due), r.Err)
+		return 0
+	case full:
+		s.metrics.putBack.WithLabelValues(name, "busy").Inc()
+		return soonest(busy.after, now, due)
+	case !away:
+		return 0
+	}
+	if m.since[i].IsZero() {
+		m.since[i] = now
+	}
+	left := s.cfg.ScorePatience - now.Sub(m.since[i])
+	if left <= 0 {
+		r.Err = fmt.Errorf("no score within %v: %w", s.cfg.ScorePatience, r.Err)
+		return 0
+	}
+	m.tries[i]++
+	again = min(firstRetry<<min(m.tries[i]-1, 8), longestRetry)
+	if spared, ok := errors.AsType[*sparedError](r.Err); ok {
+		again = max(again, spared.after)
+	}
+	again = again/2 + rand.N(again) // samples that failed together need not come together
+	s.metrics.putBack.WithLabelValues(name, "away").Inc()
+	return soonest(min(again, left+time.Millisecond), now, due)
+}
+
+const (
+	firstRetry   = 500 * time.Millisecond
+	longestRetry = 15 * time.Second
+)
+
+// soonest is d, but not beyond the deadline, when the sample is finished with what it has.
+func soonest(d time.Duration, now, due time.Time) time.Duration {
+	return max(time.Millisecond, min(d, due.Sub(now)+time.Millisecond))
+}
+
+func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }

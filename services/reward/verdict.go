@@ -1,0 +1,118 @@
+package reward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// verdict completes the sample that a verdict is for, if its trajectory is there. If not,
+// there is nothing to do: the trajectory's handler will find the verdict.
+func (s *service) verdict(ctx context.Context, m *bus.Message) error {
+	var v schemas.Verdict
+	if err := schemas.DecodeValid(m.Data, &v); err != nil {
+		return s.refuse(schemas.CodeDecode, err)
+	}
+	if v.Subject() != m.Subject {
+		return s.refuse(schemas.CodeInvalid, fmt.Errorf("verdict for %s: published on another subject", v.Subject()))
+	}
+	t, seq, err := s.subjectOf(ctx, &v)
+	if err != nil || t == nil {
+		return err
+	}
+	switch r, err := s.stored(ctx, t); {
+	case err == nil && !used(r, &v):
+		return s.refuse(schemas.CodeLate, errors.New("the sample has its reward already, without this verdict"))
+	case err == nil:
+		s.metrics.verdicts.WithLabelValues("used").Inc()
+		return nil
+	case !errors.Is(err, bus.ErrNotFound):
+		return err
+	}
+	p, err := s.advance(ctx, t, seq)
+	if _, terminal := errors.AsType[*bus.TerminalError](err); terminal || err == nil && p.woken {
+		p, err = pause{}, nil // for the sample's own handler, or for others that it waits for
+	}
+	if err != nil {
+		return err
+	}
+	if p.after == 0 {
+		s.metrics.verdicts.WithLabelValues("used").Inc()
+	}
+	return putBack(ctx, m, p)
+}
+
+func (s *service) refuse(code string, err error) error {
+	s.metrics.verdicts.WithLabelValues("dead").Inc()
+	return bus.Terminal(code, err)
+}
+
+// subjectOf is the trajectory that a verdict is for; nil when it is not there yet. A
+// verdict that nobody asked for, or for a group that has closed, is an error.
+func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.Trajectory, uint64, error) {
+	read := func(subject string) (*schemas.Trajectory, uint64, error) {
+		m, err := s.bus.Last(ctx, schemas.StreamTrajectories, subject)
+		if errors.Is(err, bus.ErrNotFound) {
+			return nil, 0, nil
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("look up trajectory: %w", err)
+		}
+		t := &schemas.Trajectory{}
+		if schemas.DecodeValid(m.Data, t) != nil {
+			return nil, 0, nil // a dead letter of its own
+		}
+		return t, m.Seq, nil
+	}
+	own := schemas.TrajectorySubject(v.Run, v.UID, v.SampleIndex)
+	t, seq, err := read(own)
+	if err != nil {
+		return nil, 0, err
+	}
+	known := t
+	if known == nil { // any other of the group says as much about it
+		if known, _, err = read(groupSubject(v.Run, v.UID)); err != nil {
+			return nil, 0, err
+		}
+	}
+	switch {
+	case known == nil:
+	case v.SampleIndex >= known.GroupSize:
+		return nil, 0, s.refuse(schemas.CodeInvalid, fmt.Errorf("sample_index: %d; group %s has %d samples", v.SampleIndex, v.UID, known.GroupSize))
+	case !slices.ContainsFunc(known.Group.Reward, func(r schemas.RewardSpec) bool { return verdictName(r.Name) == v.Name }):
+		return nil, 0, s.refuse(schemas.CodeInvalid, fmt.Errorf("name: %q; group %s waits for no such verdict", v.Name, v.UID))
+	}
+	if t != nil {
+		return t, seq, nil
+	}
+	switch _, err := s.bus.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(v.Run, v.UID)); {
+	case err == nil:
+		return nil, 0, s.refuse(schemas.CodeLate, fmt.Errorf("group %s has closed", v.UID))
+	case !errors.Is(err, bus.ErrNotFound):
+		return nil, 0, fmt.Errorf("look up advantage: %w", err)
+	}
+	s.metrics.verdicts.WithLabelValues("kept").Inc()
+	return nil, 0, nil
+}
+
+// used says whether a verdict is part of a reward.
+func used(r *schemas.Reward, v *schemas.Verdict) bool {
+	return slices.ContainsFunc(r.Scores, func(s schemas.Score) bool {
+		if verdictName(s.Name) != v.Name {
+			return false
+		}
+		if v.Value == nil {
+			return s.Value == nil && s.Error == v.Error
+		}
+		return s.Value != nil && *s.Value == *v.Value
+	})
+}
+
+// groupSubject matches the trajectories of a group.
+func groupSubject(run, uid string) string {
+	return schemas.Prefix + "trajectory." + run + "." + uid + ".*"
+}
