@@ -149,14 +149,19 @@ func collect(ctx context.Context, b *bus.Bus, run string, prompts []prompt, o *o
 		}
 	}
 	r.Summary.Metrics = measured.metrics()
+	r.Summary.Digest = digestOf(contents)
+	return r, nil
+}
+
+// digestOf is over contents in key order.
+func digestOf(contents map[string][32]byte) string {
 	h := sha256.New()
 	for _, key := range sortedKeys(contents) {
 		digest := contents[key]
 		fmt.Fprintf(h, "%s\x00", key)
 		h.Write(digest[:])
 	}
-	r.Summary.Digest = hex.EncodeToString(h.Sum(nil))
-	return r, nil
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // memberKey sorts like the pair (uid, sample index).

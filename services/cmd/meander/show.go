@@ -97,8 +97,12 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io
 	case !errors.Is(err, bus.ErrNotFound):
 		return err
 	}
+	source := run
+	if adv != nil && adv.SourceRun != "" { // a pass has no trajectories of its own
+		source = adv.SourceRun
+	}
 	var trajectories []*schemas.Trajectory
-	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + "." + uid + ".*"}, bus.ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + source + "." + uid + ".*"}, bus.ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("read trajectories: %w", err)
 		}
@@ -129,6 +133,9 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io
 
 func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory) error {
 	fmt.Fprintf(out, "group %s of run %s\n", uid, run)
+	if adv != nil && adv.SourceRun != "" {
+		fmt.Fprintf(out, "a pass over run %s, which made the samples\n", adv.SourceRun)
+	}
 	if len(trajectories) > 0 {
 		t := trajectories[0]
 		fmt.Fprintf(out, "prompt %q\n%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g\nschedule %.16s  weights %.16s\n",
