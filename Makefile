@@ -110,8 +110,8 @@ build/compose.env:
 	mkdir -p build
 	umask 077 && echo "MEANDER_NATS_TOKEN=$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')" > $@
 
-demo: build ## build, then 4 prompts x 4 samples: a table and a contact sheet
-	bin/meander run --group-size 4 --prompts deploy/demo/prompts.txt --out meander-out/demo
+demo: build ## build, then 4 prompts x 8 samples: a table of rewards and advantages, and contact sheets
+	bin/meander run --group-size 8 --seed 5 --reward glyph --prompts deploy/demo/prompts.txt --out meander-out/demo
 
 ci: ## everything CI runs
 	.ci/all
