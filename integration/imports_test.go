@@ -25,11 +25,12 @@ const root = ".."
 // pkg/flow are joined by the sampler alone.
 var layers = map[string][]string{
 	// Leaves: pure, known to everybody above.
-	"schemas":       nil,
-	"pkg/tensor":    nil,
-	"pkg/scorer":    nil,
-	"pkg/estimator": nil,
-	"pkg/dataset":   nil,
+	"schemas":        nil,
+	"pkg/tensor":     nil,
+	"pkg/scorer":     nil,
+	"pkg/estimator":  nil,
+	"pkg/dataset":    nil,
+	"pkg/policyloss": nil,
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 

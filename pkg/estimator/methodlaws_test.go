@@ -1,0 +1,173 @@
+package estimator_test
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+)
+
+// drawMethod is any estimator with its defaults and one of its modes. gdpo has two
+// scores, the reward and its square.
+func drawMethod(t *rapid.T) estimator.Config {
+	cfg, err := estimator.Default(rapid.SampledFrom(estimator.Names()).Draw(t, "estimator"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch cfg.Name {
+	case estimator.PerPrompt:
+		cfg.Mode = rapid.SampledFrom([]string{"grpo", "rwr", "sft", "dpo"}).Draw(t, "mode")
+	case estimator.DiffusionNFT:
+		cfg.Mode = rapid.SampledFrom([]string{"continuous", "positive_only", "negative_only", "one_only", "binary"}).Draw(t, "mode")
+	case estimator.GDPO:
+		cfg.Weights = []float64{1, 0.5}
+	}
+	return cfg
+}
+
+// drawGroups are at least two rewards in all.
+func drawGroups(t *rapid.T) [][]float64 {
+	reward := rapid.Custom(func(t *rapid.T) float64 { return float64(rapid.IntRange(-64, 64).Draw(t, "64r")) / 64 })
+	return append(rapid.SliceOfN(rapid.SliceOfN(reward, 1, 8), 1, 4).Draw(t, "rewards"), []float64{0.25, 1.5})
+}
+
+func run(t *rapid.T, cfg estimator.Config, rewards [][]float64) []estimator.Group {
+	groups := plain(rewards)
+	if cfg.Name == estimator.GDPO {
+		for g := range groups {
+			for _, v := range groups[g].Values {
+				groups[g].Scores = append(groups[g].Scores, []float64{v, v * v})
+			}
+		}
+	}
+	got, err := estimator.Estimate(cfg, groups)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func equal(a, b []estimator.Group, tolerance float64) bool {
+	for g := range a {
+		for i := range a[g].Advantages {
+			if math.Abs(a[g].Advantages[i]-b[g].Advantages[i]) > tolerance*size(a[g]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Another order of samples and groups gives each sample the same advantage. The exception
+// are equal rewards of which only the first counts.
+func TestLaw_MethodOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg, rewards := drawMethod(t), drawGroups(t)
+		if cfg.Name == estimator.GRPOPassK || cfg.Mode == estimator.ModeDPO {
+			for g := range rewards {
+				slices.Sort(rewards[g])
+				rewards[g] = slices.Compact(rewards[g])
+			}
+		}
+		reversed := make([][]float64, len(rewards))
+		for g := range rewards {
+			reversed[g] = slices.Clone(rewards[len(rewards)-1-g])
+			slices.Reverse(reversed[g])
+		}
+		after := run(t, cfg, reversed)
+		slices.Reverse(after)
+		for g := range after {
+			slices.Reverse(after[g].Advantages)
+		}
+		if before := run(t, cfg, rewards); !equal(before, after, 1e-10) {
+			t.Fatalf("%s %s: %+v, in another order %+v", cfg.Name, cfg.Mode, before, after)
+		}
+	})
+}
+
+// A constant added to all rewards changes nothing, but where the rewards themselves are
+// the result (rwr), or those that are not 0 are counted (gpg), or a score is not linear
+// in them (gdpo here).
+func TestLaw_MethodShift(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg, rewards := drawMethod(t), drawGroups(t)
+		if cfg.Mode == estimator.ModeRWR || cfg.Name == estimator.GPG || cfg.Name == estimator.GDPO {
+			t.Skip("the law does not hold")
+		}
+		shift := float64(rapid.IntRange(-640, 640).Draw(t, "64*shift")) / 64
+		shifted := make([][]float64, len(rewards))
+		for g := range rewards {
+			for _, r := range rewards[g] {
+				shifted[g] = append(shifted[g], r+shift)
+			}
+		}
+		if before, after := run(t, cfg, rewards), run(t, cfg, shifted); !equal(before, after, 1e-9) {
+			t.Fatalf("%s %s: %+v, shifted %+v", cfg.Name, cfg.Mode, before, after)
+		}
+	})
+}
+
+// Advantages that are distances from a group's mean sum to 0 in each group; whitened ones
+// in the whole batch.
+func TestLaw_MethodSum(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg, rewards := drawMethod(t), drawGroups(t)
+		got := run(t, cfg, rewards)
+		total, largest := 0.0, 1.0
+		for g := range got {
+			sum := 0.0
+			for _, a := range got[g].Advantages {
+				sum += a
+			}
+			total, largest = total+sum, max(largest, size(got[g]))
+			switch cfg.Name {
+			case estimator.FlowGRPO, estimator.DanceGRPO, estimator.DrGRPO, estimator.GRPO, estimator.RLOO, estimator.OPO, estimator.GPG:
+				if math.Abs(sum) > 1e-11*size(got[g]) {
+					t.Fatalf("%s: %v sums to %v", cfg.Name, got[g].Advantages, sum)
+				}
+			}
+		}
+		switch cfg.Name {
+		case estimator.ReinforcePlusPlus, estimator.ReinforcePlusPlusBaseline, estimator.GDPO:
+			if math.Abs(total) > 1e-10*largest {
+				t.Fatalf("%s: all advantages sum to %v", cfg.Name, total)
+			}
+		}
+	})
+}
+
+// Groups without variance, of one among them, get exactly 0 from every estimator that
+// compares within groups, 1/2 as a probability; and a clamp holds for all.
+func TestLaw_MethodBounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg, rewards := drawMethod(t), drawGroups(t)
+		if cfg.Name != estimator.DiffusionNFT {
+			cfg.AdvClipMax = 0.5
+		}
+		same := rapid.SampledFrom([]float64{0.1, 0.7, -3}).Draw(t, "equal")
+		rewards[0] = slices.Repeat([]float64{same}, len(rewards[0]))
+		got := run(t, cfg, rewards)
+		for _, g := range got {
+			for _, a := range g.Advantages {
+				if cfg.Name == estimator.DiffusionNFT && !(a >= 0 && a <= 1) || math.Abs(a) > 1 || cfg.Name != estimator.DiffusionNFT && math.Abs(a) > 0.5 {
+					t.Fatalf("%s: advantages %v", cfg.Name, g.Advantages)
+				}
+			}
+		}
+		if cfg.Name == estimator.ReinforcePlusPlus || cfg.Name == estimator.GDPO || cfg.Name == estimator.PerPrompt && cfg.Mode != estimator.ModeGRPO {
+			return // these look beyond the group, or at the rewards themselves
+		}
+		want := 0.0
+		if cfg.Name == estimator.DiffusionNFT {
+			want = 0.5
+		}
+		for _, a := range got[0].Advantages {
+			if a != want {
+				t.Fatalf("%s: rewards %v, advantages %v", cfg.Name, rewards[0], got[0].Advantages)
+			}
+		}
+	})
+}

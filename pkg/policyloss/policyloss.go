@@ -1,0 +1,235 @@
+// Package policyloss is the consumer's side of a rollout in plain float64: the policy
+// loss of Flow-GRPO and its relatives with its metrics, and the corrections for log-probs
+// that another engine computed. It is a reference: small enough to read, and to check a
+// trainer's own against. It has no gradients.
+//
+// Log-probs are those of one step of each sample: means over the latent's elements, as
+// step events of kind density carry them.
+package policyloss
+
+import (
+	"errors"
+	"fmt"
+	"math"
+)
+
+// Config of the clipped loss.
+type Config struct {
+	// Clip is c >= 0: ratios beyond [1-c, 1+c] get no credit. It is small, because log-probs
+	// are means over many elements.
+	Clip float64
+	// AdvClipMax > 0 clamps advantages to +-AdvClipMax.
+	AdvClipMax float64
+}
+
+// DefaultConfig has the values of Flow-GRPO and verl-omni.
+func DefaultConfig() Config { return Config{Clip: 1e-4, AdvClipMax: 5} }
+
+// Validate joins every fault by field name.
+func (c Config) Validate() error {
+	var errs []error
+	if !(c.Clip >= 0) || math.IsInf(c.Clip, 1) {
+		errs = append(errs, fmt.Errorf("clip = %v: want a finite number of at least 0", c.Clip))
+	}
+	if !(c.AdvClipMax > 0) || math.IsInf(c.AdvClipMax, 1) {
+		errs = append(errs, fmt.Errorf("adv_clip_max = %v: want a finite number above 0", c.AdvClipMax))
+	}
+	return errors.Join(errs...)
+}
+
+// Loss is the outcome of one step over B samples.
+type Loss struct {
+	// Losses [B] and their mean; divide by the number of steps and micro-batches before the
+	// gradients are summed.
+	Losses []float64
+	Mean   float64
+	// Ratios [B] are exp(log_prob - old).
+	Ratios []float64
+	// PPOKL is mean(old - log_prob); ApproxKL mean((log_prob - old)^2)/2.
+	PPOKL, ApproxKL float64
+	// ClipFraction is the share of ratios beyond the clip, ClipFractionHigher and
+	// ClipFractionLower those above and below.
+	ClipFraction, ClipFractionHigher, ClipFractionLower float64
+	// RatioMean and RatioStd (unbiased; 0 of a single one) are of the ratios.
+	RatioMean, RatioStd float64
+}
+
+// PPO is the clipped loss of Flow-GRPO (Liu et al. 2025, eq. 5): with A' the clamped
+// advantage and r = exp(log_prob - old),
+//
+//	max(-A' r, -A' clamp(r, 1-c, 1+c))
+//
+// of each sample, times its weight where there are weights (see Correction).
+func PPO(cfg Config, logProb, old, advantages, weights []float64) (*Loss, error) {
+	ratios, err := Ratios(logProb, old)
+	if err != nil {
+		return nil, err
+	}
+	return cfg.clipped(ratios, logProb, old, advantages, weights)
+}
+
+// Guard is the loss of GRPO-Guard (Wang et al. 2025): its log-ratio has the bias of the
+// mean added and is scaled by the step's noise,
+//
+//	r = exp((log_prob - old + mean((m - m_old)^2)/(2 n^2)) * n)
+//
+// and its loss is divided by the length of the step. means and oldMeans [B][N] are the
+// transition means of both policies, noiseStd n > 0 is Step.noise_std, and step is
+// sigma - sigma_next > 0.
+func Guard(cfg Config, logProb, old, advantages []float64, means, oldMeans [][]float64, noiseStd, step float64) (*Loss, error) {
+	if !(noiseStd > 0) || !(step > 0) {
+		return nil, fmt.Errorf("noise_std = %v, step = %v: want more than 0", noiseStd, step)
+	}
+	if len(means) != len(logProb) || len(oldMeans) != len(logProb) {
+		return nil, fmt.Errorf("%d and %d means; want one per log-prob, %d", len(means), len(oldMeans), len(logProb))
+	}
+	if err := sameLength(logProb, old, "old"); err != nil {
+		return nil, err
+	}
+	ratios := make([]float64, len(logProb))
+	for i := range ratios {
+		square, err := meanSquare(means[i], oldMeans[i])
+		if err != nil {
+			return nil, fmt.Errorf("means of sample %d: %w", i, err)
+		}
+		ratios[i] = math.Exp((logProb[i] - old[i] + square/(2*noiseStd*noiseStd)) * noiseStd)
+	}
+	l, err := cfg.clipped(ratios, logProb, old, advantages, nil)
+	if err != nil {
+		return nil, err
+	}
+	for i := range l.Losses {
+		l.Losses[i] /= step
+	}
+	l.Mean /= step
+	return l, nil
+}
+
+// Ratios are exp(logProb - old).
+func Ratios(logProb, old []float64) ([]float64, error) {
+	if err := sameLength(logProb, old, "old"); err != nil {
+		return nil, err
+	}
+	out := make([]float64, len(logProb))
+	for i := range out {
+		out[i] = math.Exp(logProb[i] - old[i])
+	}
+	return out, nil
+}
+
+func (c Config) clipped(ratios, logProb, old, advantages, weights []float64) (*Loss, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if err := sameLength(logProb, advantages, "advantages"); err != nil {
+		return nil, err
+	}
+	if weights != nil {
+		if err := sameLength(logProb, weights, "weights"); err != nil {
+			return nil, err
+		}
+	}
+	n := float64(len(ratios))
+	l := &Loss{Ratios: ratios, Losses: make([]float64, len(ratios))}
+	for i, r := range ratios {
+		a := clamp(advantages[i], -c.AdvClipMax, c.AdvClipMax)
+		loss := max(-a*r, -a*clamp(r, 1-c.Clip, 1+c.Clip))
+		if weights != nil {
+			loss *= weights[i]
+		}
+		l.Losses[i] = loss
+		l.Mean += loss / n
+		d := logProb[i] - old[i]
+		l.PPOKL -= d / n
+		l.ApproxKL += d * d / (2 * n)
+		l.RatioMean += r / n
+		if r-1 > c.Clip {
+			l.ClipFractionHigher += 1 / n
+		}
+		if 1-r > c.Clip {
+			l.ClipFractionLower += 1 / n
+		}
+	}
+	l.ClipFraction = l.ClipFractionHigher + l.ClipFractionLower
+	if len(ratios) > 1 {
+		for _, r := range ratios {
+			l.RatioStd += (r - l.RatioMean) * (r - l.RatioMean) / (n - 1)
+		}
+		l.RatioStd = math.Sqrt(l.RatioStd)
+	}
+	return l, nil
+}
+
+// ImageKL is mean((m - m_ref)^2) / (2 std^2) of each sample, as Flow-GRPO and verl take
+// it; means and reference are [B][N], std [B]. With std the schedule's std_dev_t that is
+// what they log. The divergence of the two Gaussians has the step's own width: give
+// Step.noise_std for it.
+func ImageKL(means, reference [][]float64, std []float64) ([]float64, error) {
+	if len(reference) != len(means) || len(std) != len(means) {
+		return nil, fmt.Errorf("%d references and %d std; want one per mean, %d", len(reference), len(std), len(means))
+	}
+	out := make([]float64, len(means))
+	for i := range means {
+		if !(std[i] > 0) {
+			return nil, fmt.Errorf("std[%d] = %v: want more than 0", i, std[i])
+		}
+		square, err := meanSquare(means[i], reference[i])
+		if err != nil {
+			return nil, fmt.Errorf("means of sample %d: %w", i, err)
+		}
+		out[i] = square / (2 * std[i] * std[i])
+	}
+	return out, nil
+}
+
+// Kinds of KL estimates from log-probs alone (Schulman 2020), as LLM trainers have them.
+const (
+	KLK1  = "k1"  // log_prob - reference
+	KLAbs = "abs" // its magnitude
+	KLK2  = "k2"  // half its square
+	KLK3  = "k3"  // exp(d) - d - 1 with d = reference - log_prob
+)
+
+// KL is one estimate from a log-prob and that of the reference policy.
+func KL(kind string, logProb, reference float64) (float64, error) {
+	d := logProb - reference
+	switch kind {
+	case KLK1:
+		return d, nil
+	case KLAbs:
+		return math.Abs(d), nil
+	case KLK2:
+		return d * d / 2, nil
+	case KLK3:
+		return k3(clamp(-d, -maxLogRatio, maxLogRatio)), nil
+	}
+	return 0, fmt.Errorf("kind = %q: want %s, %s, %s or %s", kind, KLK1, KLAbs, KLK2, KLK3)
+}
+
+// maxLogRatio bounds a log-ratio before its exponential.
+const maxLogRatio = 20
+
+func k3(d float64) float64 { return math.Expm1(d) - d }
+
+func clamp(x, low, high float64) float64 { return min(max(x, low), high) }
+
+func meanSquare(a, b []float64) (float64, error) {
+	if len(a) != len(b) || len(a) == 0 {
+		return 0, fmt.Errorf("%d and %d elements; want the same number, at least 1", len(a), len(b))
+	}
+	sum := 0.0
+	for i := range a {
+		sum += (a[i] - b[i]) * (a[i] - b[i])
+	}
+	return sum / float64(len(a)), nil
+}
+
+func sameLength(logProb, other []float64, name string) error {
+	if len(logProb) == 0 {
+		return errors.New("log_prob: empty; want at least one sample")
+	}
+	if len(other) != len(logProb) {
+		return fmt.Errorf("%s: %d values; want one per log-prob, %d", name, len(other), len(logProb))
+	}
+	return nil
+}
