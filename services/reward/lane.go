@@ -40,10 +40,12 @@ type lane struct {
 	busy    int
 	breaker breaker
 	timer   *time.Timer // of the linger, nil when none runs
-	// pace is the smoothed time that a call takes for each of its samples, turn the moment
-	// up to which samples that were put back have been promised a place.
-	pace time.Duration
-	turn time.Time
+	// pace is the smoothed time that a call takes for each of its samples, progress when a
+	// call ended last, or began while none was under way; turn is the moment up to which
+	// samples that were put back have been promised a place.
+	pace     time.Duration
+	progress time.Time
+	turn     time.Time
 }
 
 // job is one sample before one function.
@@ -80,9 +82,9 @@ func (e *pictureError) Unwrap() error { return e.error }
 var errStopping = errors.New("the service stops")
 
 const (
-	// firstPace is what a function may take before it has been called, and longestTurn the
-	// longest that a sample stays away before it asks again.
-	firstPace    = 100 * time.Millisecond
+	// firstPace is what a function is thought to take before it has been called, and
+	// longestTurn the longest that a sample stays away before it asks again.
+	firstPace    = 10 * time.Millisecond
 	shortestTurn = 50 * time.Millisecond
 	longestTurn  = time.Minute
 )
@@ -150,12 +152,13 @@ func (l *lane) join(j *job) (err error) {
 }
 
 // nextTurn promises a place in the line: samples come again one after the other, at the
-// pace of the function, rather a little early than late. Lock held.
+// pace of the function, rather a little early than late; later when no call ends. Lock
+// held.
 func (l *lane) nextTurn(now time.Time) time.Duration {
 	if l.turn.Before(now) {
 		l.turn = now
 	}
-	l.turn = l.turn.Add(l.pace / time.Duration(l.calls))
+	l.turn = l.turn.Add(max(l.pace/time.Duration(l.calls), now.Sub(l.progress)))
 	if limit := now.Add(longestTurn); l.turn.After(limit) {
 		l.turn = limit
 	}
@@ -198,6 +201,9 @@ func (l *lane) dispatch(now time.Time) {
 		clear(l.queue[:n])
 		if l.queue = l.queue[n:]; len(l.queue) == 0 {
 			l.queue = nil
+		}
+		if l.busy == 0 {
+			l.progress = now
 		}
 		l.busy++
 		l.metrics.waiting.WithLabelValues(l.name).Sub(float64(n))
@@ -270,6 +276,7 @@ func (l *lane) settle(samples int, away error, probe bool, took time.Duration) {
 	defer l.mu.Unlock()
 	now := time.Now()
 	l.busy--
+	l.progress = now
 	switch {
 	case samples == 0 || l.ctx.Err() != nil:
 		if probe {

@@ -343,6 +343,7 @@ nats:
 
 // Samples of several groups go to the server together.
 func TestService_Batches(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var sizes []int
 	url := web(t, func(w http.ResponseWriter, _ *http.Request, n int) {
@@ -385,6 +386,7 @@ func verdict(uid string, i int64, name string, value *float64) *schemas.Verdict 
 // A verdict may come before its trajectory or after; what did not come by the deadline
 // has failed, and the samples of the group still get their rewards in time.
 func TestService_Verdicts(t *testing.T) {
+	t.Parallel()
 	p := newPlane(t)
 	sample := func(uid string, i int64, deadline time.Duration, rewards ...string) *schemas.Trajectory {
 		tr := trajectory(t, "r", uid, i, 4, 7, rewards...)
@@ -441,6 +443,7 @@ func TestService_Verdicts(t *testing.T) {
 // A group is rated as a whole when all of it is there, failed samples left out, and at
 // the deadline with what there is.
 func TestService_Diversity(t *testing.T) {
+	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	soon := time.Now().Add(2 * time.Second).UnixNano()
@@ -479,6 +482,7 @@ func TestService_Diversity(t *testing.T) {
 // Stopped in the middle and started again, and by two at once, every sample gets one
 // reward.
 func TestService_Restart(t *testing.T) {
+	t.Parallel()
 	url := web(t, func(w http.ResponseWriter, _ *http.Request, n int) {
 		time.Sleep(20 * time.Millisecond)
 		scores(w, "1", n)

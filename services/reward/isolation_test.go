@@ -1,0 +1,275 @@
+package reward
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Behind hundreds of samples that wait for a server which hangs, plain samples are scored
+// as soon as they would be alone.
+func TestService_HangingScorerDelaysNobody(t *testing.T) {
+	release := make(chan struct{})
+	url := web(t, func(_ http.ResponseWriter, r *http.Request, _ int) {
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	})
+	t.Cleanup(func() { close(release) })
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.ScoreTimeout, cfg.ScorePatience = time.Minute, time.Hour
+	cfg.DrainTimeout = 100 * time.Millisecond
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q, timeout: 1m, concurrency: 4}\n", url))
+	p.serve(t, cfg)
+	plain := func(run string) (median time.Duration) {
+		published := map[int64]time.Time{}
+		for i := range int64(60) {
+			tr := trajectory(t, run, "plain", i, 60, uint8(i), "jpeg_compressibility", "glyph?")
+			published[i] = time.Now()
+			p.put(t, tr)
+			time.Sleep(2 * time.Millisecond)
+		}
+		var took []time.Duration
+		for _, r := range p.rewards(t, run, 60, 30*time.Second) {
+			took = append(took, time.Unix(0, r.Scored).Sub(published[r.SampleIndex]))
+		}
+		slices.Sort(took)
+		return took[len(took)/2]
+	}
+	plain("warm")
+	var alone, beside []time.Duration
+	for i := range 3 {
+		alone = append(alone, plain(fmt.Sprint("alone", i)))
+	}
+	for i := range int64(600) {
+		p.put(t, trajectory(t, "hang", "hang", i, 600, uint8(i), "http:hang"))
+	}
+	for i := range 3 {
+		beside = append(beside, plain(fmt.Sprint("beside", i)))
+	}
+	slices.Sort(alone)
+	slices.Sort(beside)
+	t.Logf("publish to reward, medians of medians: %v alone, %v beside", alone[1], beside[1])
+	if beside[1] > 5*alone[1]+50*time.Millisecond {
+		t.Errorf("a plain sample takes %v beside a scorer that hangs, %v alone", beside[1], alone[1])
+	}
+	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, bus.RewardFilter("hang", "*", "*")); err != nil || len(have) != 0 {
+		t.Errorf("%d rewards of the samples that hang, %v; the test proves nothing", len(have), err)
+	}
+}
+
+// A server that is away for longer than its retries and the breaker: everything is scored
+// once it is back, and while it is away it gets a few calls, not one per sample.
+func TestService_AwayForAWhile(t *testing.T) {
+	t.Parallel()
+	var up atomic.Bool
+	var refused, served atomic.Int64
+	url := web(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+		if !up.Load() {
+			refused.Add(1)
+			http.Error(w, "loading the model", http.StatusServiceUnavailable)
+			return
+		}
+		served.Add(int64(n))
+		scores(w, "0.5", n)
+	})
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.ScorePatience = time.Minute
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  away: {url: %q, retries: 1, retry_wait: 10ms, max_batch: 4}\n", url))
+	p.serve(t, cfg)
+	const n = 200
+	for i := range int64(n) {
+		p.put(t, trajectory(t, "r", "u", i, n, uint8(i), "http:away", "synthetic"))
+	}
+	time.Sleep(2 * time.Second)
+	calls := refused.Load()
+	up.Store(true)
+	for key, r := range p.rewards(t, "r", n, time.Minute) {
+		if r.Status != schemas.StatusScored || *r.Scores[0].Value != 0.5 {
+			t.Errorf("%s: %s %s", key, r.Status, r.Error)
+		}
+	}
+	if calls > 40 || served.Load() != n {
+		t.Errorf("%d refused calls for %d samples, %d scored; want at most 40, and each once", calls, n, served.Load())
+	}
+}
+
+// A group that is rated as a whole is rated once, whoever sees it complete: beside that,
+// every sample goes to the slow function once, however many handlers and replicas there
+// are, and however often samples were put back before.
+func TestService_GroupsAreRatedOnce(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	url := web(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+		calls.Add(int64(n))
+		time.Sleep(5 * time.Millisecond)
+		scores(w, "1", n)
+	})
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.ScorePatience = time.Minute
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  slow: {url: %q, concurrency: 2}\n", url))
+	const groups, n = 4, 16
+	put := func(i int64) {
+		for g := range groups {
+			p.put(t, trajectory(t, "r", fmt.Sprint("g", g), i, n, uint8(16*i), "diversity", "http:slow"))
+		}
+	}
+	for i := range int64(n / 2) { // half before the service is there, half after
+		put(i)
+	}
+	p.serve(t, cfg)
+	for i := range int64(n / 2) {
+		put(n/2 + i)
+	}
+	got := p.rewards(t, "r", groups*n, 30*time.Second)
+	for key, r := range got {
+		if r.Status != schemas.StatusScored || len(r.Scores) != 2 || r.Scores[0].Version == "" || !(*r.Scores[0].Value > 0) {
+			t.Errorf("%s: %+v", key, r)
+		}
+	}
+	if c := calls.Load(); c != groups*n {
+		t.Errorf("%d calls for %d samples", c, groups*n)
+	}
+	for i := range n - 1 { // equal for every group, and by the formula
+		if a, b := *got[fmt.Sprint("g0.", i)].Scores[0].Value, *got[fmt.Sprint("g3.", i)].Scores[0].Value; math.Abs(a-b) > 1e-12 {
+			t.Errorf("sample %d: diversity %v and %v", i, a, b)
+		}
+	}
+}
+
+// A verdict and the rest of the group, in any order: whichever comes last completes the
+// sample, and the samples that lack nothing do not wait for those that do.
+func TestService_VerdictsAndGroups(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	sample := func(uid string, i int64) *schemas.Trajectory {
+		tr := trajectory(t, "r", uid, i, 3, uint8(100*i), "diversity", "external:human")
+		tr.Group.Deadline = time.Now().Add(time.Minute).UnixNano()
+		return tr
+	}
+	one := 1.0
+	p.put(t, sample("a", 0), sample("a", 1), verdict("a", 0, "human", &one), verdict("a", 2, "human", &one))
+	time.Sleep(300 * time.Millisecond)
+	p.put(t, sample("a", 2)) // the last of the group: 0 and 2 are complete, 1 lacks its verdict
+	got := p.rewards(t, "r", 2, 10*time.Second)
+	if got["a.0"] == nil || got["a.2"] == nil {
+		t.Errorf("rewards of %d samples, want 0 and 2", len(got))
+	}
+	p.put(t, verdict("a", 1, "human", &one))
+	got = p.rewards(t, "r", 3, 10*time.Second)
+	for i := range 3 {
+		if r := got[fmt.Sprint("a.", i)]; r == nil || r.Status != schemas.StatusScored || *r.Reward != 1+*r.Scores[0].Value {
+			t.Errorf("sample %d: %+v", i, r)
+		}
+	}
+}
+
+// A picture that has been evicted fails its sample, at once and with the reason.
+func TestService_PictureIsGone(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	tr := trajectory(t, "r", "u", 0, 2, 9, "jpeg_compressibility")
+	tr.Image.Ref = &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("ab", 32), Size: 100}
+	tr.Image.Data = nil
+	p.put(t, tr, trajectory(t, "r", "u", 1, 2, 9, "jpeg_compressibility"))
+	got := p.rewards(t, "r", 2, 10*time.Second)
+	if r := got["u.0"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "no longer stored") {
+		t.Errorf("%+v", r)
+	}
+	if r := got["u.1"]; r.Status != schemas.StatusScored {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What waits at a shutdown is handed back at once, though the function hangs.
+func TestService_StopsBesideAHangingScorer(t *testing.T) {
+	t.Parallel()
+	url := web(t, func(_ http.ResponseWriter, r *http.Request, _ int) { <-r.Context().Done() })
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.ScoreTimeout, cfg.DrainTimeout = time.Minute, 300*time.Millisecond
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q, timeout: 1m}\n", url))
+	for i := range int64(40) {
+		p.put(t, trajectory(t, "r", "u", i, 40, 3, "http:hang"))
+	}
+	stop := p.serve(t, cfg)
+	time.Sleep(300 * time.Millisecond)
+	began := time.Now()
+	stop()
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("stopping took %v, with a drain timeout of %v", took, cfg.DrainTimeout)
+	}
+	// Everything is another's at once, not after the ack wait.
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q}\n", web(t, func(w http.ResponseWriter, _ *http.Request, n int) { scores(w, "1", n) })))
+	p.serve(t, cfg)
+	p.rewards(t, "r", 40, 10*time.Second)
+}
+
+// A pass scores stored samples under another run, by the same rules.
+func TestRescore(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	one := 1.0
+	var pass Pass
+	for i := range int64(3) {
+		tr := trajectory(t, "r", "u", i, 4, uint8(100*i), "jpeg_compressibility")
+		ack, err := p.Publish(t.Context(), tr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pass.Samples = append(pass.Samples, PassSample{Seq: ack.Seq, Index: i})
+	}
+	pass.Samples = append(pass.Samples, PassSample{Seq: pass.Samples[0].Seq, Index: 3, Lost: true})
+	p.put(t, verdict("u", 1, "human", &one))
+	pass.Change = func(t *schemas.Trajectory) {
+		t.Run, t.Group.SourceRun = "again", "r"
+		t.Group.Reward = []schemas.RewardSpec{
+			{Name: "diversity", Weight: new(1.0), Required: new(true)}, {Name: "external:human", Weight: new(1.0), Required: new(false)},
+		}
+	}
+	var done int
+	pass.Done = func() { done++ }
+	for round := range 2 { // the second one finds everything there
+		done = 0
+		if err := Rescore(t.Context(), testConfig(), p.Bus, zerolog.Nop(), pass); err != nil {
+			t.Fatal(err)
+		}
+		if done != 4 {
+			t.Errorf("round %d: %d samples done, want 4", round, done)
+		}
+	}
+	got := p.rewards(t, "again", 4, 10*time.Second)
+	for i := range 3 {
+		r := got[fmt.Sprint("u.", i)]
+		if r.Status != schemas.StatusScored || r.Group.SourceRun != "r" || r.TrajectorySeq == 0 {
+			t.Errorf("sample %d: %+v", i, r)
+			continue
+		}
+		if has := r.Scores[1].Value != nil; has != (i == 1) {
+			t.Errorf("sample %d: verdict %+v", i, r.Scores[1])
+		}
+	}
+	if r := got["u.3"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "not stored") {
+		t.Errorf("lost sample: %+v", r)
+	}
+	if have, err := p.Subjects(context.Background(), schemas.StreamRewards, bus.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
+		t.Errorf("%d rewards of the run itself, %v", len(have), err)
+	}
+}
