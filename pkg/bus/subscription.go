@@ -28,6 +28,9 @@ type Subscription struct {
 	once    func() error
 }
 
+// infoLag is how far the server's books of a consumer may be behind what is stored.
+const infoLag = 100 * time.Millisecond
+
 // Subscription makes or binds the durable. It is to be closed before the bus.
 func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription, error) {
 	c, err := c.withDefaults()
@@ -81,20 +84,24 @@ func (s *Subscription) Held() int {
 	return len(s.keeper.held)
 }
 
-// CaughtUp says whether everything that the consumer has is in the hands of the caller:
-// nothing waits to be delivered, is on its way, or is with another client. When as many
-// are held as may be, nothing more can come, and that counts, too.
-func (s *Subscription) CaughtUp() (bool, error) {
+// CaughtUp returns a time, by the server's clock, up to which everything that is stored
+// and not settled is in the hands of the caller: nothing of it waits to be delivered, is
+// on its way, or is with another client. The zero time: there is no such time yet. When
+// as many are held as may be, nothing more can come, and that counts, too.
+func (s *Subscription) CaughtUp() (time.Time, error) {
 	m, err := s.api("INFO", nil)
 	if err != nil {
-		return false, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
+		return time.Time{}, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
 	}
 	var info jetstream.ConsumerInfo
 	if err := json.Unmarshal(m.Data, &info); err != nil {
-		return false, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
+		return time.Time{}, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
 	}
 	held := s.Held()
-	return s.puller.idle() && info.NumAckPending <= held && (info.NumPending == 0 || held >= s.config.MaxAckPending), nil
+	if !s.puller.idle() || info.NumAckPending > held || info.NumPending > 0 && held < s.config.MaxAckPending {
+		return time.Time{}, nil
+	}
+	return info.TimeStamp.Add(-infoLag), nil
 }
 
 func (s *Subscription) handBack() {

@@ -5,6 +5,10 @@
 // part of is stored (the group's advantage, or the batch for explicit batches), so
 // after a crash the stream delivers every open group again. One worker is active
 // per partition; the others are hot standbys.
+//
+// A worker does not wait for one result to be stored before it takes the next reward.
+// It looks whether a group has a result already only for groups that stay open: a group
+// that is complete is published, and the server says what was there before.
 package advantage
 
 import (
@@ -14,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
@@ -26,18 +31,17 @@ import (
 type Config struct {
 	// GroupTimeout closes groups and batches without a deadline of their own, counted from their first reward.
 	GroupTimeout time.Duration `koanf:"group_timeout" help:"a group or batch without a deadline closes this long after its first reward"`
-	// MaxHeld bounds the rewards of open groups that one partition holds, of about 1 KiB each.
-	// When it is reached the partition takes no more until a group closes, by its deadline at
-	// the latest.
-	MaxHeld int `koanf:"max_held" help:"rewards of open groups that one of the 16 partitions may hold, about 1 KiB each"`
+	// MaxHeld bounds the rewards of open groups that one partition holds; see
+	// deploy/bench/advantage.md for what they take. When it is reached the partition takes no
+	// more until a group closes, by its deadline at the latest.
+	MaxHeld int `koanf:"max_held" help:"rewards of open groups that one of the 16 partitions may hold, about 0.6 KiB each"`
 	// AckWait is how long the server waits for a sign of life before a standby takes over.
 	AckWait time.Duration `koanf:"ack_wait" help:"takeover of a partition whose worker died"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
-// DefaultConfig waits an hour for stragglers. Holding MaxHeld rewards takes about
-// 1 KiB each.
+// DefaultConfig waits an hour for stragglers.
 func DefaultConfig() Config {
 	return Config{GroupTimeout: time.Hour, MaxHeld: 100_000, AckWait: 30 * time.Second}
 }
@@ -64,11 +68,13 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		return fmt.Errorf("advantage config: %w", err)
 	}
 	instruments := newInstruments(cfg.Metrics)
+	publisher := b.NewPublisher(resultWindow, resultBytes)
+	defer publisher.Close()
 	g, ctx := errgroup.WithContext(ctx)
 	for p := range schemas.RewardPartitions {
 		g.Go(func() error {
 			w := &worker{
-				cfg: cfg, bus: b, log: log.With().Int("partition", p).Logger(), metrics: instruments,
+				cfg: cfg, bus: b, publisher: publisher, log: log.With().Int("partition", p).Logger(), metrics: instruments,
 				groups: map[string]*group{}, batches: map[string]*batch{},
 			}
 			if err := w.run(ctx, p); err != nil {
@@ -80,21 +86,41 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	return g.Wait()
 }
 
+// resultWindow and resultBytes bound the results of all partitions that are on their
+// way to the server.
+const (
+	resultWindow = 1024
+	resultBytes  = 32 << 20
+)
+
 // worker owns one partition; all of its state belongs to one goroutine.
 type worker struct {
-	cfg     Config
-	bus     *bus.Bus
-	log     zerolog.Logger
-	metrics *instruments
-	sub     *bus.Subscription
-	groups  map[string]*group // by run and uid
-	batches map[string]*batch // explicit batches, by run and batch id
+	cfg       Config
+	bus       *bus.Bus
+	publisher *bus.Publisher
+	log       zerolog.Logger
+	metrics   *instruments
+	sub       *bus.Subscription
+	groups    map[string]*group // by run and uid
+	batches   map[string]*batch // explicit batches, by run and batch id
+	storing   []storing         // oldest first
 }
 
-// sweep is how often deadlines are looked at, lastMoment what a shutdown waits for the
-// result in hand.
+// storing is a result on its way to the server.
+type storing struct {
+	group  *group
+	future *bus.Future
+}
+
+// FetchAhead is how many rewards of a partition are asked for at once.
+const FetchAhead = 512
+
 const (
-	sweep      = 250 * time.Millisecond
+	// sweepEvery is how often deadlines are looked at, maxLookups how many open groups are
+	// looked up each time.
+	sweepEvery = 250 * time.Millisecond
+	maxLookups = 64
+	// lastMoment is what a shutdown waits for the results on their way.
 	lastMoment = 2 * time.Second
 )
 
@@ -115,24 +141,53 @@ func (w *worker) run(ctx context.Context, partition int) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastMoment, stop) })()
-	nextSweep := time.Now().Add(sweep)
+	nextSweep := time.Now().Add(sweepEvery)
 	for {
-		wait, cancel := context.WithDeadline(ctx, nextSweep)
-		m, err := sub.Next(wait)
-		cancel()
+		m, err := w.next(ctx, nextSweep)
 		switch {
 		case ctx.Err() != nil:
+			w.collect(work, work)
 			return nil
-		case err == nil:
-			w.receive(work, m)
-		case !errors.Is(err, context.DeadlineExceeded):
+		case err != nil:
 			return err
+		case m != nil:
+			w.receive(work, m)
 		}
+		w.collect(work, over)
 		if now := time.Now(); now.After(nextSweep) {
-			w.expire(work, now)
-			nextSweep = now.Add(sweep)
+			w.sweep(work)
+			nextSweep = now.Add(sweepEvery)
 		}
 	}
+}
+
+// over is a context that has ended: to look without waiting.
+var over = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// next returns the next reward, or nil when it is time for something else: to sweep, or
+// to see to a result that has been stored.
+func (w *worker) next(ctx context.Context, until time.Time) (*bus.Message, error) {
+	if m, err := w.sub.Next(over); !errors.Is(err, context.Canceled) {
+		return m, err
+	}
+	wait, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	if len(w.storing) > 0 {
+		select {
+		case <-w.storing[0].future.Done():
+		case <-wait.Done():
+		}
+		return nil, nil
+	}
+	m, err := w.sub.Next(wait)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, nil
+	}
+	return m, err
 }
 
 // consumer is the durable of one partition.
@@ -140,7 +195,7 @@ func (c Config) consumer(partition int) bus.ConsumerConfig {
 	return bus.ConsumerConfig{
 		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", partition),
 		Filters: []string{fmt.Sprintf("%sreward.%d.>", schemas.Prefix, partition)},
-		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxHeld, Slots: 512,
+		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxHeld, Slots: FetchAhead,
 		PriorityGroup: "advantage", PinnedTTL: min(c.AckWait, bus.DefaultPinnedTTL),
 	}
 }
@@ -154,6 +209,7 @@ func (w *worker) forget() {
 		w.forgetGroup(g)
 	}
 	clear(w.batches)
+	w.storing = nil // they are stored all the same, and the next worker finds them
 }
 
 func (w *worker) forgetGroup(g *group) {
@@ -173,41 +229,57 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	}
 	w.metrics.rewards.WithLabelValues(delivery).Inc()
 	var r schemas.Reward
-	if err := schemas.DecodeValid(m.Data, &r); err != nil {
-		w.metrics.dead.WithLabelValues(schemas.CodeDecode).Inc()
-		if err := w.bus.Dead(ctx, "advantage", schemas.CodeDecode, err.Error(), m); err != nil {
-			w.retry(m, err)
-			return
-		}
-		w.settle(m.Term(err.Error()))
-		return
+	err := schemas.DecodeValid(m.Data, &r)
+	if err != nil {
+		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
+	} else {
+		err = w.add(ctx, m, &r)
 	}
-	if err := w.add(ctx, m, &r); err != nil {
+	if err != nil {
 		w.retry(m, err)
 	}
+}
+
+// refuse writes a dead letter for a reward that can never be used.
+func (w *worker) refuse(ctx context.Context, m *bus.Message, code, reason string) error {
+	w.metrics.dead.WithLabelValues(code).Inc()
+	if err := w.bus.Dead(ctx, "advantage", code, reason, m); err != nil {
+		return err
+	}
+	w.settle(m.Term(reason))
+	return nil
 }
 
 func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
 	key := r.Run + "." + r.UID
 	g, open := w.groups[key]
 	if !open {
-		done, err := w.closed(ctx, m, r)
-		if err != nil || done {
-			return err
-		}
 		g = newGroup(r)
+		if r.Group.BatchGroups > 0 && w.batches[r.Run+"."+r.Group.Batch] == nil {
+			closed, err := w.batchClosed(ctx, r)
+			if err != nil {
+				return err
+			}
+			if closed {
+				return w.afterwards(ctx, m, r)
+			}
+		}
 		w.groups[key] = g
 		w.metrics.openGroups.Inc()
+	} else if r.GroupSize != g.size || r.Group.Batch != g.spec.Batch {
+		return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("group_size and batch: %d and %s; the group has %d and %s", r.GroupSize, r.Group.Batch, g.size, g.spec.Batch))
 	}
 	before := len(g.samples)
 	g.add(r, m, w.cfg.GroupTimeout)
 	w.metrics.held.Add(float64(len(g.samples) - before))
 	if b := w.batchOf(g); b != nil {
-		b.groups[g.uid] = g
 		if !g.settled() {
 			return nil
 		}
-		return w.advanceBatch(ctx, b, time.Now(), false)
+		if err := w.decide(ctx, b, g, false); err != nil {
+			return err
+		}
+		return w.advance(ctx, b, time.Time{})
 	}
 	if g.settled() {
 		return w.close(ctx, g)
@@ -215,40 +287,48 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 	return nil
 }
 
-// closed says whether the result that r belongs to is stored already, and settles m if
-// so.
-func (w *worker) closed(ctx context.Context, m *bus.Message, r *schemas.Reward) (bool, error) {
-	over, err := w.batchClosed(ctx, r)
-	if err != nil || r.Group.BatchGroups > 0 && !over {
-		return false, err // a group of an open batch is needed again
-	}
+// afterwards settles a reward whose batch has closed.
+func (w *worker) afterwards(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
 	a, err := w.stored(ctx, r.Run, r.UID)
-	switch {
-	case errors.Is(err, bus.ErrNotFound) && !over:
-		return false, nil
-	case errors.Is(err, bus.ErrNotFound):
+	if errors.Is(err, bus.ErrNotFound) {
+		// Whoever waits for the group must not wait for ever.
 		g := newGroup(r)
 		g.add(r, nil, w.cfg.GroupTimeout)
-		if err := w.tooLate(ctx, g); err != nil {
-			return false, err
-		}
-		a = g.result
-	case err != nil:
-		return false, err
+		a, err = w.publish(ctx, g.tooLate())
 	}
-	if a.RefilledBy != "" && m.Delivered > 1 {
-		// Whoever stored it may have died before it asked.
-		if err := w.askAgain(ctx, r.Run, r.Group.PromptSeq, a); err != nil {
-			return false, err
-		}
+	if err != nil {
+		return err
 	}
 	if !part(a, r.SampleIndex) {
 		if err := w.late(ctx, m); err != nil {
-			return false, err
+			return err
 		}
 	}
 	w.settle(m.AckAsync())
-	return true, nil
+	return nil
+}
+
+// recognise looks up whether a group that is open here has a result already: it closed
+// under another worker, or what is held came too late for it.
+func (w *worker) recognise(ctx context.Context, g *group) error {
+	a, err := w.stored(ctx, g.run, g.uid)
+	if errors.Is(err, bus.ErrNotFound) {
+		g.known = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if a.RefilledBy != "" {
+		// Whoever stored it may have died before it asked.
+		if err := w.askAgain(ctx, g.run, g.spec.PromptSeq, a); err != nil {
+			return err
+		}
+	}
+	g.result = a
+	w.forgetGroup(g)
+	w.release(ctx, g)
+	return nil
 }
 
 // part says whether a sample is part of a stored result.
@@ -278,78 +358,149 @@ func (w *worker) stored(ctx context.Context, run, uid string) (*schemas.Advantag
 	return &a, nil
 }
 
-// close stores the result of a group that is its own batch and acks its rewards.
+// close sends the result of a group that is its own batch on its way.
 func (w *worker) close(ctx context.Context, g *group) error {
-	a := g.outline()
-	if counts(a) {
-		began := time.Now()
-		estimate([]*group{g}, []*schemas.Advantage{a})
-		w.metrics.estimate.Observe(time.Since(began).Seconds())
-	}
-	if counts(a) {
-		if err := w.store(ctx, g, a); err != nil {
-			return err
-		}
-	} else if _, err := w.drop(ctx, g, a); err != nil {
-		return err
-	}
-	w.forgetGroup(g)
-	w.release(ctx, g)
-	return nil
-}
-
-// store publishes a group's advantage once; when another worker was first, the stored
-// one is the result.
-func (w *worker) store(ctx context.Context, g *group, a *schemas.Advantage) error {
-	if g.result != nil {
+	if g.sent {
 		return nil
 	}
-	ack, err := w.bus.Publish(ctx, a)
+	a := g.outline()
+	if counts(a) {
+		w.estimate([]*group{g}, []*schemas.Advantage{a})
+	}
+	if counts(a) {
+		return w.send(ctx, g, a)
+	}
+	return w.drop(ctx, g, a, g.overdue())
+}
+
+// overdue says whether the deadline of the group's prompt has passed: a fresh group would
+// come too late.
+func (g *group) overdue() bool { return g.spec.Deadline > 0 && time.Now().UnixNano() > g.spec.Deadline }
+
+func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
+	began := time.Now()
+	estimate(groups, outlines)
+	w.metrics.estimate.Observe(time.Since(began).Seconds())
+}
+
+// send publishes a group's advantage without waiting; collect sees to what becomes of it.
+func (w *worker) send(ctx context.Context, g *group, a *schemas.Advantage) error {
+	f, err := w.publisher.Publish(ctx, a)
+	if errors.Is(err, schemas.ErrTooLarge) || errors.Is(err, nats.ErrMaxPayload) {
+		// It would be as large the next time.
+		a = failure(a, err)
+		f, err = w.publisher.Publish(ctx, a)
+	}
 	if err != nil {
 		return fmt.Errorf("publish advantage of %s: %w", a.UID, err)
 	}
-	if ack.Duplicate {
-		if a, err = w.stored(ctx, a.Run, a.UID); err != nil {
-			return err
-		}
-	}
-	g.result = a
-	w.metrics.groups.WithLabelValues(a.Status).Inc()
-	var last time.Time
-	for _, s := range g.samples {
-		if s.stored.After(last) {
-			last = s.stored
-		}
-	}
-	if !last.IsZero() {
-		w.metrics.latency.Observe(max(0, time.Since(last).Seconds()))
-	}
-	w.log.Info().Str("run", a.Run).Str("uid", a.UID).Str("status", a.Status).Int("members", len(a.Members)).Msg("group closed")
+	g.verdict, g.sent = a, true
+	w.storing = append(w.storing, storing{g, f})
 	return nil
 }
 
-// expire closes what is past its deadline, once everything stored before is here.
-func (w *worker) expire(ctx context.Context, now time.Time) {
+// failure is a result that has no numbers.
+func failure(a *schemas.Advantage, cause error) *schemas.Advantage {
+	out := *a
+	out.Status, out.Error, out.Mean, out.Std, out.BatchSamples = schemas.StatusFailed, cause.Error(), nil, nil, 0
+	out.Members = nil
+	for _, m := range a.Members {
+		m.Advantage, m.StepAdvantages = nil, nil
+		out.Members = append(out.Members, m)
+	}
+	return &out
+}
+
+// collect sees to the results that are stored by now and, until wait ends, waits for the
+// others.
+func (w *worker) collect(ctx, wait context.Context) {
+	for len(w.storing) > 0 && !w.bus.Conn().IsClosed() {
+		g := w.storing[0].group
+		ack, err := w.storing[0].future.Wait(wait)
+		if err != nil && wait.Err() != nil {
+			return
+		}
+		w.storing[0] = storing{}
+		w.storing = w.storing[1:]
+		g.sent = false
+		a := g.verdict
+		if err == nil && ack.Duplicate {
+			a, err = w.stored(ctx, g.run, g.uid)
+		}
+		if err != nil {
+			w.log.Warn().Err(err).Str("uid", g.uid).Msg("advantage not stored, will try again")
+			continue
+		}
+		w.finish(ctx, g, a)
+	}
+}
+
+// publish stores a group's result and returns what is stored: when another worker was
+// first, that is the result.
+func (w *worker) publish(ctx context.Context, a *schemas.Advantage) (*schemas.Advantage, error) {
+	ack, err := w.bus.Publish(ctx, a)
+	if err != nil {
+		return nil, fmt.Errorf("publish advantage of %s: %w", a.UID, err)
+	}
+	if ack.Duplicate {
+		return w.stored(ctx, a.Run, a.UID)
+	}
+	return a, nil
+}
+
+// finish takes in the stored result of a group, which ends one that is a batch of its
+// own.
+func (w *worker) finish(ctx context.Context, g *group, a *schemas.Advantage) {
+	g.verdict, g.result = a, a
+	w.metrics.groups.WithLabelValues(a.Status).Inc()
+	last := int64(0)
+	for i := range g.samples {
+		last = max(last, g.samples[i].stored)
+	}
+	if last > 0 {
+		w.metrics.latency.Observe(max(0, time.Since(time.Unix(0, last)).Seconds()))
+	}
+	w.log.Info().Str("run", a.Run).Str("uid", a.UID).Str("status", a.Status).Int("members", len(a.Members)).Msg("group closed")
+	if g.spec.BatchGroups == 0 {
+		w.forgetGroup(g)
+		w.release(ctx, g)
+	}
+}
+
+// sweep closes what is past its deadline, once everything stored before is here, tries
+// again what failed, and looks up groups that are not complete at once.
+func (w *worker) sweep(ctx context.Context) {
+	now := time.Now()
 	overdue := false
 	for _, g := range w.groups {
 		overdue = overdue || now.After(g.deadline)
 	}
-	caughtUp := false
+	var caughtUp time.Time
 	if overdue {
 		var err error
 		if caughtUp, err = w.sub.CaughtUp(); err != nil {
 			w.log.Debug().Err(err).Msg("deadlines wait: the consumer does not say what it has")
 		}
 	}
+	lookups := 0
 	for _, g := range w.groups {
-		if g.spec.BatchGroups == 0 && g.ripe(now, caughtUp) {
-			if err := w.close(ctx, g); err != nil {
-				w.log.Warn().Err(err).Str("uid", g.uid).Msg("close group, will try again")
-			}
+		var err error
+		switch b := w.batches[g.run+"."+g.spec.Batch]; {
+		case g.spec.BatchGroups > 0 && g.ripe(caughtUp):
+			err = w.decide(ctx, b, g, false)
+		case g.spec.BatchGroups > 0:
+		case g.ripe(caughtUp):
+			err = w.close(ctx, g)
+		case !g.known && lookups < maxLookups:
+			lookups++
+			err = w.recognise(ctx, g)
+		}
+		if err != nil {
+			w.log.Warn().Err(err).Str("uid", g.uid).Msg("close group, will try again")
 		}
 	}
 	for _, b := range w.batches {
-		if err := w.advanceBatch(ctx, b, now, caughtUp); err != nil {
+		if err := w.advance(ctx, b, caughtUp); err != nil {
 			w.log.Warn().Err(err).Str("batch", b.id).Msg("close batch, will try again")
 		}
 	}
@@ -358,10 +509,8 @@ func (w *worker) expire(ctx context.Context, now time.Time) {
 // release acks the rewards of a group whose result is stored. What is no part of it
 // came too late.
 func (w *worker) release(ctx context.Context, g *group) {
-	for _, s := range g.samples {
-		if s.message == nil {
-			continue
-		}
+	for i := range g.samples {
+		s := &g.samples[i]
 		if !part(g.result, s.index) {
 			m, err := w.bus.Get(ctx, schemas.StreamRewards, s.message.Seq) // its bytes were let go
 			if err == nil {

@@ -1,6 +1,7 @@
 package advantage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,11 +24,18 @@ type batch struct {
 	run, id  string
 	expected int64
 	groups   map[string]*group // by uid
-	step     *int64
-	epoch    *int64
+	roots    map[string]bool   // the places that they are for
+	// earliest is the first deadline of a group: none that was opened before came too late.
+	earliest time.Time
+	// decided is the number of its groups that have a verdict: with fewer than expected it
+	// cannot be complete.
+	decided int64
+	step    *int64
+	epoch   *int64
 }
 
-// batchOf returns the explicit batch of a group, nil when it has none.
+// batchOf returns the explicit batch of a group, nil when it has none, and makes the
+// group a part of it.
 func (w *worker) batchOf(g *group) *batch {
 	if g.spec.BatchGroups == 0 {
 		return nil
@@ -35,7 +43,7 @@ func (w *worker) batchOf(g *group) *batch {
 	key := g.run + "." + g.spec.Batch
 	b, ok := w.batches[key]
 	if !ok {
-		b = &batch{run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[string]*group{}}
+		b = &batch{run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[string]*group{}, roots: map[string]bool{}, earliest: g.deadline}
 		w.batches[key] = b
 	}
 	if b.step == nil {
@@ -44,133 +52,150 @@ func (w *worker) batchOf(g *group) *batch {
 	if b.epoch == nil {
 		b.epoch = g.spec.BatchEpoch
 	}
+	b.groups[g.uid], b.roots[g.root()] = g, true
+	if g.deadline.Before(b.earliest) {
+		b.earliest = g.deadline
+	}
 	return b
 }
 
 // inTime are the groups that belong to the batch, by uid: each was opened before the
-// deadline that those opened before it set, and the last of these deadlines.
+// deadline that those opened before it set, and has one of the places expected. deadline
+// is the last of theirs.
 func (b *batch) inTime() (groups []*group, deadline time.Time) {
 	all := slices.SortedFunc(maps.Values(b.groups), func(x, y *group) int {
-		if c := x.opened.Compare(y.opened); c != 0 {
-			return c
-		}
-		return compare(x.uid, y.uid)
+		return cmp.Or(x.opened.Compare(y.opened), cmp.Compare(x.uid, y.uid))
 	})
+	places := map[string]bool{}
 	for _, g := range all {
 		if len(groups) > 0 && g.opened.After(deadline) {
 			break
 		}
+		if int64(len(places)) == b.expected && !places[g.root()] {
+			continue
+		}
+		places[g.root()] = true
 		groups = append(groups, g)
 		if g.deadline.After(deadline) {
 			deadline = g.deadline
 		}
 	}
-	slices.SortFunc(groups, func(x, y *group) int { return compare(x.uid, y.uid) })
+	slices.SortFunc(groups, func(x, y *group) int { return cmp.Compare(x.uid, y.uid) })
 	return groups, deadline
 }
 
-func compare(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
+// filled says whether each place has a group that counts or has been given up: no group
+// of it is open, and none has been asked for that has not come.
+func (b *batch) filled(groups []*group) bool {
+	places := map[string]bool{}
+	for _, g := range groups {
+		if g.verdict == nil || g.verdict.RefilledBy != "" && b.groups[g.verdict.RefilledBy] == nil {
+			return false
+		}
+		places[g.root()] = true
 	}
-	return 0
+	return int64(len(places)) == b.expected
 }
 
-// advanceBatch stores the results that are due and, when every place has a group that
-// counts or is given up, the Batch event. caughtUp lets deadlines count.
-func (w *worker) advanceBatch(ctx context.Context, b *batch, now time.Time, caughtUp bool) error {
-	groups, deadline := b.inTime()
-	expired := caughtUp && now.After(deadline)
-	places := map[string]bool{} // by root: whether the place is settled
-	var due []*group
-	var outlines []*schemas.Advantage
-	wide := false
-	for _, g := range groups {
-		root := g.root()
-		if !expired && !g.ripe(now, caughtUp) {
-			places[root] = false
-			continue
-		}
-		a := g.result
-		if a == nil {
-			a = g.outline()
-			if !counts(a) {
-				var err error
-				if a, err = w.drop(ctx, g, a); err != nil {
-					return err
-				}
-			}
-		}
-		if _, waits := places[root]; !waits {
-			places[root] = true
-		}
-		if a.RefilledBy != "" && b.groups[a.RefilledBy] == nil {
-			places[root] = false // its group has not come yet
-		}
-		due, outlines = append(due, g), append(outlines, a)
-		wide = wide || counts(a) && g.batchWide()
-	}
-	settled := int64(len(places)) >= b.expected
-	for _, done := range places {
-		settled = settled && done
-	}
-	if !wide {
-		// Each group closes by itself.
-		for i, g := range due {
-			if g.result == nil {
-				estimate([]*group{g}, outlines[i:i+1])
-				if err := w.store(ctx, g, outlines[i]); err != nil {
-					return err
-				}
-			}
-			outlines[i] = g.result
-		}
-	}
-	if !settled && !expired {
+// decide gives a group of a batch that can close its verdict. It is stored at once,
+// unless it counts and its numbers depend on the rest of the batch. last says that the
+// batch closes, too, so that a fresh group would come too late.
+func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) error {
+	if g.result != nil || g.sent {
 		return nil
 	}
-	return w.closeBatch(ctx, b, due, outlines, expired && !settled, now)
+	if g.opened.After(b.earliest) || int64(len(b.roots)) > b.expected {
+		if groups, _ := b.inTime(); !slices.Contains(groups, g) {
+			return nil // it is told so when the batch closes
+		}
+	}
+	a := g.verdict
+	if a == nil {
+		a = g.outline()
+		if counts(a) && !g.batchWide() {
+			w.estimate([]*group{g}, []*schemas.Advantage{a})
+		}
+	}
+	var err error
+	switch {
+	case !counts(a):
+		err = w.drop(ctx, g, a, last || g.overdue())
+	case !g.batchWide():
+		err = w.send(ctx, g, a)
+	}
+	if err != nil {
+		return err
+	}
+	if g.verdict == nil {
+		g.verdict = a
+	}
+	if !g.decided {
+		g.decided = true
+		b.decided++
+	}
+	return nil
+}
+
+// advance closes the batch when every place is filled, or when its deadline has passed
+// and everything stored before is here: caughtUp is the time up to which that is so.
+func (w *worker) advance(ctx context.Context, b *batch, caughtUp time.Time) error {
+	if caughtUp.IsZero() && b.decided < b.expected {
+		return nil
+	}
+	groups, deadline := b.inTime()
+	filled := b.filled(groups)
+	if !filled && !caughtUp.After(deadline) {
+		return nil
+	}
+	return w.closeBatch(ctx, b, groups, !filled)
 }
 
 // drop stores the result of a group that does not count, and asks for another in its
-// place where the policy wants one.
-func (w *worker) drop(ctx context.Context, g *group, a *schemas.Advantage) (*schemas.Advantage, error) {
-	if err := w.refill(ctx, g, a); err != nil {
-		return nil, err
+// place where the policy wants one and there is time.
+func (w *worker) drop(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
+	if err := w.refill(ctx, g, a, tooLate); err != nil {
+		return err
 	}
-	if err := w.store(ctx, g, a); err != nil {
-		return nil, err
+	a, err := w.publish(ctx, a)
+	if err != nil {
+		return err
 	}
-	if g.result.RefilledBy != "" {
-		if err := w.askAgain(ctx, g.run, g.spec.PromptSeq, g.result); err != nil {
-			g.result = nil // come back for it: nothing is acked yet
-			return nil, err
-		}
-	}
-	return g.result, nil
-}
-
-// closeBatch stores what is missing of the batch's results and last the Batch event.
-func (w *worker) closeBatch(ctx context.Context, b *batch, due []*group, outlines []*schemas.Advantage, partial bool, now time.Time) error {
-	began := time.Now()
-	var wide []*group
-	var wideOutlines []*schemas.Advantage
-	for i, g := range due {
-		if g.result == nil {
-			wide, wideOutlines = append(wide, g), append(wideOutlines, outlines[i])
-		}
-	}
-	estimate(wide, wideOutlines)
-	seconds := time.Since(began).Seconds()
-	for i, g := range wide {
-		if err := w.store(ctx, g, wideOutlines[i]); err != nil {
+	if a.RefilledBy != "" { // before anything is acked
+		if err := w.askAgain(ctx, g.run, g.spec.PromptSeq, a); err != nil {
 			return err
 		}
 	}
-	e := summary(b, due, now, seconds)
+	w.finish(ctx, g, a)
+	return nil
+}
+
+// closeBatch stores what is missing of the batch's results and last the Batch event.
+func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, partial bool) error {
+	var wide []*group
+	var outlines []*schemas.Advantage
+	for _, g := range groups {
+		if err := w.decide(ctx, b, g, true); err != nil {
+			return err
+		}
+		if g.result == nil && !g.sent {
+			wide, outlines = append(wide, g), append(outlines, g.outline())
+		}
+	}
+	began := time.Now()
+	w.estimate(wide, outlines)
+	seconds := time.Since(began).Seconds()
+	for i, g := range wide {
+		if err := w.send(ctx, g, outlines[i]); err != nil {
+			return err
+		}
+	}
+	w.collect(ctx, ctx)
+	for _, g := range groups {
+		if g.result == nil {
+			return fmt.Errorf("advantage of %s is not stored yet", g.uid)
+		}
+	}
+	e := summary(b, groups, time.Now(), seconds)
 	if partial {
 		e.Status = schemas.StatusPartial
 	}
@@ -179,29 +204,34 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, due []*group, outline
 	}
 	w.metrics.batch(e)
 	w.log.Info().Str("run", b.run).Str("batch", b.id).Str("status", e.Status).Int64("groups", e.Groups).Int("dropped", len(e.Dropped)).Msg("batch closed")
-	delete(w.batches, b.run+"."+b.id)
 	for _, g := range b.groups {
-		if !slices.Contains(due, g) {
-			if err := w.tooLate(ctx, g); err != nil {
+		if g.result == nil {
+			a, err := w.publish(ctx, g.tooLate())
+			if err != nil {
 				return err
 			}
+			w.finish(ctx, g, a)
 		}
+	}
+	delete(w.batches, b.run+"."+b.id)
+	for _, g := range b.groups {
 		w.forgetGroup(g)
 		w.release(ctx, g)
 	}
 	return nil
 }
 
-// tooLate stores that a group came after its batch had closed: whoever waits for it
-// must not wait for ever.
-func (w *worker) tooLate(ctx context.Context, g *group) error {
+// tooLate is the result of a group that came after its batch had closed: whoever waits
+// for it must not wait for ever.
+func (g *group) tooLate() *schemas.Advantage {
 	a := g.outline()
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{SampleIndex: a.Members[i].SampleIndex, Status: schemas.StatusMissing}
 	}
 	a.Status, a.Error = schemas.StatusFailed, fmt.Sprintf("batch %s had closed without the group", g.spec.Batch)
+	a.Mean, a.Std = nil, nil
 	a.PolicyVersionMin, a.PolicyVersionMax = 0, 0
-	return w.store(ctx, g, a)
+	return a
 }
 
 // batchClosed says whether the batch of a reward has closed.

@@ -30,7 +30,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		groups:         s.Counter("groups_total", "groups closed, by status", "status"),
 		batches:        s.Counter("batches_total", "batches closed, by status", "status"),
 		refilled:       s.Counter("refills_total", "groups asked for in place of others").WithLabelValues(),
-		refillsGivenUp: s.Counter("refills_given_up_total", "groups that were not replaced, by reason: rounds or prompt", "reason"),
+		refillsGivenUp: s.Counter("refills_given_up_total", "groups that were not replaced, by reason: rounds, deadline or prompt", "reason"),
 		openGroups:     s.Gauge("open_groups", "groups that wait for rewards").WithLabelValues(),
 		held:           s.Gauge("held_rewards", "rewards of open groups and batches").WithLabelValues(),
 		latency:        s.Seconds("latency_seconds", "from the last reward of a group to its stored advantage").WithLabelValues(),
@@ -83,7 +83,7 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 			evaluation = append(evaluation, validationOf(g))
 			continue
 		}
-		stats.Columns = max(stats.Columns, int(g.trainedSteps))
+		stats.Columns = max(stats.Columns, int(a.TrainedSteps))
 		stats.Samples = append(stats.Samples, g.stats(a)...)
 		for _, s := range g.samples {
 			if s.finished > 0 {
@@ -98,6 +98,7 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 		stats.GenerateSeconds, stats.Seconds = float64(finished-began)/1e9, float64(now.UnixNano()-began)/1e9
 	}
 	slices.Sort(e.Dropped)
+	e.Dropped = e.Dropped[:min(len(e.Dropped), schemas.MaxListItems)] // Expected, Groups and Refills count all
 	e.Samples = int64(len(rewards))
 	if len(rewards) > 0 {
 		mean, std := moments(rewards)
@@ -120,7 +121,7 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 	var out []estimator.SampleStats
 	for i := range a.Members {
 		m := &a.Members[i]
-		s := g.samples[m.SampleIndex]
+		s := g.find(m.SampleIndex)
 		if m.Reward == nil || s == nil {
 			continue
 		}
@@ -148,7 +149,7 @@ func validationOf(g *group) estimator.ValidationGroup {
 		v.Variables = append(v.Variables, estimator.Variable{Name: spec.Name})
 	}
 	for _, s := range g.members() {
-		if s.status != schemas.StatusScored {
+		if !s.scored {
 			continue
 		}
 		v.Variables[0].Values = append(v.Variables[0].Values, s.reward)

@@ -16,12 +16,18 @@ import (
 )
 
 // refill says that a group which does not count gets another in its place: it names the
-// fresh one in a, which is stored before the fresh one is asked for.
-func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage) error {
+// fresh one in a, which is stored before the fresh one is asked for. tooLate says that
+// the fresh one would be.
+func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
 	policy := policyOf(g.spec)
 	wanted := a.Status == schemas.StatusFiltered && policy.ZeroStd == schemas.GroupRefill ||
 		(a.Status == schemas.StatusFailed || a.Status == schemas.StatusStale) && policy.Failed == schemas.GroupRefill
 	if !wanted || g.spec.SourceRun != "" {
+		return nil
+	}
+	if tooLate {
+		w.metrics.gaveUp("deadline")
+		w.log.Warn().Str("run", g.run).Str("uid", g.uid).Str("status", a.Status).Msg("there is no time left to refill the group")
 		return nil
 	}
 	round := int64(0)

@@ -12,15 +12,18 @@ import (
 // missing stands for a score that a sample does not have.
 var missing = math.NaN()
 
-// estimatorConfig is the estimator of a group, with T trained steps.
-func estimatorConfig(spec *schemas.Group, columns int64) estimator.Config {
-	a := spec.Advantage
+// config is the estimator of a group, with its T trained steps.
+func (g *group) config() estimator.Config {
+	a := g.spec.Advantage
 	c := estimator.Config{
-		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0), Columns: int(max(columns, 1)),
+		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0), Columns: int(max(g.model().trainedSteps, 1)),
 		Mode: a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1),
 	}
+	if !g.spec.Validate && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1) {
+		c.Columns = int(g.model().trainedSteps) // without any the estimator refuses
+	}
 	if c.Name == estimator.GDPO {
-		for _, r := range spec.Reward {
+		for _, r := range g.spec.Reward {
 			c.Weights = append(c.Weights, or(r.Weight, 1))
 		}
 	}
@@ -35,9 +38,11 @@ func or[T any](p *T, def T) T {
 }
 
 // batchWide says whether the advantages of the group need the others of its batch.
-func (g *group) batchWide() bool { return estimatorConfig(g.spec, g.trainedSteps).NeedsBatch() }
+func (g *group) batchWide() bool { return g.spec.BatchGroups > 0 && g.config().NeedsBatch() }
 
-// outline is the advantage event without the numbers of the estimator.
+// outline is the advantage event without the numbers of the estimator. Groups of one
+// sample are never filtered for their lack of variance, since they cannot have any, nor
+// are those of an evaluation, which it would bias.
 func (g *group) outline() *schemas.Advantage {
 	spec := g.spec.Advantage
 	a := &schemas.Advantage{
@@ -56,13 +61,13 @@ func (g *group) outline() *schemas.Advantage {
 		if next < len(members) && members[next].index == i {
 			s := members[next]
 			next++
-			m.Status, m.TrajectorySeq = s.status, s.trajectorySeq
-			if a.Opened == 0 || s.scored < a.Opened {
-				a.Opened = s.scored
+			m.Status, m.TrajectorySeq = schemas.StatusFailed, s.trajectorySeq
+			if a.Opened == 0 || s.at < a.Opened {
+				a.Opened = s.at
 			}
-			a.Closed = max(a.Closed, s.scored)
-			if s.status == schemas.StatusScored {
-				m.Reward = &s.reward
+			a.Closed = max(a.Closed, s.at)
+			if s.scored {
+				m.Status, m.Reward = schemas.StatusScored, new(s.reward)
 				scored = append(scored, s.reward)
 				if first == nil {
 					first, a.PolicyVersionMin = s, s.policyMin
@@ -76,10 +81,8 @@ func (g *group) outline() *schemas.Advantage {
 		}
 		a.Members = append(a.Members, m)
 	}
-	a.TrainedSteps, a.ScheduleDigest = g.trainedSteps, g.schedule
-	if first != nil {
-		a.ScheduleDigest = first.schedule
-	}
+	model := g.model()
+	a.TrainedSteps, a.ScheduleDigest = model.trainedSteps, model.schedule
 	span := a.PolicyVersionMax - a.PolicyVersionMin + 1
 	switch {
 	case a.Error != "":
@@ -90,7 +93,7 @@ func (g *group) outline() *schemas.Advantage {
 		a.Status = schemas.StatusStale
 		a.Error = fmt.Sprintf("policy versions %d to %d are a span of %d; max_policy_span is %d",
 			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
-	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && slices.Min(scored) == slices.Max(scored):
+	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validate && slices.Min(scored) == slices.Max(scored):
 		a.Status, a.Mean, a.Std = schemas.StatusFiltered, new(scored[0]), new(0.0)
 	case int64(len(scored)) < g.size:
 		a.Status = schemas.StatusPartial
@@ -126,24 +129,53 @@ func counts(a *schemas.Advantage) bool {
 	return a.Status == schemas.StatusComplete || a.Status == schemas.StatusPartial
 }
 
+// scale names what groups must have in common to be normalised together.
+type scale struct {
+	name, std, basis, mode string
+	epsilon, clip, gamma   float64
+	columns                int // where they matter
+	weights                string
+}
+
+func scaleOf(c estimator.Config) scale {
+	s := scale{c.Name, c.Std, c.StdBasis, c.Mode, c.Epsilon, c.AdvClipMax, c.Gamma, 0, fmt.Sprint(c.Weights)}
+	if c.StdBasis == estimator.BasisExpanded || c.Gamma != 1 {
+		s.columns = c.Columns
+	}
+	return s
+}
+
 // estimate fills in the advantages of groups that are normalised together: one group,
-// or all that count of a batch sorted by uid. What the estimator refuses is a failure
-// of the groups, never tried again: equal rewards would be refused again.
+// or all that count of a batch sorted by uid. Groups of a batch that ask for different
+// estimators or options are normalised with those like them.
 func estimate(groups []*group, outlines []*schemas.Advantage) {
-	var rewards []estimator.Rewards
-	var at []int // rewards[k] are those of groups[at[k]]
-	columns, samples := int64(0), 0
+	var order []scale
+	alike := map[scale][]int{}
 	for i, g := range groups {
 		if counts(outlines[i]) {
-			r := g.rewards()
-			rewards, at = append(rewards, r), append(at, i)
-			columns, samples = max(columns, g.trainedSteps), samples+len(r.Values)
+			s := scaleOf(g.config())
+			if alike[s] == nil {
+				order = append(order, s)
+			}
+			alike[s] = append(alike[s], i)
 		}
 	}
-	if len(at) == 0 {
-		return
+	for _, s := range order {
+		estimateAlike(groups, outlines, alike[s])
 	}
-	cfg := estimatorConfig(groups[at[0]].spec, columns)
+}
+
+// estimateAlike is estimate for the groups at the given places, whose options are the
+// same. What the estimator refuses is a failure of these groups, never tried again:
+// equal rewards would be refused again.
+func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
+	rewards := make([]estimator.Rewards, len(at))
+	samples := 0
+	for k, i := range at {
+		rewards[k] = groups[i].rewards()
+		samples += len(rewards[k].Values)
+	}
+	cfg := groups[at[0]].config()
 	results, err := estimator.Estimate(cfg, rewards)
 	if err != nil {
 		for _, i := range at {
@@ -153,7 +185,7 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 	}
 	for k, r := range results {
 		a := outlines[at[k]]
-		a.Mean, a.Std = &r.Mean, &r.Std
+		a.Mean, a.Std = new(r.Mean), new(r.Std)
 		if cfg.NeedsBatch() {
 			a.BatchSamples = int64(samples)
 		}
@@ -164,7 +196,7 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 				continue
 			}
 			m.Advantage = &r.Advantages[next]
-			if r.StepAdvantages != nil && int64(len(r.StepAdvantages[next])) == a.TrainedSteps {
+			if r.StepAdvantages != nil {
 				m.StepAdvantages = r.StepAdvantages[next]
 			}
 			next++
@@ -176,13 +208,17 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 func (g *group) rewards() estimator.Rewards {
 	var r estimator.Rewards
 	for _, s := range g.members() {
-		if s.status == schemas.StatusScored {
+		if s.scored {
 			r.Values = append(r.Values, s.reward)
 			r.Scores = append(r.Scores, s.scores)
+			r.Lengths = append(r.Lengths, int(max(s.trainedSteps, 1)))
 		}
 	}
 	if g.spec.Advantage.Estimator != estimator.GDPO {
 		r.Scores = nil
+	}
+	if g.spec.Advantage.Estimator != estimator.OPO {
+		r.Lengths = nil
 	}
 	return r
 }

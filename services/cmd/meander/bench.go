@@ -20,10 +20,10 @@ import (
 
 func benchCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "bench", Short: "measure this machine with a model", Args: args(cobra.NoArgs),
+		Use: "bench", Short: "measure this machine", Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(benchSamplerCommand(), benchGEMMCommand())
+	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchAdvantageCommand())
 	return c
 }
 
