@@ -1,0 +1,348 @@
+package integration_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// scoreServer answers score requests over HTTP with what reply says.
+func scoreServer(t *testing.T, reply func(w http.ResponseWriter, r *http.Request, samples int)) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var body struct {
+			Samples []json.RawMessage `json:"samples"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			t.Errorf("score request: %v", err)
+		}
+		reply(w, r, len(body.Samples))
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func sendScores(w http.ResponseWriter, value string, samples int) {
+	fmt.Fprintf(w, `{"scores": [%s]}`, strings.TrimSuffix(strings.Repeat(value+",", samples), ","))
+}
+
+func scorersFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "scorers.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// small is a prompt of four small samples.
+func small(uid string, rewards ...schemas.RewardSpec) *schemas.Prompt {
+	return &schemas.Prompt{
+		UID: uid, Prompt: "a red fox", GroupSize: new(int64(4)), NumInferenceSteps: new(int64(2)),
+		Height: new(int64(32)), Width: new(int64(32)), Reward: rewards,
+	}
+}
+
+func (w *world) publish(t *testing.T, run string, prompts ...*schemas.Prompt) {
+	t.Helper()
+	for _, p := range prompts {
+		if _, err := w.client.Publish(t.Context(), run, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// statuses counts the members of a group.
+func statuses(a *schemas.Advantage) map[string]int {
+	out := map[string]int{}
+	for _, m := range a.Members {
+		out[m.Status]++
+	}
+	return out
+}
+
+// Whatever is wrong with a reward function, groups close: with a required one as failed,
+// with an optional one as if it had not been asked, with one that fails for some samples
+// as partial, and complete with one that comes back.
+func TestReward_GroupsCloseWhateverScorersDo(t *testing.T) {
+	t.Parallel()
+	var half, away atomic.Int64
+	up := time.Now().Add(2 * time.Second)
+	file := scorersFile(t, fmt.Sprintf(`
+http:
+  hang: {url: %q, timeout: 500ms, retries: 0}
+  crash: {url: %q, retries: 1, retry_wait: 10ms}
+  garbage: {url: %q}
+  nan: {url: %q}
+  half: {url: %q}
+  away: {url: %q, retries: 1, retry_wait: 10ms}
+  closed: {url: "http://127.0.0.1:1/score", retries: 1, retry_wait: 10ms}
+nats:
+  mute: {timeout: 300ms}
+`,
+		scoreServer(t, func(_ http.ResponseWriter, r *http.Request, _ int) { <-r.Context().Done() }),
+		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, _ int) {
+			if c, _, err := w.(http.Hijacker).Hijack(); err == nil {
+				_ = c.Close()
+			}
+		}),
+		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, _ int) { fmt.Fprint(w, `{"scores": "many"}`) }),
+		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, n int) { sendScores(w, "NaN", n) }),
+		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+			if half.Add(1)%2 == 0 {
+				sendScores(w, "null", n)
+				return
+			}
+			sendScores(w, fmt.Sprint(half.Load()), n)
+		}),
+		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+			if time.Now().Before(up) {
+				http.Error(w, "warming up", http.StatusServiceUnavailable)
+				return
+			}
+			sendScores(w, fmt.Sprint(away.Add(1)), n)
+		})))
+	w := start(t, func(c *config) {
+		c.reward.Scorers, c.reward.ScorePatience, c.reward.DrainTimeout = file, 10*time.Second, 100*time.Millisecond
+		c.reward.ScoreTimeout = 5 * time.Second
+	})
+	for name, reply := range map[string]any{"fine": map[string]any{"v": 1, "score": 0.5}, "nan": map[string]any{"v": 1, "score": "NaN"}, "mute": nil} {
+		s, err := w.Conn().QueueSubscribe(schemas.ScoreSubject(name), name, func(m *nats.Msg) {
+			if reply == nil {
+				return
+			}
+			data, err := msgpack.Marshal(reply)
+			if err == nil {
+				err = m.Respond(data)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Unsubscribe() })
+	}
+	want := map[string]string{
+		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed", "http:closed": "failed", "http:unknown": "failed",
+		"http:half": "partial", "http:away": "complete", "nats:fine": "complete", "nats:nan": "failed", "nats:mute": "failed", "nats:nobody": "failed",
+	}
+	uid := func(name, more string) string { return strings.ReplaceAll(name, ":", "-") + more }
+	for name := range want {
+		w.publish(t, "r", small(uid(name, ""), schemas.RewardSpec{Name: name}))
+		if name != "http:half" {
+			w.publish(t, "r", small(uid(name, "-optional"), schemas.RewardSpec{Name: "jpeg_compressibility"}, schemas.RewardSpec{Name: name, Required: new(false)}))
+		}
+	}
+	w.publish(t, "r", small("plain", schemas.RewardSpec{Name: "jpeg_compressibility"}))
+	got := w.advantages(t, "r", 2*len(want))
+	for name, status := range want {
+		a := got[uid(name, "")]
+		members := statuses(a)
+		scored := map[string]int{"complete": 4, "partial": 2}[status]
+		if a.Status != status || members["scored"] != scored || members["failed"] != 4-scored {
+			t.Errorf("%s: %s, members %v; want %s with %d scored", name, a.Status, members, status, scored)
+		}
+		if a := got[uid(name, "-optional")]; a != nil && (a.Status != "complete" || statuses(a)["scored"] != 4) {
+			t.Errorf("optional %s: %s, members %v; want complete", name, a.Status, statuses(a))
+		}
+	}
+	// The plain group does not wait for the patience with the others.
+	if a := got["plain"]; a.Status != "complete" {
+		t.Errorf("plain group: %s", a.Status)
+	}
+}
+
+// Rewards from outside: given before the samples are made, after, and never.
+func TestReward_External(t *testing.T) {
+	t.Parallel()
+	w := start(t, nil)
+	give := func(uid string, i int64, name string, value *float64) {
+		t.Helper()
+		v := &schemas.Verdict{Run: "r", UID: uid, SampleIndex: i, Name: name, Value: value, At: time.Now().UnixNano()}
+		if value == nil {
+			v.Error = "cannot tell"
+		}
+		if _, err := w.Publish(t.Context(), v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prompt := func(uid string, wait time.Duration, rewards ...schemas.RewardSpec) *schemas.Prompt {
+		p := small(uid, rewards...)
+		p.Deadline = new(time.Now().Add(wait).UnixNano())
+		return p
+	}
+	human := schemas.RewardSpec{Name: "external:human"}
+	give("before", 0, "human", new(0.25))
+	give("before", 1, "human", new(0.5))
+	w.publish(t, "r",
+		prompt("before", time.Minute, human),
+		prompt("never", 4*time.Second, human),
+		prompt("some", 4*time.Second, human, schemas.RewardSpec{Name: "jpeg_compressibility"}),
+		prompt("left-out", 4*time.Second, schemas.RewardSpec{Name: "jpeg_compressibility"}, schemas.RewardSpec{Name: "external", Required: new(false)}))
+	give("before", 2, "human", new(0.75))
+	give("some", 3, "human", new(1.0))
+	give("some", 2, "human", nil)
+	time.Sleep(500 * time.Millisecond) // by now the samples are there
+	give("before", 3, "human", new(1.0))
+	got := w.advantages(t, "r", 4)
+	for uid, want := range map[string]struct {
+		status string
+		scored int
+	}{"before": {"complete", 4}, "never": {"failed", 0}, "some": {"partial", 1}, "left-out": {"complete", 4}} {
+		a := got[uid]
+		if members := statuses(a); a.Status != want.status || members["scored"] != want.scored || members["missing"] != 0 {
+			t.Errorf("%s: %s, members %v; want %s with %d scored and none missing", uid, a.Status, members, want.status, want.scored)
+		}
+	}
+	for i, want := range []float64{0.25, 0.5, 0.75, 1} {
+		if m := got["before"].Members[i]; m.Reward == nil || *m.Reward != want {
+			t.Errorf("sample %d: %v, want %v", i, m.Reward, want)
+		}
+	}
+	// One that comes after the end is a dead letter.
+	give("never", 0, "human", new(1.0))
+	if d := w.dead(t, 1)[0]; d.Code != schemas.CodeLate || d.Stage != "reward" || !strings.Contains(d.OriginalSubject, "never") {
+		t.Errorf("dead letter %+v, want a late verdict of never", d)
+	}
+}
+
+// Two reward services, one of them killed in the middle and started again: every group
+// closes complete.
+func TestReward_KilledInTheMiddle(t *testing.T) {
+	t.Parallel()
+	dir, url := t.TempDir(), natsServer(t)
+	var calls atomic.Int64
+	file := scorersFile(t, fmt.Sprintf("http:\n  slow: {url: %q, concurrency: 2, max_batch: 4}\n",
+		scoreServer(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+			calls.Add(int64(n))
+			time.Sleep(30 * time.Millisecond)
+			sendScores(w, "0.5", n)
+		})))
+	for _, service := range []string{"advantage", "sampler", "intake"} {
+		args := []string{"--nats-url", url, "--health-addr", ""}
+		if service == "sampler" {
+			args = append(args, "--model", "synthetic", "--batch", "4")
+		}
+		launch(t, dir, program(t, "meander-"+service), args...)
+	}
+	rewardArgs := []string{"--nats-url", url, "--health-addr", "", "--scorers", file, "--ack-wait", "1s"}
+	launch(t, dir, program(t, "meander-reward"), rewardArgs...)
+	ended := make(chan int)
+	stop := make(chan struct{})
+	go func() { // the other one lives for half a second, again and again
+		kills := 0
+		defer func() { ended <- kills }()
+		for {
+			cmd := exec.Command(program(t, "meander-reward"), rewardArgs...)
+			if err := cmd.Start(); err != nil {
+				t.Error(err)
+				return
+			}
+			select {
+			case <-stop:
+			case <-time.After(500 * time.Millisecond):
+			}
+			_ = cmd.Process.Signal(syscall.SIGKILL)
+			_ = cmd.Wait()
+			select {
+			case <-stop:
+				return
+			default:
+				kills++
+			}
+		}
+	}()
+	args := []string{"run", "--nats", url, "--json", "--run", "k", "--out", "-", "-n", "8", "--steps", "2", "--reward", "http:slow", "--reward", "diversity"}
+	for i := range 24 {
+		args = append(args, fmt.Sprint("fox ", i))
+	}
+	groups, sum := meander(t, dir, args...).must(t, 0).parse(t)
+	close(stop)
+	kills := <-ended
+	t.Logf("%d kills, %d samples asked of the server for %d", kills, calls.Load(), sum.Samples)
+	if sum.Complete != 24 || sum.Samples != 192 || kills == 0 {
+		t.Errorf("%d complete groups of %d samples after %d kills, want 24 of 192 after some", sum.Complete, sum.Samples, kills)
+	}
+	for _, g := range groups {
+		for _, m := range g.Members {
+			if m.Status != "scored" || m.Reward == nil || *m.Reward <= 0.5 {
+				t.Errorf("%s: %+v", g.UID, m)
+			}
+		}
+	}
+}
+
+// The worker in Python that comes with the project, if Python has what it needs.
+func TestReward_PythonWorker(t *testing.T) {
+	t.Parallel()
+	python := os.Getenv("MEANDER_PYTHON")
+	if python == "" {
+		python = "python3"
+	}
+	if out, err := exec.Command(python, "-c", "import nats, msgpack, PIL").CombinedOutput(); err != nil {
+		t.Skipf("%s cannot run the worker: pip install -r deploy/scorers/requirements.txt, or name another one in MEANDER_PYTHON: %v: %s", python, err, out)
+	}
+	dir := t.TempDir()
+	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
+	up.Dir = dir
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = up.Process.Signal(os.Interrupt)
+		_ = up.Wait()
+	})
+	var info natsd.Info
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		var ok bool
+		if info, ok = natsd.Running(filepath.Join(dir, "meander-data")); ok && info.URL != "" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("meander up does not serve")
+		}
+	}
+	worker := exec.Command(python, filepath.Join(root, "deploy/scorers/worker.py"), "--url", info.URL, "--name", "colour")
+	worker.Env = append(os.Environ(), "NATS_TOKEN="+info.Token)
+	out, err := worker.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker.Stderr = os.Stderr
+	if err := worker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = worker.Process.Signal(syscall.SIGTERM)
+		if err := worker.Wait(); err != nil {
+			t.Errorf("worker: %v", err)
+		}
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.Contains(line, "listening") {
+		t.Fatalf("worker says %q, %v", line, err)
+	}
+	groups, _ := meander(t, dir, "run", "--json", "-n", "4", "--out", "-", "--reward", "nats:colour", "a red fox").must(t, 0).parse(t)
+	for _, m := range groups[0].Members {
+		if m.Reward == nil || *m.Reward < 0 || *m.Reward > 2 {
+			t.Errorf("sample %d: %s %v, want a colourfulness", m.SampleIndex, m.Status, m.Reward)
+		}
+	}
+}
