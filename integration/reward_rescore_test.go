@@ -135,7 +135,7 @@ func TestRescore_Run(t *testing.T) {
 	meander(t, dir, "run", "--model", "synthetic", "--run", "r", "-n", "4", "--steps", "3", "--out", "-", "--batch-size", "2", "--batch-id", "b",
 		"--reward", "jpeg_compressibility", "a red fox", "two owls").must(t, 0)
 	before := meander(t, dir, "show", "--run", "r", "--json").must(t, 0).stdout
-	args := []string{"rescore", "--run", "r", "--reward", "jpeg_incompressibility=2", "--reward", "diversity", "--std", "global", "--json"}
+	args := []string{"rescore", "--reward", "jpeg_incompressibility=2", "--reward", "diversity", "--std", "global", "--json"}
 	first := meander(t, dir, args...).must(t, 0).pass(t)
 	if len(first.groups) != 2 || first.summary.Complete != 2 || first.summary.Scored != 8 {
 		t.Fatalf("pass %+v", first)
@@ -164,7 +164,7 @@ func TestRescore_Run(t *testing.T) {
 		"no stored":            {"rescore", "--run", "x", "--reward", "synthetic"},
 		"itself a pass":        {"rescore", "--run", "r--jpeg_incompressibility-diversity", "--reward", "synthetic"},
 		"--reward":             {"rescore", "--run", "r"},
-		"--run":                {"rescore", "--reward", "synthetic"},
+		"nothing in it":        {"rescore", "--store", "none", "--reward", "synthetic"},
 		"not configured here":  {"rescore", "--run", "r", "--reward", "http:clip"},
 		"want one of":          {"rescore", "--run", "r", "--reward", "sharpness"},
 		"no text in double qu": {"rescore", "--run", "r", "--reward", "glyph"},

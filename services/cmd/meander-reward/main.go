@@ -18,6 +18,7 @@ func main() {
 		HealthAddr: "127.0.0.1:8083",
 		Examples: []string{
 			"meander-reward",
+			"meander-reward --require ocr --scorers scorers.yaml",
 			"meander-reward --nats-url nats://nats.example:4222 --nats-creds reward.creds",
 			"meander-reward --print-config > reward.yaml",
 		},

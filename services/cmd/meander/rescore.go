@@ -29,7 +29,7 @@ import (
 func rescoreCommand(a *app) *cobra.Command {
 	r := &rescorer{app: a, services: defaultServices()}
 	c := &cobra.Command{
-		Use:   "rescore --run RUN --reward NAME[=WEIGHT]",
+		Use:   "rescore --reward NAME[=WEIGHT]",
 		Short: "score the stored pictures of a run again, with other rewards or another estimator",
 		Long: `rescore scores the trajectories that a run has stored, without sampling anything. The
 rewards and advantages go into a run of their own, the pass, with the same uids and
@@ -44,7 +44,7 @@ What is scored is stored: after a crash or a kill, the same command goes on wher
 stopped.
 
 Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
-		Example: `  meander rescore --run demo --reward ocr
+		Example: `  meander rescore --reward ocr
   meander rescore --run demo --reward glyph=0.8 --reward jpeg_compressibility=0.01 --pass mixed
   meander rescore --run demo --reward http:clip --scorers scorers.yaml --json
   meander rescore --run demo --estimator rloo
@@ -56,7 +56,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&r.run, "run", "", "the run whose pictures are scored")
+	f.StringVar(&r.run, "run", "", "the run whose pictures are scored; default the latest")
 	f.StringVar(&r.pass, "pass", "", "the run that the rewards go into; default <run>--<rewards>")
 	r.rewards.register(f)
 	r.advantage.register(f)
@@ -86,12 +86,6 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	if err != nil {
 		return usage(err)
 	}
-	if err := errors.Join(schemas.CheckToken("--run", r.run), schemas.CheckToken("--pass", r.pass)); err != nil {
-		return usage(err)
-	}
-	if r.pass == r.run {
-		return usage(fmt.Errorf("--pass: %q is the run itself; choose another name", r.pass))
-	}
 	if err := r.services.validate(); err != nil {
 		return err
 	}
@@ -101,6 +95,9 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	}
 	defer conn.Close()
 	began := time.Now()
+	if err := r.name(ctx, conn, change); err != nil {
+		return err
+	}
 	source, err := readSource(ctx, conn.Bus, r.run)
 	if err != nil {
 		return err
@@ -127,9 +124,9 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	return r.report(context.WithoutCancel(ctx), conn, source, advantages, time.Since(began), stdout, stderr)
 }
 
-// changes are what the flags ask for, and the name of the pass.
+// changes are what the flags ask for.
 func (r *rescorer) changes() (change, error) {
-	var c change
+	c := change{groundTruth: r.rewards.groundTruth}
 	specs, err := r.rewards.rewards()
 	if err != nil {
 		return c, err
@@ -137,35 +134,47 @@ func (r *rescorer) changes() (change, error) {
 	if c.rewards, err = rewardSpecs(specs); err != nil {
 		return c, err
 	}
-	c.groundTruth = r.rewards.groundTruth
-	var names []string
-	for _, spec := range c.rewards {
-		names = append(names, strings.ReplaceAll(spec.Name, ":", "-"))
-	}
 	if len(r.advantage.advantage(r.set)) > 0 {
 		config, err := r.advantage.config(r.set, specs)
 		if err != nil {
 			return c, err
 		}
 		c.advantage = &config
-		if len(names) == 0 {
-			names = []string{config.Name}
-		}
 	}
-	if r.run == "" {
-		return c, errors.New("--run: name the run whose pictures are to be scored; 'meander show' shows the latest")
-	}
-	if len(names) == 0 {
+	if len(c.rewards) == 0 && c.advantage == nil {
 		return c, errors.New("--reward: name the reward functions, or another estimator with --estimator")
 	}
+	return c, nil
+}
+
+// name settles the names of run and pass.
+func (r *rescorer) name(ctx context.Context, conn *connection, c change) (err error) {
+	if r.run == "" {
+		if r.run, err = latestRun(ctx, conn.Bus); err != nil {
+			return err
+		}
+	}
 	if r.pass == "" {
+		var names []string
+		for _, spec := range c.rewards {
+			names = append(names, strings.ReplaceAll(spec.Name, ":", "-"))
+		}
+		if len(names) == 0 {
+			names = []string{c.advantage.Name}
+		}
 		r.pass = r.run + "--" + strings.Join(names, "-")
 		if len(r.pass) > schemas.MaxToken {
 			sum := sha256.Sum256([]byte(r.pass))
 			r.pass = r.pass[:schemas.MaxToken-9] + "-" + hex.EncodeToString(sum[:4])
 		}
 	}
-	return c, nil
+	if err := errors.Join(schemas.CheckToken("--run", r.run), schemas.CheckToken("--pass", r.pass)); err != nil {
+		return usage(err)
+	}
+	if r.pass == r.run {
+		return usage(fmt.Errorf("--pass: %q is the run itself; choose another name", r.pass))
+	}
+	return nil
 }
 
 // claim writes what the pass is on first use; the name of another one is refused.
