@@ -1,0 +1,214 @@
+"""The client of a pipeline: NATS and msgpack, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import AsyncIterator
+
+import msgpack
+import nats
+import numpy as np
+from nats.js.errors import NotFoundError
+
+PREFIX = "mdr.v1."
+MAX_EVENT = 8 << 20
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1"}
+
+
+class EventError(ValueError):
+    """An event, or what it points to, is not what it says."""
+
+
+class Refused(ValueError):
+    """Intake refused a prompt; code is the class of the reason."""
+
+    def __init__(self, receipt: dict):
+        super().__init__(receipt.get("error", ""))
+        self.code = receipt.get("code", "")
+        self.receipt = receipt
+
+
+@dataclasses.dataclass
+class Sample:
+    """One sample of a group: its place in the advantage event, its trajectory and the steps of the attempt that counts."""
+
+    member: dict
+    trajectory: dict | None
+    steps: list[dict]
+
+    @property
+    def advantage(self) -> float | None:
+        return self.member["advantage"]
+
+    @property
+    def trained(self) -> list[dict]:
+        """The stochastic steps: those that have a log-prob."""
+        return [s for s in self.steps if s["log_prob"] is not None]
+
+
+@dataclasses.dataclass
+class Group:
+    """A closed group with all its samples, by sample_index."""
+
+    advantage: dict
+    samples: list[Sample]
+
+
+def decode(data: bytes) -> dict:
+    """One event. Extension types are no part of the contract."""
+    if len(data) > MAX_EVENT:
+        raise EventError(f"event of {len(data)} bytes; at most {MAX_EVENT} are read")
+    event = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extension)
+    if not isinstance(event, dict):
+        raise EventError(f"event is a {type(event).__name__}; want a map")
+    return event
+
+
+def _no_extension(code: int, _data: bytes) -> None:
+    raise EventError(f"msgpack extension {code}; events have none")
+
+
+def tensor(t: dict) -> np.ndarray:
+    """A tensor whose bytes are in the event (Client.load fetches the others). BF16 becomes float32."""
+    data, shape = t["data"], tuple(t["shape"])
+    if t["dtype"] == "BF16":
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+    if t["dtype"] not in _DTYPES:
+        raise EventError(f"dtype {t['dtype']!r}; want one of {', '.join(_DTYPES)}, BF16")
+    return np.frombuffer(data, _DTYPES[t["dtype"]]).reshape(shape)
+
+
+@contextlib.asynccontextmanager
+async def connect(url: str = "nats://127.0.0.1:4222", token: str | None = None) -> AsyncIterator["Client"]:
+    """A client of the pipeline behind a NATS server."""
+    nc = await nats.connect(url, token=token, name="meander-python")
+    try:
+        yield Client(nc)
+    finally:
+        await nc.drain()
+
+
+class Client:
+    """Publishes prompts and verdicts, and reads what the pipeline makes of them."""
+
+    def __init__(self, nc: nats.NATS):
+        self.nc = nc
+        self.js = nc.jetstream()
+
+    async def publish(self, run: str, prompt: str, timeout: float = 10, **fields) -> dict:
+        """Stores a prompt and returns intake's receipt; fields are those of a Prompt, such as group_size=8.
+
+        A refusal raises Refused. Without an answer in time the prompt is stored all the same, and TimeoutError says so.
+        """
+        inbox = self.nc.new_inbox()
+        answer = await self.nc.subscribe(inbox, max_msgs=1)
+        body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
+        headers = {"Mdr-Reply": inbox, "Mdr-Type": "prompt/1", "Content-Type": "application/msgpack"}
+        await self.js.publish(f"{PREFIX}prompt.{run}", body, headers=headers)
+        try:
+            receipt = decode((await answer.next_msg(timeout)).data)
+        except nats.errors.TimeoutError:
+            raise TimeoutError("no intake answered in time; the prompt is stored") from None
+        if not receipt["accepted"]:
+            raise Refused(receipt)
+        return receipt
+
+    async def _events(self, subject: str) -> AsyncIterator[dict]:
+        sub = await self.js.subscribe(subject, ordered_consumer=True)
+        try:
+            async for m in sub.messages:
+                yield decode(m.data)
+        finally:
+            with contextlib.suppress(Exception):
+                await sub.unsubscribe()
+
+    def advantages(self, run: str) -> AsyncIterator[dict]:
+        """The results of a run's groups, those stored first, then as they close."""
+        return self._events(f"{PREFIX}advantage.{run}.*")
+
+    def batches(self, run: str) -> AsyncIterator[dict]:
+        """The batches of a run, those stored first, then as they close."""
+        return self._events(f"{PREFIX}batch.{run}.*")
+
+    def trajectories(self, run: str) -> AsyncIterator[dict]:
+        """The trajectories of a run, those stored first, then as they are made."""
+        return self._events(f"{PREFIX}trajectory.{run}.*.*")
+
+    async def steps(self, run: str) -> AsyncIterator[dict]:
+        """The denoising steps of a run while they happen, of all attempts; parts of large tensors are left out."""
+        sub = await self.js.subscribe(f"{PREFIX}step.{run}.*.*.*.*", ordered_consumer=True)
+        try:
+            async for m in sub.messages:
+                yield decode(m.data)
+        finally:
+            with contextlib.suppress(Exception):
+                await sub.unsubscribe()
+
+    async def group(self, run: str, uid: str) -> Group:
+        """A closed group with its trajectories and steps. Digests are checked, and tensors are whole."""
+        advantage = decode((await self.js.get_last_msg("MDR_ADVANTAGES", f"{PREFIX}advantage.{run}.{uid}")).data)
+        source = advantage.get("source_run") or run
+        samples = await asyncio.gather(*(self._sample(source, uid, m) for m in advantage["members"]))
+        return Group(advantage, list(samples))
+
+    async def _sample(self, run: str, uid: str, member: dict) -> Sample:
+        try:
+            m = await self.js.get_last_msg("MDR_TRAJECTORIES", f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}")
+        except NotFoundError:
+            return Sample(member, None, [])
+        trajectory = decode(m.data)
+        steps = []
+        for ref in trajectory["steps"]:
+            m = await self.js.get_msg("MDR_STEPS", ref["seq"])
+            if hashlib.sha256(m.data).hexdigest() != ref["digest"]:
+                raise EventError(f"step {ref['seq']} of {uid} is not the one that the trajectory names")
+            step = decode(m.data)
+            for named in (step["latents"] or []) + (step["debug"] or []):
+                await self._complete(named["tensor"], m.subject)
+            steps.append(step)
+        return Sample(member, trajectory, steps)
+
+    async def _complete(self, t: dict, subject: str) -> None:
+        """Puts the bytes of a tensor that travelled apart into it."""
+        if t.get("ref"):
+            t["data"] = await self.blob(t["ref"])
+        elif t.get("parts"):
+            parts = t["parts"]
+            pieces = []
+            for k in range(parts["first"], parts["first"] + parts["count"]):
+                pieces.append((await self.js.get_last_msg("MDR_STEPS", f"{subject}.{k}")).data)
+            t["data"] = _checked(b"".join(pieces), parts)
+
+    async def blob(self, ref: dict) -> bytes:
+        """An object of the blob bucket, checked against its digest."""
+        store = await self.js.object_store(ref["bucket"])
+        return _checked((await store.get(ref["digest"])).data, ref)
+
+    async def picture(self, trajectory: dict) -> bytes:
+        """The PNG file of a sample."""
+        image = trajectory.get("image")
+        if not image:
+            raise EventError(f"sample {trajectory['sample_index']} has no picture: it {trajectory['stop_reason']}")
+        return image["data"] if image.get("data") else await self.blob(image["ref"])
+
+    async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "") -> None:
+        """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).
+
+        Without a value, error says why there is none. A second verdict for one sample and name is refused.
+        """
+        event = {"v": 1, "run": run, "uid": uid, "sample_index": sample_index, "name": name, "value": value, "at": time.time_ns()}
+        for key, text in (("error", error), ("comment", comment), ("author", author)):
+            if text:
+                event[key] = text
+        subject = f"{PREFIX}verdict.{run}.{uid}.{sample_index}.{name}"
+        await self.js.publish(subject, msgpack.packb(event), headers={"Mdr-Type": "verdict/1", "Nats-Msg-Id": subject.removeprefix(PREFIX)})
+
+
+def _checked(data: bytes, ref: dict) -> bytes:
+    if len(data) != ref["size"] or hashlib.sha256(data).hexdigest() != ref["digest"]:
+        raise EventError(f"{len(data)} bytes that are not those of digest {ref['digest']:.12}")
+    return data

@@ -1,0 +1,99 @@
+"""Against a real pipeline: MEANDER_URL names its NATS server, which serves the model synthetic."""
+
+import asyncio
+import os
+import struct
+import uuid
+
+import msgpack
+import numpy as np
+import pytest
+
+import meander
+from meander.client import decode
+
+URL = os.environ.get("MEANDER_URL")
+pipeline = pytest.mark.skipif(not URL, reason="MEANDER_URL is not set: start one with 'meander up --model synthetic'")
+
+
+def run(test):
+    async def bounded():
+        async with meander.connect(URL) as client:
+            await asyncio.wait_for(test(client, "py" + uuid.uuid4().hex[:8]), 60)
+
+    asyncio.run(bounded())
+
+
+async def first(events):
+    async for e in events:
+        return e
+
+
+@pipeline
+def test_group():
+    async def test(client, name):
+        receipt = await client.publish(
+            name, "a red fox", uid="fox", group_size=2, num_inference_steps=4,
+            reward=[{"name": "synthetic"}], rollout={"sde_step_indices": [1, 2], "latents_dtype": "BF16", "debug": ["mean"]},
+        )
+        assert receipt["samples"] == 2 and receipt["sde_step_indices"] == [1, 2]
+        advantage = await first(client.advantages(name))
+        assert advantage["uid"] == "fox" and advantage["status"] == "complete"
+        group = await client.group(name, "fox")
+        assert [s.advantage for s in group.samples] == [m["advantage"] for m in advantage["members"]]
+        for sample in group.samples:
+            assert len(sample.steps) == 4 and [s["step_index"] for s in sample.trained] == [1, 2]
+            assert (await client.picture(sample.trajectory)).startswith(b"\x89PNG")
+            for step in sample.trained:
+                latents = meander.tensor(step["latents"][0]["tensor"])
+                assert latents.dtype == np.float32 and latents.shape == (16, 64) and np.isfinite(latents).all()
+        # The policy has not moved: every ratio is 1, and the loss is the mean advantage, negated.
+        old = [s["log_prob"] for x in group.samples for s in x.trained]
+        adv = [x.advantage for x in group.samples for _ in x.trained]
+        out = meander.loss.ppo(old, old, adv)
+        assert (out["ratio"] == 1).all() and abs(out["loss"]) < 1e-12
+
+    run(test)
+
+
+@pipeline
+def test_refused():
+    async def test(client, name):
+        with pytest.raises(meander.Refused, match="beauty"):
+            await client.publish(name, "a red fox", reward=[{"name": "beauty"}])
+
+    run(test)
+
+
+@pipeline
+def test_verdicts_and_batches():
+    async def test(client, name):
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=2, num_inference_steps=2, reward=[{"name": "external:human"}], batch={"id": "b", "groups": 1, "step": 7},
+        )
+        seen = 0
+        async for t in client.trajectories(name):
+            await client.verdict(name, t["uid"], t["sample_index"], t["sample_index"] * 0.5, name="human", author="lin")
+            seen += 1
+            if seen == 2:
+                break
+        batch = await first(client.batches(name))
+        metrics = {m["name"]: m["value"] for m in batch["metrics"]}
+        assert metrics["critic/rewards/mean"] == 0.25 and metrics["training/global_step"] == 7
+        assert (await first(client.steps(name)))["run"] == name
+
+    run(test)
+
+
+def test_tensor():
+    values = np.array([[1.5, -2.0], [0.0, 3.25]], np.float32)
+    for dtype, raw in {"F32": values.tobytes(), "F16": values.astype("<f2").tobytes(), "BF16": (values.view("<u4") >> 16).astype("<u2").tobytes()}.items():
+        assert (meander.tensor({"dtype": dtype, "shape": [2, 2], "data": raw}) == values).all()
+    with pytest.raises(meander.EventError):
+        meander.tensor({"dtype": "F8", "shape": [1], "data": b"\0"})
+
+
+def test_hostile_events():
+    for data in (msgpack.packb([1]), msgpack.packb(msgpack.ExtType(5, b"x")), b"\xc1", b"", struct.pack(">BI", 0xDF, 2**31), b"\0" * (9 << 20)):
+        with pytest.raises((ValueError, msgpack.exceptions.UnpackException)):
+            decode(data)
