@@ -102,6 +102,7 @@ type member struct {
 }
 
 type group struct {
+	Std     *float64 `json:"std"`
 	UID     string   `json:"uid"`
 	Prompt  string   `json:"prompt"`
 	Status  string   `json:"status"`
@@ -110,6 +111,7 @@ type group struct {
 }
 
 type summary struct {
+	Refills      int    `json:"refills"`
 	Run          string `json:"run"`
 	Groups       int    `json:"groups"`
 	Complete     int    `json:"complete"`
