@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration onnx-test bench bench-compare bench-sampler bench-gemm \
+.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
 	generate generate-check golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -81,6 +81,9 @@ bench-sampler: build ## the sampler and diffusers side by side, share per operat
 
 bench-gemm: build ## matrix products at the shipped model's shapes against the multiply-add peak
 	bin/meander bench gemm
+
+bench-advantage: build ## rewards through the advantage service beside a bare consumer, its latency and memory
+	bin/meander bench advantage
 
 generate: ## write the generated files
 	go generate ./...

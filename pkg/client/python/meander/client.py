@@ -138,15 +138,9 @@ class Client:
         """The trajectories of a run, those stored first, then as they are made."""
         return self._events(f"{PREFIX}trajectory.{run}.*.*")
 
-    async def steps(self, run: str) -> AsyncIterator[dict]:
+    def steps(self, run: str) -> AsyncIterator[dict]:
         """The denoising steps of a run while they happen, of all attempts; parts of large tensors are left out."""
-        sub = await self.js.subscribe(f"{PREFIX}step.{run}.*.*.*.*", ordered_consumer=True)
-        try:
-            async for m in sub.messages:
-                yield decode(m.data)
-        finally:
-            with contextlib.suppress(Exception):
-                await sub.unsubscribe()
+        return self._events(f"{PREFIX}step.{run}.*.*.*.*")
 
     async def group(self, run: str, uid: str) -> Group:
         """A closed group with its trajectories and steps. Digests are checked, and tensors are whole."""
