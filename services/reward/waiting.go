@@ -170,7 +170,7 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	return s.complete(ctx, t, seq, scores[t.SampleIndex])
 }
 
-// stored is a trajectory and its place in the stream; nil when it cannot be read.
+// stored is a trajectory and its place in the stream.
 type stored struct {
 	*schemas.Trajectory
 	seq uint64
