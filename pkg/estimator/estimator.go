@@ -63,12 +63,13 @@ const (
 	BasisPopulation = "population" // sqrt(S / B)
 )
 
-// Modes of PerPrompt.
+// Modes of PerPrompt. All but ModeGRPO compare or weigh samples as Flow-GRPO's code does,
+// also where a group has one sample or equal rewards.
 const (
 	ModeGRPO = "grpo" // (r - mean) / std
-	ModeRWR  = "rwr"  // r
-	ModeSFT  = "sft"  // 1 for the best, else 0
-	ModeDPO  = "dpo"  // 1 for the first best, -1 for the first worst, else 0
+	ModeRWR  = "rwr"  // r, of a group of one too
+	ModeSFT  = "sft"  // 1 for all that equal the best, of a group of one too; else 0
+	ModeDPO  = "dpo"  // 1 for the first best, -1 for the first worst, else 0; of equal rewards -1, 1, 0 ...; of one 0
 )
 
 // Modes of DiffusionNFT: what an advantage becomes before it is a probability.
@@ -312,7 +313,12 @@ func (c Config) NeedsBatch() bool { return c.Std == StdGlobal || methods[c.Name]
 //
 // A group of one has advantage 0, as have groups whose rewards are all equal, wherever
 // an advantage is a distance from the group's mean. (verl's language-model GRPO gives
-// a group of one its reward, and its loop form of RLOO too.)
+// a group of one its reward, and its loop form of RLOO too.) Exceptions are
+// ReinforcePlusPlus, which knows no groups, the modes of PerPrompt, and DiffusionNFT,
+// whose 0 is the probability 1/2.
+//
+// Each sample counts as often as it is there: padding a batch by repeating samples biases
+// it, so repeat them after, not before.
 func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("estimator config: %w", err)

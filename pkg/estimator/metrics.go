@@ -15,8 +15,10 @@ type Metric struct {
 type SampleStats struct {
 	UID    string
 	Reward float64
-	// Advantage is nil when the sample has none.
-	Advantage *float64
+	// Advantage is nil when the sample has none. StepAdvantages [T] stand for it where they
+	// differ over the steps.
+	Advantage      *float64
+	StepAdvantages []float64
 	// Scores are the single rewards.
 	Scores []Metric
 	// PolicyMin and PolicyMax are the oldest and newest weights that made it.
@@ -29,19 +31,22 @@ type SampleStats struct {
 // BatchStats is what the metrics of a batch are made of.
 type BatchStats struct {
 	Samples []SampleStats
-	// Columns is T, the trained steps that each advantage stands for: the means and extremes
-	// over all B*T elements are those over the B samples, and the same for 1.
+	// Columns is T, the trained steps that each Advantage stands for. The means and extremes
+	// over B*T elements of which T are alike are those over B, so that no number depends on it.
 	Columns int
 	// Step and Epoch are the trainer's; nil: not known.
 	Step, Epoch *int64
 	// GenerateSeconds is how long the batch was made, Seconds from its begin to its result,
-	// AdvantageSeconds the advantages alone; 0: not known. Devices made it; 0: not known.
+	// AdvantageSeconds the advantages alone; 0: not known. Devices made it; 0 counts as one,
+	// so that perf/throughput is that of the whole pipeline.
 	GenerateSeconds, Seconds, AdvantageSeconds float64
 	Devices                                    int
 }
 
 // Metrics returns the metrics of verl's diffusion trainer that a rollout can know,
-// sorted by name. One whose input is missing is left out, as there.
+// sorted by name. One whose input is missing is left out, as there. Those of advantages
+// are over all B*T elements; timing_s/reward is the sum of all scorings, which may have
+// run side by side.
 func Metrics(b BatchStats) []Metric {
 	m := metrics{}
 	if len(b.Samples) == 0 {
@@ -54,7 +59,10 @@ func Metrics(b BatchStats) []Metric {
 	var spans, staleness, worst []float64
 	for _, s := range b.Samples {
 		rewards = append(rewards, s.Reward)
-		if s.Advantage != nil {
+		switch {
+		case len(s.StepAdvantages) > 0:
+			advantages = append(advantages, s.StepAdvantages...)
+		case s.Advantage != nil:
 			advantages = append(advantages, *s.Advantage)
 		}
 		for _, v := range s.Scores {
@@ -77,14 +85,12 @@ func Metrics(b BatchStats) []Metric {
 	m.spread("critic/advantages/", advantages)
 	m.spread("critic/returns/", advantages) // the same tensor there, too
 	zero, std := 0, 0.0
-	for _, group := range groups {
-		all := spread(group)
-		if all.constant {
+	for _, uid := range sortedKeys(groups) {
+		group := spread(groups[uid])
+		std += group.std(Config{StdBasis: BasisPopulation})
+		if group.constant {
 			zero++
 		}
-	}
-	for _, uid := range sortedKeys(groups) {
-		std += spread(groups[uid]).std(Config{StdBasis: BasisPopulation})
 	}
 	g := float64(len(groups))
 	m.add("critic/rewards/zero_std_ratio", float64(zero)/g)

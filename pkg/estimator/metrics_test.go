@@ -83,6 +83,29 @@ func TestMetrics_Times(t *testing.T) {
 	})
 }
 
+// Weights of three samples, and advantages that differ over the steps.
+func TestMetrics_Elements(t *testing.T) {
+	b := estimator.BatchStats{Columns: 2, Step: new(int64(12))}
+	lowest, highest := []int64{10, 9, 8}, []int64{10, 10, 9}
+	for i := range 3 {
+		a := float64(i)
+		b.Samples = append(b.Samples, estimator.SampleStats{
+			UID: "u", PolicyMin: lowest[i], PolicyMax: highest[i], Advantage: &a, StepAdvantages: []float64{a - 1, a + 1}, GenerateSeconds: 2, ScoreSeconds: -1,
+		})
+	}
+	got := byName(t, estimator.Metrics(b))
+	wantMetrics(t, got, map[string]float64{
+		"training/off_policy/trajectory_spans/mean": 5. / 3, "training/off_policy/trajectory_staleness/mean": 4. / 3, "training/off_policy/staleness_worst/mean": 2,
+		"critic/advantages/mean": 1, "critic/advantages/max": 3, "critic/advantages/min": -1, "critic/returns/max": 3,
+		"agent_loop/generate_sequences/mean": 2, "critic/rewards/zero_std_ratio": 1,
+	})
+	for name := range got {
+		if strings.HasPrefix(name, "agent_loop/slowest") || strings.Contains(name, "compute_score") {
+			t.Errorf("%s without the times of scoring", name)
+		}
+	}
+}
+
 func TestValidation(t *testing.T) {
 	values := []float64{0, .25, .5, 1}
 	groups := []estimator.ValidationGroup{
@@ -114,9 +137,41 @@ func TestValidation(t *testing.T) {
 	if !slices.Equal(again, estimator.Validation(groups)) {
 		t.Error("two calls differ")
 	}
+	var core []string
 	for name := range got {
-		if strings.HasPrefix(name, "val-core/ocr/reward") {
-			t.Errorf("%s is core beside acc", name)
+		if strings.Contains(name, "maj@") {
+			t.Errorf("%s without answers", name)
+		}
+		if strings.HasPrefix(name, "val-core/ocr/") {
+			core = append(core, strings.TrimPrefix(name, "val-core/ocr/"))
+		}
+	}
+	slices.Sort(core)
+	if want := []string{"acc/best@4/mean", "acc/best@4/std", "acc/mean@4"}; !slices.Equal(core, want) {
+		t.Errorf("core are %q, want %q", core, want)
+	}
+}
+
+// Of four samples three say A. All votes of two draws are ties or unanimous: the first
+// drawn decides, so the expected value is the mean. Of four draws, A has the majority of
+// votes, or half of them and the first draw.
+func TestValidation_Majority(t *testing.T) {
+	got := byName(t, estimator.Validation([]estimator.ValidationGroup{{
+		Source: "ocr", Answers: []string{"A", "B", "A", "A"},
+		Variables: []estimator.Variable{{Name: "reward", Values: []float64{1, 0, 1, 1}}, {Name: "optional", Values: []float64{1, 0}}},
+	}}))
+	p := 0.75*0.75*0.75*0.75 + 4*0.75*0.75*0.75*0.25 + 3*0.75*0.75*0.25*0.25
+	for name, want := range map[string]float64{"val-aux/ocr/reward/maj@2/mean": .75, "val-core/ocr/reward/maj@4/mean": p} {
+		if g := got[name]; math.Abs(g-want) > 4*math.Sqrt(want*(1-want)/1000) {
+			t.Errorf("%s = %v, want about %v", name, g, want)
+		}
+	}
+	if g, mean := got["val-core/ocr/reward/maj@4/std"], got["val-core/ocr/reward/maj@4/mean"]; math.Abs(g-math.Sqrt(mean*(1-mean))) > 1e-12 {
+		t.Errorf("std %v of values that are 1 in %v of all draws", g, mean)
+	}
+	for name := range got {
+		if strings.Contains(name, "optional/maj") {
+			t.Errorf("%s: a vote of samples without values", name)
 		}
 	}
 }

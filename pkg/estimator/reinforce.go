@@ -77,17 +77,19 @@ func reinforceBaseline(cfg Config, groups []Rewards) ([]Group, error) {
 }
 
 // gdpo normalises each reward within its group, as grpo does, and whitens the weighted
-// sum over all samples.
+// sum over all samples. A group in which no reward varies has exactly 0.
 func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 	sums := make([][]float64, len(groups))
+	constant := make([]bool, len(groups))
 	for g, rewards := range groups {
-		sums[g] = make([]float64, len(rewards.Values))
+		sums[g], constant[g] = make([]float64, len(rewards.Values)), true
 		for k, weight := range cfg.Weights {
 			single := make([]float64, len(rewards.Values))
 			for i := range single {
 				single[i] = rewards.Scores[i][k]
 			}
 			m := spread(single)
+			constant[g] = constant[g] && m.constant
 			scale := m.std(cfg) + cfg.Epsilon
 			for i, a := range m.group(0, func(i int) float64 { return (single[i] - m.mean) / scale }).Advantages {
 				sums[g][i] += float64(weight * a)
@@ -99,6 +101,9 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 	std := whiten(flat, sums)
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
+		if constant[g] { // else it has the rounding of the batch's mean
+			clear(sums[g])
+		}
 		out[g] = Group{Advantages: sums[g], Mean: spread(rewards.Values).mean, Std: std}
 	}
 	return out, nil

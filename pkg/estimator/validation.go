@@ -6,9 +6,10 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 )
 
-// The bootstrap of best@n and worst@n, as in verl: how many draws, and their seed.
+// The bootstrap of best@n, worst@n and maj@n, as in verl: how many draws, and their seed.
 const (
 	bootstrapDraws = 1000
 	bootstrapSeed  = 42
@@ -25,24 +26,30 @@ type ValidationGroup struct {
 	// Source is the dataset it is from.
 	Source    string
 	Variables []Variable
+	// Answers [N] are what the samples say, to be voted on, such as the text read in each
+	// picture; nil: nothing. A Variable with another number of values has no vote.
+	Answers []string
 }
 
 // Validation returns the metrics of an evaluation as verl names them, sorted:
 //
 //	val-core/{source}/{variable}/mean@N    and val-aux/... for all others
 //
-// with mean@N and std@N over the N samples of a prompt, and best@n/mean, best@n/std,
-// worst@n/mean and worst@n/std, n = 2, 4, 8 .. N, of the best and the worst of n samples
-// drawn with replacement, 1000 times. Each is the mean over the prompts of the source.
-// The core variable is acc, or reward where there is no acc; of it mean@N and the best@N
-// and worst@N of all samples are core. The draws come from PCG (math/rand/v2) with the
-// seed 42 and are the same for every prompt. maj@n needs answers to count, which
-// pictures do not have.
+// with mean@N and std@N over the N samples of a prompt, and, n = 2, 4, 8 .. N, of n samples
+// drawn with replacement, 1000 times: best@n/mean and best@n/std of the best of them,
+// worst@n/mean and worst@n/std of the worst, and, where there are answers, maj@n/mean and
+// maj@n/std of the first that gives the answer most of them give. Each is the mean over
+// the prompts of the source.
+//
+// The core variable is acc, or reward where a source has no acc; of it mean@N, best@N and
+// maj@N of the largest N are core. The draws come from PCG (math/rand/v2) with the seed
+// 42 and are the same for every prompt.
 func Validation(groups []ValidationGroup) []Metric {
 	type key struct{ source, variable, metric string }
+	type variable struct{ source, name string }
 	sums := map[key][]float64{}
 	core := map[string]string{}
-	size := map[key]int{}
+	largest := map[variable]int{}
 	for _, g := range groups {
 		for _, v := range g.Variables {
 			n := len(v.Values)
@@ -52,10 +59,10 @@ func Validation(groups []ValidationGroup) []Metric {
 			if v.Name == "acc" || core[g.Source] == "" && v.Name == "reward" {
 				core[g.Source] = v.Name
 			}
+			largest[variable{g.Source, v.Name}] = max(largest[variable{g.Source, v.Name}], n)
 			put := func(metric string, value float64) {
 				k := key{g.Source, v.Name, metric}
 				sums[k] = append(sums[k], value)
-				size[k] = n
 			}
 			all := spread(v.Values)
 			put(fmt.Sprintf("mean@%d", n), all.mean)
@@ -63,24 +70,25 @@ func Validation(groups []ValidationGroup) []Metric {
 				continue
 			}
 			put(fmt.Sprintf("std@%d", n), all.std(Config{StdBasis: BasisPopulation}))
+			answers := g.Answers
+			if len(answers) != n {
+				answers = nil
+			}
 			for _, k := range subsets(n) {
-				best, worst := bootstrap(v.Values, k)
-				put(fmt.Sprintf("best@%d/mean", k), best.mean)
-				put(fmt.Sprintf("best@%d/std", k), best.std(Config{StdBasis: BasisPopulation}))
-				put(fmt.Sprintf("worst@%d/mean", k), worst.mean)
-				put(fmt.Sprintf("worst@%d/std", k), worst.std(Config{StdBasis: BasisPopulation}))
+				for name, m := range bootstrap(v.Values, answers, k) {
+					put(fmt.Sprintf("%s@%d/mean", name, k), m.mean)
+					put(fmt.Sprintf("%s@%d/std", name, k), m.std(Config{StdBasis: BasisPopulation}))
+				}
 			}
 		}
 	}
 	var out []Metric
 	for k, values := range sums {
-		n := size[k]
 		section := "val-aux"
-		switch k.metric {
-		case fmt.Sprintf("mean@%d", n), fmt.Sprintf("best@%d/mean", n), fmt.Sprintf("worst@%d/mean", n):
-			if k.variable == core[k.source] {
-				section = "val-core"
-			}
+		name, rest, _ := strings.Cut(k.metric, "@")
+		n, _, _ := strings.Cut(rest, "/")
+		if k.variable == core[k.source] && n == fmt.Sprint(largest[variable{k.source, k.variable}]) && (name == "mean" || name == "best" || name == "maj") {
+			section = "val-core"
 		}
 		out = append(out, Metric{fmt.Sprintf("%s/%s/%s/%s", section, k.source, k.variable, k.metric), meanOf(values)})
 	}
@@ -98,17 +106,40 @@ func subsets(n int) []int {
 }
 
 // bootstrap draws n of the values, with replacement, again and again, and returns the
-// moments of the best and of the worst.
-func bootstrap(values []float64, n int) (best, worst moments) {
+// moments of the best, the worst and, with answers, the majority's.
+func bootstrap(values []float64, answers []string, n int) map[string]moments {
 	rng := rand.New(rand.NewPCG(bootstrapSeed, 0))
-	highs, lows := make([]float64, bootstrapDraws), make([]float64, bootstrapDraws)
+	best, worst, majority := make([]float64, bootstrapDraws), make([]float64, bootstrapDraws), make([]float64, bootstrapDraws)
+	drawn := make([]int, n)
 	for i := range bootstrapDraws {
-		high, low := math.Inf(-1), math.Inf(1)
-		for range n {
-			v := values[rng.IntN(len(values))]
-			high, low = max(high, v), min(low, v)
+		best[i], worst[i] = math.Inf(-1), math.Inf(1)
+		for j := range drawn {
+			drawn[j] = rng.IntN(len(values))
+			best[i], worst[i] = max(best[i], values[drawn[j]]), min(worst[i], values[drawn[j]])
 		}
-		highs[i], lows[i] = high, low
+		if answers != nil {
+			majority[i] = values[elected(answers, drawn)]
+		}
 	}
-	return spread(highs), spread(lows)
+	out := map[string]moments{"best": spread(best), "worst": spread(worst)}
+	if answers != nil {
+		out["maj"] = spread(majority)
+	}
+	return out
+}
+
+// elected is the first drawn sample whose answer has the most votes; of answers with
+// equally many, the one drawn first.
+func elected(answers []string, drawn []int) int {
+	votes := map[string]int{}
+	for _, i := range drawn {
+		votes[answers[i]]++
+	}
+	first := drawn[0]
+	for _, i := range drawn {
+		if votes[answers[i]] > votes[answers[first]] {
+			first = i
+		}
+	}
+	return first
 }
