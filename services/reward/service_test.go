@@ -233,6 +233,7 @@ func TestService_BrokenScorers(t *testing.T) {
 
 	p := newPlane(t)
 	cfg := testConfig()
+	cfg.ScorePatience = 8 * time.Second // more than the breaker of the one that comes back needs
 	cfg.Scorers = file(t, fmt.Sprintf(`
 http:
   hang: {url: %q, timeout: 500ms, retries: 0}
