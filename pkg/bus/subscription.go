@@ -63,8 +63,9 @@ func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 				s.config.OnRelease()
 			}
 		}
-		if m := s.puller.pop(); m != nil {
-			s.puller.setRoom(s.config.Slots)
+		m := s.puller.pop()
+		s.puller.setRoom(s.config.Slots) // also when all that waited had been handed back
+		if m != nil {
 			return m, nil
 		}
 		select {

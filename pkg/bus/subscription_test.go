@@ -220,6 +220,28 @@ func TestSubscription_lostPin(t *testing.T) {
 	})
 }
 
+// A client that is pinned anew before it notices that it was unpinned hands back all that
+// it had fetched ahead, and asks for it again.
+func TestSubscription_pinnedAgain(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		c := partition("u1")
+		c.Slots = 4
+		released := 0
+		c.OnRelease = func() { released++ }
+		s := subscribe(t, e.Bus, c)
+		publishGroup(t, e.Bus, "u1", 0, 1)
+		eventually(t, "the first message is there", 5*time.Second, func() bool { return s.Held() == 1 })
+		if _, err := e.Conn().Request("$JS.API.CONSUMER.UNPIN."+c.Stream+"."+c.Durable, []byte(`{"group":"advantage"}`), time.Second); err != nil {
+			t.Fatal(err)
+		}
+		publishGroup(t, e.Bus, "u1", 1, 6)
+		eventually(t, "the queue is full", 5*time.Second, func() bool { return s.Held() == c.Slots })
+		if got := take(t, s, 7, 5*time.Second); len(got) != 7 || released != 1 {
+			t.Errorf("got %d of 7, told %d times; want once", len(got), released)
+		}
+	})
+}
+
 func TestSubscription_Next_ends(t *testing.T) {
 	e := newEnv(t, "in-process")
 	e.setup(t)
