@@ -103,7 +103,9 @@ type worker struct {
 	sub       *bus.Subscription
 	groups    map[string]*group // by run and uid
 	batches   map[string]*batch // explicit batches, by run and batch id
+	opened    []*group          // to be looked up, should they stay open; oldest first
 	storing   []storing         // oldest first
+	again     bool              // something that could have closed has not
 }
 
 // storing is a result on its way to the server.
@@ -209,13 +211,13 @@ func (w *worker) forget() {
 		w.forgetGroup(g)
 	}
 	clear(w.batches)
+	w.opened = nil
 	w.storing = nil // they are stored all the same, and the next worker finds them
 }
 
 func (w *worker) forgetGroup(g *group) {
-	key := g.run + "." + g.uid
-	if w.groups[key] == g {
-		delete(w.groups, key)
+	if w.groups[g.key()] == g {
+		delete(w.groups, g.key())
 		w.metrics.openGroups.Dec()
 		w.metrics.held.Sub(float64(len(g.samples)))
 	}
@@ -251,8 +253,7 @@ func (w *worker) refuse(ctx context.Context, m *bus.Message, code, reason string
 }
 
 func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
-	key := r.Run + "." + r.UID
-	g, open := w.groups[key]
+	g, open := w.groups[r.Run+"."+r.UID]
 	if !open {
 		g = newGroup(r)
 		if r.Group.BatchGroups > 0 && w.batches[r.Run+"."+r.Group.Batch] == nil {
@@ -264,8 +265,11 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 				return w.afterwards(ctx, m, r)
 			}
 		}
-		w.groups[key] = g
+		w.groups[g.key()] = g
 		w.metrics.openGroups.Inc()
+		if r.Group.BatchGroups == 0 {
+			w.opened = append(w.opened, g)
+		}
 	} else if r.GroupSize != g.size || r.Group.Batch != g.spec.Batch {
 		return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("group_size and batch: %d and %s; the group has %d and %s", r.GroupSize, r.Group.Batch, g.size, g.spec.Batch))
 	}
@@ -286,6 +290,9 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 	}
 	return nil
 }
+
+// key is the group's in worker.groups.
+func (g *group) key() string { return g.run + "." + g.uid }
 
 // afterwards settles a reward whose batch has closed.
 func (w *worker) afterwards(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
@@ -313,7 +320,6 @@ func (w *worker) afterwards(ctx context.Context, m *bus.Message, r *schemas.Rewa
 func (w *worker) recognise(ctx context.Context, g *group) error {
 	a, err := w.stored(ctx, g.run, g.uid)
 	if errors.Is(err, bus.ErrNotFound) {
-		g.known = true
 		return nil
 	}
 	if err != nil {
@@ -428,7 +434,7 @@ func (w *worker) collect(ctx, wait context.Context) {
 			a, err = w.stored(ctx, g.run, g.uid)
 		}
 		if err != nil {
-			w.log.Warn().Err(err).Str("uid", g.uid).Msg("advantage not stored, will try again")
+			w.tryAgain(g.uid, err)
 			continue
 		}
 		w.finish(ctx, g, a)
@@ -482,27 +488,45 @@ func (w *worker) sweep(ctx context.Context) {
 			w.log.Debug().Err(err).Msg("deadlines wait: the consumer does not say what it has")
 		}
 	}
-	lookups := 0
-	for _, g := range w.groups {
-		var err error
-		switch b := w.batches[g.run+"."+g.spec.Batch]; {
-		case g.spec.BatchGroups > 0 && g.ripe(caughtUp):
-			err = w.decide(ctx, b, g, false)
-		case g.spec.BatchGroups > 0:
-		case g.ripe(caughtUp):
-			err = w.close(ctx, g)
-		case !g.known && lookups < maxLookups:
-			lookups++
-			err = w.recognise(ctx, g)
+	if !caughtUp.IsZero() || w.again {
+		w.again = false
+		for _, g := range w.groups {
+			if g.ripe(caughtUp) {
+				w.tryAgain(g.uid, w.ripe(ctx, g))
+			}
 		}
-		if err != nil {
-			w.log.Warn().Err(err).Str("uid", g.uid).Msg("close group, will try again")
+	}
+	for lookups := 0; len(w.opened) > 0 && lookups < maxLookups; {
+		g := w.opened[0]
+		w.opened[0] = nil
+		w.opened = w.opened[1:]
+		if w.groups[g.key()] != g || g.sent {
+			continue // it has closed, or is about to
+		}
+		lookups++
+		if err := w.recognise(ctx, g); err != nil {
+			w.opened = append(w.opened, g)
+			w.tryAgain(g.uid, err)
 		}
 	}
 	for _, b := range w.batches {
-		if err := w.advance(ctx, b, caughtUp); err != nil {
-			w.log.Warn().Err(err).Str("batch", b.id).Msg("close batch, will try again")
-		}
+		w.tryAgain(b.id, w.advance(ctx, b, caughtUp))
+	}
+}
+
+// ripe closes a group that can close.
+func (w *worker) ripe(ctx context.Context, g *group) error {
+	if b := w.batchOf(g); b != nil {
+		return w.decide(ctx, b, g, false)
+	}
+	return w.close(ctx, g)
+}
+
+// tryAgain notes what failed to close, for the next sweep.
+func (w *worker) tryAgain(name string, err error) {
+	if err != nil {
+		w.again = true
+		w.log.Warn().Err(err).Str("name", name).Msg("group or batch not closed, will try again")
 	}
 }
 

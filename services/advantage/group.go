@@ -24,8 +24,6 @@ type group struct {
 	verdict, result *schemas.Advantage
 	// sent says that the verdict is on its way, decided that its batch has counted it.
 	sent, decided bool
-	// known says that no result was stored when the group was looked up.
-	known bool
 }
 
 // sample is what the result needs of one reward, and its message to ack. A worker may
