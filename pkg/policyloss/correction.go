@@ -16,128 +16,198 @@ const (
 )
 
 // Correction weighs samples whose old log-probs are not those of the rollout, because
-// another engine computed them, or the policy moved on (verl's rollout correction).
+// another engine computed them, or the policy moved on (verl's rollout correction). A
+// trainer that takes the rollout's log-probs as its old ones has the weight in its ratio
+// already and needs rejections only.
 type Correction struct {
 	// Level is LevelToken, LevelSequence, or empty for no weights.
 	Level string
 	// Threshold is an upper bound that truncates weights, such as "2" (TIS), or a band that
 	// sets those outside to 0, such as "0.5_2" (IcePop).
 	Threshold string
-	// Rejections are rules such as token_k1 or seq_mean_k3, each with its own Threshold: a
-	// sample or step they reject has weight 0, and still counts in the mean.
+	// Normalize divides the weights by their mean over the batch.
+	Normalize bool
+	// Rejections are rules, each with its own Threshold: a sample or step they reject has
+	// weight 0, and still counts in the mean of the loss.
 	Rejections []Rejection
 }
 
 // Rejection is one rule: token_k1..3, seq_sum_k1..3, seq_mean_k1..3, seq_max_k2 or
-// seq_max_k3. Threshold is an upper bound; of k1 a bound or a band of ratios.
+// seq_max_k3, with the estimates KLK1 to KLK3 of the rollout's divergence from the trainer.
+// Threshold is what they may be at most; of k1 it is a band of ratios such as "0.5_2", or
+// its upper end, whose inverse is the lower.
 type Rejection struct{ Rule, Threshold string }
 
 // Corrected is the outcome over B samples of W steps.
 type Corrected struct {
 	// Weights [B][W]; nil without a Level and without rejections.
 	Weights [][]float64
-	// Metrics are named as verl names them, without the prefix rollout_corr/.
+	// Metrics are named as verl names them, without the prefix rollout_corr/. Those of
+	// weights are over B*W: mean, min and max as they were before the threshold, std
+	// (population) and eff_sample_size, a share, with the threshold as a clamp.
 	Metrics map[string]float64
+}
+
+// Validate joins every fault by field name.
+func (c Correction) Validate() error {
+	var errs []error
+	switch c.Level {
+	case LevelToken, LevelSequence:
+		if _, _, _, err := bounds(c.Threshold); err != nil {
+			errs = append(errs, fmt.Errorf("threshold = %w", err))
+		}
+	case "":
+		if c.Threshold != "" {
+			errs = append(errs, fmt.Errorf("threshold = %q: there are no weights without a level", c.Threshold))
+		}
+		if c.Normalize {
+			errs = append(errs, errors.New("normalize = true: there are no weights without a level"))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("level = %q: want %s or %s", c.Level, LevelToken, LevelSequence))
+	}
+	for i, r := range c.Rejections {
+		if _, err := r.parse(); err != nil {
+			errs = append(errs, fmt.Errorf("rejections[%d]: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Apply compares the log-probs of the trainer with those of the rollout, both [B][W].
 func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	logs, err := logRatios(old, rollout)
+	if err != nil {
+		return nil, err
+	}
+	out := &Corrected{Metrics: compared(old, rollout, logs)}
+	if c.Level != "" {
+		if err := out.weigh(c, logs); err != nil {
+			return nil, err
+		}
+	}
+	if len(c.Rejections) > 0 {
+		if err := out.reject(c.Rejections, logs); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func logRatios(old, rollout [][]float64) ([][]float64, error) {
 	if len(old) == 0 || len(rollout) != len(old) {
-		return nil, fmt.Errorf("%d samples of the rollout; want as many as of old, %d, and at least 1", len(rollout), len(old))
+		return nil, fmt.Errorf("rollout: %d samples; want as many as of old, %d, and at least 1", len(rollout), len(old))
 	}
 	logs := make([][]float64, len(old))
 	for i := range old {
 		if len(old[i]) == 0 || len(old[i]) != len(rollout[i]) || len(old[i]) != len(old[0]) {
-			return nil, fmt.Errorf("sample %d has %d and %d steps; want %d of both", i, len(old[i]), len(rollout[i]), len(old[0]))
+			return nil, fmt.Errorf("sample %d has %d and %d steps; want %d of both, and at least 1", i, len(old[i]), len(rollout[i]), len(old[0]))
 		}
 		for j := range old[i] {
-			logs[i] = append(logs[i], clamp(old[i][j]-rollout[i][j], -maxLogRatio, maxLogRatio))
+			d := old[i][j] - rollout[i][j]
+			if !finite(d) {
+				return nil, fmt.Errorf("step %d of sample %d: log-probs %v and %v; want finite numbers", j, i, old[i][j], rollout[i][j])
+			}
+			logs[i] = append(logs[i], d)
 		}
 	}
-	out := &Corrected{Metrics: compared(old, rollout, logs)}
-	if c.Level != "" {
-		low, high, band, err := bounds(c.Threshold)
-		if err != nil {
-			return nil, fmt.Errorf("threshold: %w", err)
+	return logs, nil
+}
+
+// weigh sets the importance weights and their metrics.
+func (out *Corrected) weigh(c Correction, logs [][]float64) error {
+	low, high, band, err := bounds(c.Threshold)
+	if err != nil {
+		return err
+	}
+	out.Weights = make([][]float64, len(logs))
+	for i, row := range logs {
+		if c.Level == LevelSequence {
+			row = slices.Repeat([]float64{sum(row)}, len(row))
 		}
-		if out.Weights, err = importance(c.Level, logs); err != nil {
-			return nil, err
+		for _, d := range row {
+			out.Weights[i] = append(out.Weights[i], math.Exp(clampLog(d)))
 		}
+	}
+	out.describe(low, high)
+	total, count := 0.0, 0
+	for _, row := range out.Weights {
+		for j, w := range row {
+			switch {
+			case band && (w < low || w > high):
+				row[j] = 0
+			case !band:
+				row[j] = min(w, high)
+			}
+			total += row[j]
+			count++
+		}
+	}
+	if c.Normalize && total > 0 {
 		for _, row := range out.Weights {
-			for j, w := range row {
-				switch {
-				case band && (w < low || w > high):
-					row[j] = 0
-				case !band:
-					row[j] = min(w, high)
-				}
+			for j := range row {
+				row[j] /= total / float64(count)
 			}
 		}
-		out.describe(out.Weights)
 	}
-	if len(c.Rejections) == 0 {
-		return out, nil
+	return nil
+}
+
+// describe sets the metrics of weights that are not yet truncated.
+func (out *Corrected) describe(low, high float64) {
+	all := slices.Concat(out.Weights...)
+	n := float64(len(all))
+	out.Metrics["rollout_is_mean"], out.Metrics["rollout_is_min"], out.Metrics["rollout_is_max"] = sum(all)/n, slices.Min(all), slices.Max(all)
+	for i := range all {
+		all[i] = clamp(all[i], low, high)
 	}
+	mean, variance, squares := sum(all)/n, 0.0, 0.0
+	for _, w := range all {
+		variance += (w - mean) * (w - mean) / n
+		squares += w * w / n
+	}
+	out.Metrics["rollout_is_std"] = math.Sqrt(variance)
+	out.Metrics["rollout_is_eff_sample_size"] = mean * mean / squares
+}
+
+// reject sets to 0 the weights of what any of the rules rejects.
+func (out *Corrected) reject(rejections []Rejection, logs [][]float64) error {
 	if out.Weights == nil {
 		out.Weights = make([][]float64, len(logs))
 		for i := range logs {
 			out.Weights[i] = slices.Repeat([]float64{1}, len(logs[i]))
 		}
 	}
-	rejected, count := 0, 0
+	rejected := make([][]bool, len(logs))
 	for i := range logs {
-		for j := range logs[i] {
+		rejected[i] = make([]bool, len(logs[i]))
+	}
+	for _, rejection := range rejections {
+		r, err := rejection.parse()
+		if err != nil {
+			return err
+		}
+		for i, row := range logs {
+			for j, x := range r.values(row) {
+				rejected[i][j] = rejected[i][j] || x < r.low || x > r.high
+			}
+		}
+	}
+	gone, count := 0, 0
+	for i := range rejected {
+		for j, is := range rejected[i] {
 			count++
-			for _, r := range c.Rejections {
-				reject, err := r.rejects(logs[i], j)
-				if err != nil {
-					return nil, err
-				}
-				if reject {
-					rejected++
-					out.Weights[i][j] = 0
-					break
-				}
+			if is {
+				gone++
+				out.Weights[i][j] = 0
 			}
 		}
 	}
-	out.Metrics["rollout_rs_masked_fraction"] = float64(rejected) / float64(count)
-	return out, nil
-}
-
-func importance(level string, logs [][]float64) ([][]float64, error) {
-	out := make([][]float64, len(logs))
-	for i, row := range logs {
-		switch level {
-		case LevelToken:
-			for _, d := range row {
-				out[i] = append(out[i], math.Exp(d))
-			}
-		case LevelSequence:
-			w := math.Exp(clamp(sum(row), -maxLogRatio, maxLogRatio))
-			out[i] = slices.Repeat([]float64{w}, len(row))
-		default:
-			return nil, fmt.Errorf("level = %q: want %s or %s", level, LevelToken, LevelSequence)
-		}
-	}
-	return out, nil
-}
-
-func (c *Corrected) describe(weights [][]float64) {
-	all := slices.Concat(weights...)
-	mean, n := sum(all)/float64(len(all)), float64(len(all))
-	variance, squares := 0.0, 0.0
-	for _, w := range all {
-		variance += (w - mean) * (w - mean)
-		squares += w * w
-	}
-	c.Metrics["rollout_is_mean"], c.Metrics["rollout_is_min"], c.Metrics["rollout_is_max"] = mean, slices.Min(all), slices.Max(all)
-	if n > 1 {
-		c.Metrics["rollout_is_std"] = math.Sqrt(variance / (n - 1))
-	}
-	if squares > 0 {
-		c.Metrics["rollout_is_eff_sample_size"] = mean * mean * n / squares
-	}
+	out.Metrics["rollout_rs_masked_fraction"] = float64(gone) / float64(count)
+	return nil
 }
 
 // compared are the metrics of how far the two engines are apart.
@@ -151,11 +221,11 @@ func compared(old, rollout, logs [][]float64) map[string]float64 {
 		m["log_ppl_diff"] += diff / b
 		m["log_ppl_abs_diff"] += math.Abs(diff) / b
 		m["ppl_ratio"] += math.Exp(diff) / b
-		m["chi2_seq"] += math.Exp(2*sum(row)) / b
+		m["chi2_seq"] += math.Exp(2*clampLog(sum(row))) / b
 		for j, d := range row {
 			m["kl"] -= d / (b * w)
-			m["k3_kl"] += k3(d) / (b * w)
-			m["chi2_token"] += math.Exp(2*d) / (b * w)
+			m["k3_kl"] += k3(clampLog(d)) / (b * w)
+			m["chi2_token"] += math.Exp(2*clampLog(d)) / (b * w)
 			m["logprob_abs_diff_mean"] += math.Abs(d) / (b * w)
 			m["logprob_abs_diff_max"] = max(m["logprob_abs_diff_max"], math.Abs(d))
 			m["logprob_abs_diff/ts_"+strconv.Itoa(j)] += math.Abs(d) / b
@@ -166,78 +236,82 @@ func compared(old, rollout, logs [][]float64) map[string]float64 {
 	return m
 }
 
-// rejects says whether the rule rejects step j of a sample.
-func (r Rejection) rejects(logs []float64, j int) (bool, error) {
-	scope, kind, ok := cutLast(r.Rule)
-	value := func(d float64) float64 { return -d } // k1
-	switch kind {
-	case "k1":
-	case "k2":
-		value = func(d float64) float64 { return d * d / 2 }
-	case "k3":
-		value = k3
-	default:
-		ok = false
+// rule is a Rejection, parsed: it rejects estimates outside of low..high.
+type rule struct {
+	scope     string
+	estimate  func(logRatio float64) float64
+	low, high float64
+}
+
+func (r Rejection) parse() (rule, error) {
+	unknown := fmt.Errorf("rule = %q: want token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3", r.Rule)
+	i := strings.LastIndexByte(r.Rule, '_')
+	if i < 0 {
+		return rule{}, unknown
 	}
-	var x float64
-	switch scope {
-	case "token":
-		x = value(logs[j])
-	case "seq_sum", "seq_mean":
-		for _, d := range logs {
-			x += value(d)
-		}
-		if scope == "seq_mean" {
-			x /= float64(len(logs))
-		}
-	case "seq_max":
-		ok = ok && kind != "k1"
-		for _, d := range logs {
-			x = max(x, value(d))
-		}
-	default:
-		ok = false
-	}
-	if !ok {
-		return false, fmt.Errorf("rule = %q: want token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3", r.Rule)
+	scope, kind := r.Rule[:i], r.Rule[i+1:]
+	if !slices.Contains([]string{"token", "seq_sum", "seq_mean", "seq_max"}, scope) || scope == "seq_max" && kind == KLK1 {
+		return rule{}, unknown
 	}
 	low, high, band, err := bounds(r.Threshold)
 	if err != nil {
-		return false, fmt.Errorf("threshold of %s: %w", r.Rule, err)
+		return rule{}, fmt.Errorf("threshold of %s = %w", r.Rule, err)
 	}
-	if kind == "k1" { // ratios: -log_ratio within their logarithms
-		if !band {
-			low = 1 / high
+	if band && kind != KLK1 {
+		return rule{}, fmt.Errorf("threshold of %s = %q: want one number, a band is for k1", r.Rule, r.Threshold)
+	}
+	switch kind {
+	case KLK1:
+		if !(low <= high) {
+			return rule{}, fmt.Errorf("threshold of %s = %q: want a ratio of at least 1, or a band", r.Rule, r.Threshold)
 		}
-		return x < math.Log(low) || x > math.Log(high), nil
+		return rule{scope, func(d float64) float64 { return -d }, math.Log(low), math.Log(high)}, nil
+	case KLK2:
+		return rule{scope, func(d float64) float64 { return d * d / 2 }, 0, high}, nil
+	case KLK3:
+		return rule{scope, func(d float64) float64 { return k3(clampLog(d)) }, 0, high}, nil
 	}
-	if band {
-		return false, fmt.Errorf("threshold of %s = %q: want one number, a band is for k1", r.Rule, r.Threshold)
-	}
-	return x > high, nil
+	return rule{}, unknown
 }
 
-func cutLast(s string) (before, after string, ok bool) {
-	i := strings.LastIndexByte(s, '_')
-	if i < 0 {
-		return "", "", false
+// values are the estimates that each step of a sample is judged by.
+func (r rule) values(logs []float64) []float64 {
+	out := make([]float64, len(logs))
+	for j, d := range logs {
+		out[j] = r.estimate(d)
 	}
-	return s[:i], s[i+1:], true
+	var all float64
+	switch r.scope {
+	case "token":
+		return out
+	case "seq_sum":
+		all = sum(out)
+	case "seq_mean":
+		all = sum(out) / float64(len(out))
+	case "seq_max":
+		all = slices.Max(out)
+	}
+	return slices.Repeat([]float64{all}, len(out))
 }
 
-// bounds reads "2" or "0.5_2".
+// bounds reads "2", whose lower bound is its inverse, or the band "0.5_2".
 func bounds(s string) (low, high float64, band bool, err error) {
-	first, second, band := strings.Cut(s, "_")
-	if band {
-		low, err = strconv.ParseFloat(first, 64)
-		first = second
+	first, last, band := strings.Cut(s, "_")
+	if !band {
+		last = first
 	}
-	high, err2 := strconv.ParseFloat(first, 64)
-	if err = errors.Join(err, err2); err != nil || !(high > 0) || math.IsInf(high, 1) || band && !(low > 0 && low < high) {
+	high, err = strconv.ParseFloat(last, 64)
+	low = 1 / high
+	if band && err == nil {
+		low, err = strconv.ParseFloat(first, 64)
+	}
+	if err != nil || !(high > 0) || math.IsInf(high, 1) || band && !(low > 0 && low < high) {
 		return 0, 0, false, fmt.Errorf("%q: want a number above 0, or a band LOW_HIGH", s)
 	}
 	return low, high, band, nil
 }
+
+func clampLog(d float64) float64 { return clamp(d, -maxLogRatio, maxLogRatio) }
 
 func sum(x []float64) float64 {
 	total := 0.0

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 )
 
 // Config of the clipped loss.
@@ -48,7 +49,8 @@ type Loss struct {
 	// PPOKL is mean(old - log_prob); ApproxKL mean((log_prob - old)^2)/2.
 	PPOKL, ApproxKL float64
 	// ClipFraction is the share of ratios beyond the clip, ClipFractionHigher and
-	// ClipFractionLower those above and below.
+	// ClipFractionLower those above and below (verl's pg_clipfrac with _higher and _lower,
+	// Flow-GRPO's clipfrac, clipfrac_gt_one and clipfrac_lt_one).
 	ClipFraction, ClipFractionHigher, ClipFractionLower float64
 	// RatioMean and RatioStd (unbiased; 0 of a single one) are of the ratios.
 	RatioMean, RatioStd float64
@@ -77,8 +79,8 @@ func PPO(cfg Config, logProb, old, advantages, weights []float64) (*Loss, error)
 // transition means of both policies, noiseStd n > 0 is Step.noise_std, and step is
 // sigma - sigma_next > 0.
 func Guard(cfg Config, logProb, old, advantages []float64, means, oldMeans [][]float64, noiseStd, step float64) (*Loss, error) {
-	if !(noiseStd > 0) || !(step > 0) {
-		return nil, fmt.Errorf("noise_std = %v, step = %v: want more than 0", noiseStd, step)
+	if !(noiseStd > 0) || !(step > 0) || !finite(noiseStd) || !finite(step) {
+		return nil, fmt.Errorf("noise_std = %v, step = %v: want finite numbers above 0", noiseStd, step)
 	}
 	if len(means) != len(logProb) || len(oldMeans) != len(logProb) {
 		return nil, fmt.Errorf("%d and %d means; want one per log-prob, %d", len(means), len(oldMeans), len(logProb))
@@ -170,8 +172,8 @@ func ImageKL(means, reference [][]float64, std []float64) ([]float64, error) {
 	}
 	out := make([]float64, len(means))
 	for i := range means {
-		if !(std[i] > 0) {
-			return nil, fmt.Errorf("std[%d] = %v: want more than 0", i, std[i])
+		if !(std[i] > 0) || !finite(std[i]) {
+			return nil, fmt.Errorf("std[%d] = %v: want a finite number above 0", i, std[i])
 		}
 		square, err := meanSquare(means[i], reference[i])
 		if err != nil {
@@ -183,17 +185,21 @@ func ImageKL(means, reference [][]float64, std []float64) ([]float64, error) {
 }
 
 // Kinds of KL estimates from log-probs alone (Schulman 2020), as LLM trainers have them.
+// In verl a suffix + keeps the value and has the gradient of k2; here it changes nothing.
 const (
 	KLK1  = "k1"  // log_prob - reference
 	KLAbs = "abs" // its magnitude
 	KLK2  = "k2"  // half its square
-	KLK3  = "k3"  // exp(d) - d - 1 with d = reference - log_prob
+	KLK3  = "k3"  // exp(d) - d - 1 with d = reference - log_prob, within +-20
 )
 
 // KL is one estimate from a log-prob and that of the reference policy.
 func KL(kind string, logProb, reference float64) (float64, error) {
 	d := logProb - reference
-	switch kind {
+	if !finite(d) {
+		return 0, fmt.Errorf("log-probs %v and %v: want finite numbers", logProb, reference)
+	}
+	switch strings.TrimSuffix(kind, "+") {
 	case KLK1:
 		return d, nil
 	case KLAbs:
@@ -201,7 +207,7 @@ func KL(kind string, logProb, reference float64) (float64, error) {
 	case KLK2:
 		return d * d / 2, nil
 	case KLK3:
-		return k3(clamp(-d, -maxLogRatio, maxLogRatio)), nil
+		return k3(clampLog(-d)), nil
 	}
 	return 0, fmt.Errorf("kind = %q: want %s, %s, %s or %s", kind, KLK1, KLAbs, KLK2, KLK3)
 }
@@ -221,6 +227,9 @@ func meanSquare(a, b []float64) (float64, error) {
 	for i := range a {
 		sum += (a[i] - b[i]) * (a[i] - b[i])
 	}
+	if !finite(sum) {
+		return 0, fmt.Errorf("sum of squares is %v; want finite elements", sum)
+	}
 	return sum / float64(len(a)), nil
 }
 
@@ -231,5 +240,15 @@ func sameLength(logProb, other []float64, name string) error {
 	if len(other) != len(logProb) {
 		return fmt.Errorf("%s: %d values; want one per log-prob, %d", name, len(other), len(logProb))
 	}
+	for i := range logProb {
+		if !finite(logProb[i]) {
+			return fmt.Errorf("log_prob[%d] = %v: want a finite number", i, logProb[i])
+		}
+		if !finite(other[i]) {
+			return fmt.Errorf("%s[%d] = %v: want a finite number", name, i, other[i])
+		}
+	}
 	return nil
 }
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

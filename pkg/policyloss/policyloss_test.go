@@ -72,7 +72,20 @@ func TestGuard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	near(t, "exact kl", kl[0], 7.38107142857155e-05, 1e-12)
+	near(t, "exact kl", kl[0], 7.38107142857155e-05, 1e-15)
+	if kl, err = policyloss.ImageKL([][]float64{m}, [][]float64{old}, []float64{0.8573214099741122}); err != nil {
+		t.Fatal(err)
+	}
+	near(t, "kl with std_dev_t", kl[0], 1.47621428571431e-05, 1e-15)
+}
+
+// The squared scores of the same step under cps have a ratio like any other.
+func TestRatios(t *testing.T) {
+	r, err := policyloss.Ratios([]float64{-0.18009306394001376}, []float64{-0.17560904890354756})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "ratio", r[0], 0.9955260231495603, 1e-15)
 }
 
 func TestImageKL(t *testing.T) {
@@ -98,8 +111,14 @@ func TestKL(t *testing.T) {
 		}
 		near(t, kind, got, want, 1e-13)
 	}
-	if _, err := policyloss.KL("k4", 0, 0); err == nil {
-		t.Error("an unknown kind")
+	if got, err := policyloss.KL("k3+", -1.2, -1.05); err != nil || math.Abs(got-.0118342427283) > 1e-13 {
+		t.Errorf("k3+ = %v, %v", got, err)
+	}
+	if got, err := policyloss.KL("k3", -100, 0); err != nil || got != math.Expm1(20)-20 {
+		t.Errorf("k3 of a ratio beyond bounds = %v, %v", got, err)
+	}
+	if _, err := policyloss.KL("k4", 0, 0); err == nil || !strings.Contains(err.Error(), `kind = "k4"`) {
+		t.Errorf("an unknown kind: error %v", err)
 	}
 }
 
@@ -115,7 +134,10 @@ func TestCorrection(t *testing.T) {
 	}
 	for name, want := range map[string]float64{
 		"kl": .0075, "k3_kl": .0230269481963, "logprob_abs_diff_mean": .1675, "logprob_abs_diff_max": .3, "log_ppl_diff": .0075, "ppl_ratio": 1.00755653231,
-		"chi2_token": .0791446571782, "chi2_seq": -.0291177332079, "logprob_abs_diff/ts_0": .16,
+		"chi2_token": .0791446571782, "chi2_seq": -.0291177332079, "logprob_abs_diff/ts_0": .16, "logprob_abs_diff/ts_1": .175,
+		"training_ppl": 2.9309085710047986, "rollout_ppl": 2.909636129785249, "log_ppl_abs_diff": .0075,
+		"rollout_is_mean": 1.0155269481962976, "rollout_is_min": .7408182206817179, "rollout_is_max": 1.349858807576003,
+		"rollout_is_std": .21874568490677648, "rollout_is_eff_sample_size": .9556596288115317,
 	} {
 		near(t, name, c.Metrics[name], want, 1e-11)
 	}
@@ -128,9 +150,13 @@ func TestCorrection(t *testing.T) {
 	}{
 		{"sequence", policyloss.Correction{Level: "sequence", Threshold: "2"}, [][]float64{{.970445533548, .970445533548}, {1, 1}}},
 		{"truncated", policyloss.Correction{Level: "token", Threshold: "1.01"}, [][]float64{{1.01, .951229425}, {1.01, .740818221}}},
+		{"truncated and normalised", policyloss.Correction{Level: "token", Threshold: "1.25", Normalize: true}, [][]float64{{1.029921485333304, .9602924279131275}, {1.2619095919172845, .7478764948362843}}},
+		{"nothing left to normalise", policyloss.Correction{Level: "token", Threshold: "3_4", Normalize: true}, [][]float64{{0, 0}, {0, 0}}},
 		{"band", policyloss.Correction{Level: "token", Threshold: "0.9_1.1"}, [][]float64{{1.020201340, .951229425}, {0, 0}}},
 		{"rejected steps", policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k1", "0.9_1.1"}}}, [][]float64{{1, 1}, {0, 0}}},
 		{"wide band of ratios", policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k1", "0.5_2.0"}}}, [][]float64{{1, 1}, {1, 1}}},
+		{"bounds of the mean", policyloss.Correction{Rejections: []policyloss.Rejection{{"seq_mean_k1", "0.5_1.0152"}}}, [][]float64{{1, 1}, {1, 1}}},
+		{"rejected by either of two", policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k2", "0.01"}, {"seq_sum_k1", "1.02"}}}, [][]float64{{0, 0}, {0, 0}}},
 		{"rejected by mean", policyloss.Correction{Rejections: []policyloss.Rejection{{"seq_mean_k1", "1.01"}}}, [][]float64{{0, 0}, {1, 1}}},
 		{"rejected by the largest", policyloss.Correction{Rejections: []policyloss.Rejection{{"seq_max_k2", "0.04"}}}, [][]float64{{1, 1}, {0, 0}}},
 		{"weighed and rejected", policyloss.Correction{Level: "sequence", Threshold: "2", Rejections: []policyloss.Rejection{{"seq_sum_k3", "0.01"}}}, [][]float64{{.970445533548, .970445533548}, {0, 0}}},
@@ -145,6 +171,13 @@ func TestCorrection(t *testing.T) {
 			}
 		})
 	}
+	// The threshold clamps the weights that std and eff_sample_size are of, and those only.
+	if c, err = (policyloss.Correction{Level: "token", Threshold: "1.25"}).Apply(oldLogs, rolloutLogs); err != nil {
+		t.Fatal(err)
+	}
+	near(t, "std", c.Metrics["rollout_is_std"], .16215104359543248, 1e-14)
+	near(t, "eff_sample_size", c.Metrics["rollout_is_eff_sample_size"], .9746460736495882, 1e-14)
+	near(t, "max", c.Metrics["rollout_is_max"], 1.349858807576003, 1e-14)
 	if c, err := (policyloss.Correction{}).Apply(oldLogs, rolloutLogs); err != nil || c.Weights != nil {
 		t.Errorf("no correction: %+v, %v", c, err)
 	}
@@ -168,7 +201,14 @@ func TestRefuses(t *testing.T) {
 		"means":        {second(policyloss.Guard(ok, one, one, one, means, [][]float64{{1, 2}}, 1, 1)), "1 and 2 elements"},
 		"kl std":       {second(policyloss.ImageKL(means, means, one)), "std[0] = 0"},
 		"level":        {second(policyloss.Correction{Level: "batch", Threshold: "2"}.Apply(oldLogs, rolloutLogs)), `level = "batch"`},
-		"threshold":    {second(policyloss.Correction{Level: "token", Threshold: "2_1"}.Apply(oldLogs, rolloutLogs)), `threshold: "2_1"`},
+		"threshold":    {second(policyloss.Correction{Level: "token", Threshold: "2_1"}.Apply(oldLogs, rolloutLogs)), `threshold = "2_1"`},
+		"no level":     {second(policyloss.Correction{Threshold: "2", Normalize: true}.Apply(oldLogs, rolloutLogs)), "threshold = \"2\": there are no weights without a level\nnormalize = true"},
+		"second rule":  {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k1", "1.01"}, {"token_k9", "1"}}}.Apply(oldLogs, rolloutLogs)), `rejections[1]: rule = "token_k9"`},
+		"k1 below 1":   {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k1", "0.5"}}}.Apply(oldLogs, rolloutLogs)), "at least 1, or a band"},
+		"NaN":          {second(policyloss.PPO(ok, one, []float64{math.NaN()}, one, nil)), "old[0] = NaN"},
+		"NaN rollout":  {second(policyloss.Correction{}.Apply([][]float64{{0}}, [][]float64{{math.Inf(1)}})), "step 0 of sample 0: log-probs 0 and +Inf"},
+		"NaN means":    {second(policyloss.ImageKL(means, [][]float64{{math.NaN()}}, []float64{1})), "means of sample 0: sum of squares is NaN"},
+		"NaN kl":       {second(policyloss.KL("k1", math.NaN(), 0)), "want finite"},
 		"rule":         {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"seq_max_k1", "1"}}}.Apply(oldLogs, rolloutLogs)), `rule = "seq_max_k1"`},
 		"band of k3":   {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k3", "0.5_2"}}}.Apply(oldLogs, rolloutLogs)), "a band is for k1"},
 		"steps":        {second(policyloss.Correction{}.Apply(oldLogs, [][]float64{{1}, {1, 2}})), "sample 0 has 2 and 1 steps"},
@@ -180,14 +220,3 @@ func TestRefuses(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-func ExamplePPO() {
-	// One step of two samples: the policy moved towards the better one.
-	l, err := policyloss.PPO(policyloss.DefaultConfig(), []float64{-0.9, -1.1}, []float64{-1, -1}, []float64{1, -1}, nil)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Printf("ratio %.4f loss %.4f clipped %.2f\n", l.Ratios, l.Mean, l.ClipFraction)
-	// Output: ratio [1.1052 0.9048] loss -0.0001 clipped 1.00
-}
