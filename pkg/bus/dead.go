@@ -96,7 +96,7 @@ func headerSize(headers []schemas.Header) int {
 func names(m *Message) (run, uid string) {
 	run, _ = schemas.RunOf(m.Subject)
 	t := strings.Split(schemas.MessageID(m.Subject), ".")
-	at := map[string]int{"request": 3, "step": 2, "trajectory": 2, "reward": 3, "advantage": 2, "dead": 3}[t[0]]
+	at := map[string]int{"request": 3, "step": 2, "trajectory": 2, "verdict": 2, "reward": 3, "advantage": 2, "dead": 3}[t[0]]
 	if t[0] == "reward" && len(t) == 6 {
 		at = 4 // behind the partition
 	}

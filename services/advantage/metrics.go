@@ -126,7 +126,7 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 			continue
 		}
 		x := estimator.SampleStats{
-			UID: g.uid, Reward: *m.Reward, Advantage: m.Advantage, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
+			UID: g.uid, Reward: *m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
 			GenerateSeconds: -1, ScoreSeconds: float64(s.scoreNS) / 1e9,
 		}
 		if s.finished > 0 {
