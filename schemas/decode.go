@@ -41,11 +41,15 @@ func decode(data []byte, e Event) error {
 	}
 	v = v.Elem()
 	v.SetZero()
-	if err := Precheck(data); err != nil {
+	return (&reader{data: data}).event(v)
+}
+
+// event decodes the whole of an event.
+func (r *reader) event(v reflect.Value) error {
+	if err := precheck(r.data, r.seen); err != nil {
 		return err
 	}
-	r := reader{data: data}
-	if err := planOf(v.Type()).decode(&r, v); err != nil {
+	if err := planOf(v.Type()).decode(r, v); err != nil {
 		v.SetZero()
 		return err
 	}
@@ -69,7 +73,10 @@ func planOf(t reflect.Type) plan {
 	return p
 }
 
-var metadataType = reflect.TypeFor[Metadata]()
+var (
+	metadataType = reflect.TypeFor[Metadata]()
+	groupType    = reflect.TypeFor[Group]()
+)
 
 func newPlan(t reflect.Type) plan {
 	if t == metadataType {
@@ -96,6 +103,9 @@ func newPlan(t reflect.Type) plan {
 	case reflect.Map:
 		return stringMapPlan{}
 	case reflect.Struct:
+		if t == groupType {
+			return groupPlan{newStructPlan(t)}
+		}
 		return newStructPlan(t)
 	}
 	panic("schemas: no wire form for " + t.String()) // a struct of this package is wrong
@@ -219,7 +229,7 @@ func (stringPlan) decode(r *reader, v reflect.Value) error {
 	if !r.isText() {
 		return r.mismatch("a string")
 	}
-	v.SetString(string(r.text()))
+	v.SetString(r.seen.text(r.text()))
 	return nil
 }
 
@@ -284,6 +294,22 @@ func (stringMapPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
+type groupPlan struct{ plan *structPlan }
+
+func (p groupPlan) decode(r *reader, v reflect.Value) error {
+	start := r.pos
+	if g := r.seen.group(r.data[start:]); g != nil {
+		r.pos += len(g.raw)
+		v.Set(g.value)
+		return nil
+	}
+	if err := p.plan.decode(r, v); err != nil {
+		return err
+	}
+	r.seen.keepGroup(r.data[start:r.pos], v)
+	return nil
+}
+
 // decode copies: metadata outlives the message it came with.
 func (metadataPlan) decode(r *reader, v reflect.Value) error {
 	if r.null() {
@@ -307,6 +333,7 @@ func (metadataPlan) decode(r *reader, v reflect.Value) error {
 type reader struct {
 	data []byte
 	pos  int
+	seen *seen // nil: nothing is shared
 }
 
 func (r *reader) peek() byte { return r.data[r.pos] }

@@ -2,6 +2,7 @@ package schemas_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"reflect"
 	"testing"
@@ -46,6 +47,37 @@ func FuzzDecodeBatch(f *testing.F)      { fuzzDecode[schemas.Batch](f) }
 func FuzzDecodePolicy(f *testing.F)     { fuzzDecode[schemas.Policy](f) }
 func FuzzDecodeDead(f *testing.F)       { fuzzDecode[schemas.Dead](f) }
 func FuzzDecodeReceipt(f *testing.F)    { fuzzDecode[schemas.Receipt](f) }
+
+// What a decoder has seen before makes no difference to what it reads.
+func FuzzRewardDecoder(f *testing.F) {
+	var rewards [][]byte
+	for _, s := range samples(f) {
+		if _, ok := s.event.(*schemas.Reward); ok {
+			rewards = append(rewards, encoded(f, s.event))
+		}
+	}
+	for i, before := range rewards {
+		f.Add(before, before)
+		f.Add(before, before[:len(before)/2])
+		f.Add(before, rewards[(i+1)%len(rewards)])
+		f.Add(before[:len(before)-1], before)
+	}
+	f.Fuzz(func(t *testing.T, before, data []byte) {
+		var plain, other, shared schemas.Reward
+		plainErr := schemas.DecodeValid(data, &plain)
+		var d schemas.RewardDecoder
+		_ = d.Decode(before, &other)
+		for range 2 {
+			err := d.Decode(data, &shared)
+			if fmt.Sprint(err) != fmt.Sprint(plainErr) {
+				t.Fatalf("%v; alone %v", err, plainErr)
+			}
+			if !reflect.DeepEqual(shared, plain) && !bytes.Equal(encoded(t, &shared), encoded(t, &plain)) { // DeepEqual tells NaN from NaN
+				t.Fatalf("%+v\nalone %+v", shared, plain)
+			}
+		}
+	})
+}
 
 // fuzzDecode decodes hostile bytes into one type. Nothing may panic. What decodes
 // must read the same from its own encoding, and what is valid must have one, and be

@@ -48,15 +48,18 @@ const (
 // beyond the bytes left, more than MaxDepth levels, MaxElements values, MaxListItems
 // or MaxMapKeys, extension types, keys that are not strings or come twice in a map,
 // and strings that are not UTF-8. A byte string costs the same whatever its length.
-func Precheck(data []byte) error {
-	if err := checkMap(data, MaxEventBytes, MaxDepth); err != nil {
+func Precheck(data []byte) error { return precheck(data, nil) }
+
+// precheck is Precheck of what may have a group that passed it before.
+func precheck(data []byte, s *seen) error {
+	if err := checkMap(data, MaxEventBytes, MaxDepth, s); err != nil {
 		return fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	return nil
 }
 
 // checkMap says whether data is exactly one map of at most limit bytes and depth levels.
-func checkMap(data []byte, limit, depth int) error {
+func checkMap(data []byte, limit, depth int, s *seen) error {
 	if len(data) == 0 {
 		return errors.New("empty; must be a map")
 	}
@@ -66,7 +69,7 @@ func checkMap(data []byte, limit, depth int) error {
 	if c := data[0]; c&0xf0 != codeFixMap && c != codeMap16 && c != codeMap32 {
 		return fmt.Errorf("starts with 0x%02x; must be a map", c)
 	}
-	w := walker{data: data, budget: MaxElements}
+	w := walker{data: data, budget: MaxElements, seen: s, top: depth}
 	if !w.value(depth) {
 		return fmt.Errorf("%s at byte %d", w.fault, w.pos)
 	}
@@ -82,6 +85,8 @@ type walker struct {
 	pos    int
 	budget int
 	fault  string
+	seen   *seen // nil: everything is walked
+	top    int   // depth of the whole
 }
 
 func (w *walker) fail(fault string) bool {
@@ -228,6 +233,12 @@ func (w *walker) entries(n, depth int, seen keySet) bool {
 			w.pos = start
 			return w.fail("key that came before")
 		}
+		if w.seen != nil && depth == w.top && string(key) == groupKey {
+			if g := w.seen.group(w.data[w.pos:]); g != nil {
+				w.pos += len(g.raw)
+				continue
+			}
+		}
 		if !w.value(depth - 1) {
 			return false
 		}
@@ -259,7 +270,7 @@ func (w *walker) key() ([]byte, bool) {
 }
 
 // smallMap is the number of keys most maps stay below.
-const smallMap = 16
+const smallMap = 32
 
 // keySet is the keys of one map, found again by hash, in twice as many slots as
 // there are keys. It holds where they are in the event; an unused slot has end 0.
@@ -282,7 +293,8 @@ func (s keySet) add(data []byte, start, end int) bool {
 		}
 	}
 	const golden = 0x9e3779b97f4a7c15 // 2^64 over the golden ratio, for multiplicative hashing
-	for i := (tail * golden >> 32) % uint64(len(s)); ; i = (i + 1) % uint64(len(s)) {
+	mask := uint64(len(s) - 1)        // the length is a power of two
+	for i := tail * golden >> 32 & mask; ; i = (i + 1) & mask {
 		slot := &s[i]
 		if slot.end == 0 {
 			slot.start, slot.end = uint32(start), uint32(end)

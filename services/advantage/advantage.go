@@ -34,7 +34,7 @@ type Config struct {
 	// MaxHeld bounds the rewards of open groups that one partition holds; see
 	// deploy/bench/advantage.md for what they take. When it is reached the partition takes no
 	// more until a group closes, by its deadline at the latest.
-	MaxHeld int `koanf:"max_held" help:"rewards of open groups that one of the 16 partitions may hold, about 0.6 KiB each"`
+	MaxHeld int `koanf:"max_held" help:"rewards of open groups that one of the 16 partitions may hold, about 0.7 KiB each"`
 	// AckWait is how long the server waits for a sign of life before a standby takes over.
 	AckWait time.Duration `koanf:"ack_wait" help:"takeover of a partition whose worker died"`
 	// Metrics is where the service counts; nil: nowhere.
@@ -101,6 +101,8 @@ type worker struct {
 	log       zerolog.Logger
 	metrics   *instruments
 	sub       *bus.Subscription
+	decoder   schemas.RewardDecoder
+	reward    schemas.Reward    // that was received last
 	groups    map[string]*group // by run and uid
 	batches   map[string]*batch // explicit batches, by run and batch id
 	opened    []*group          // to be looked up, should they stay open; oldest first
@@ -115,7 +117,7 @@ type storing struct {
 }
 
 // FetchAhead is how many rewards of a partition are asked for at once.
-const FetchAhead = 512
+const FetchAhead = 256
 
 const (
 	// sweepEvery is how often deadlines are looked at, maxLookups how many open groups are
@@ -230,12 +232,11 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 		delivery = "again"
 	}
 	w.metrics.rewards.WithLabelValues(delivery).Inc()
-	var r schemas.Reward
-	err := schemas.DecodeValid(m.Data, &r)
+	err := w.decoder.Decode(m.Data, &w.reward)
 	if err != nil {
 		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
 	} else {
-		err = w.add(ctx, m, &r)
+		err = w.add(ctx, m, &w.reward)
 	}
 	if err != nil {
 		w.retry(m, err)

@@ -45,8 +45,9 @@ type sample struct {
 }
 
 func newGroup(r *schemas.Reward) *group {
+	spec := r.Group
 	return &group{
-		run: r.Run, uid: r.UID, size: r.GroupSize, spec: &r.Group,
+		run: r.Run, uid: r.UID, size: r.GroupSize, spec: &spec,
 		samples: make([]sample, 0, min(r.GroupSize, 32)),
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // advantageBench is one `bench advantage` command.
@@ -102,6 +103,7 @@ func (b *advantageBench) run(ctx context.Context, out, stderr io.Writer) (err er
 	if err := b.check(); err != nil {
 		return err
 	}
+	boot.SpareGC()
 	fmt.Fprintf(out, "%s\n", machine())
 	stop := b.showProgress(stderr)
 	defer stop()
@@ -159,6 +161,9 @@ func (b *advantageBench) showProgress(stderr io.Writer) (stop func()) {
 	}
 }
 
+// benchBegan is when the prompts of the bench came.
+var benchBegan = time.Now()
+
 // benchReward is a reward as the reward service stores it after a prompt with defaults.
 func benchReward(run string, group int, i, n int64) *schemas.Reward {
 	value := float64((group*31+int(i)*17)%97) / 97
@@ -172,7 +177,7 @@ func benchReward(run string, group int, i, n int64) *schemas.Reward {
 		TrajectorySeq: uint64(group)*uint64(n) + uint64(i) + 1, TrainedSteps: 2,
 		ScheduleDigest: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
 		Group: schemas.Group{
-			Batch: uid, PromptSeq: uint64(group + 1), Created: now,
+			Batch: uid, PromptSeq: uint64(group + 1), Created: benchBegan.UnixNano() + int64(group),
 			Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility", Weight: new(1.0), Required: new(true)}},
 			Advantage: schemas.AdvantageSpec{
 				Estimator: "flow_grpo", Std: schemas.StdGroup, StdBasis: schemas.BasisSample, Epsilon: new(1e-4),
@@ -219,12 +224,12 @@ func (b *advantageBench) clear(ctx context.Context) error {
 
 func (b *advantageBench) throughput(ctx context.Context, out io.Writer) error {
 	heading(out, "Throughput")
-	fmt.Fprintf(out, "%d rewards in each of %d rounds; medians, and the ratio of each round's rates (smallest - largest).\n\n", b.rewards, b.rounds)
-	fmt.Fprint(out, "| n | bare consumer, rewards/s | service, rewards/s | groups/s | ratio |\n| --- | --- | --- | --- | --- |\n")
+	fmt.Fprintf(out, "%d rewards in each of %d rounds; medians, and the ratio of each round's rates with its quartiles.\n\n", b.rewards, b.rounds)
+	fmt.Fprint(out, "| n | bare consumer, rewards/s | service, rewards/s | groups/s | ratio | CPU us per reward (bare, service; both with the server) | CPU ratio |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for k, n := range b.sizes {
 		groups := b.rewards / n
 		rewards := float64(groups * n)
-		var bare, served, ratios []float64
+		var bare, served, ratios, bareCPU, servedCPU, ratiosCPU []float64
 		for round := -1; round < b.rounds; round++ { // the first warms up
 			b.tick(fmt.Sprintf("throughput, n = %d", n), (float64(k)+float64(round+1)/float64(b.rounds+1))/float64(len(b.sizes)))
 			if err := b.clear(ctx); err != nil {
@@ -235,23 +240,29 @@ func (b *advantageBench) throughput(ctx context.Context, out io.Writer) error {
 			}
 			engines := []func(context.Context, int, int) (time.Duration, error){b.bare, b.serve}
 			var took [2]time.Duration
+			var cpu [2]float64
 			for k := range engines {
 				e := (k + round + 1) % len(engines)
 				runtime.GC()
+				cpu[e] = -cpuSeconds()
 				var err error
 				if took[e], err = engines[e](ctx, groups*n, groups); err != nil {
 					return err
 				}
+				cpu[e] += cpuSeconds()
 			}
 			if round >= 0 {
+				bareCPU, servedCPU = append(bareCPU, cpu[0]/rewards*1e6), append(servedCPU, cpu[1]/rewards*1e6)
+				ratiosCPU = append(ratiosCPU, cpu[0]/cpu[1])
 				bare, served = append(bare, rewards/took[0].Seconds()), append(served, rewards/took[1].Seconds())
 				ratios = append(ratios, took[0].Seconds()/took[1].Seconds())
 			}
 		}
 		mid := median(served)
 		ratio := median(ratios) // sorts
-		fmt.Fprintf(out, "| %d | %.0f | %.0f | %.0f | **%.2f** (%.2f - %.2f) |\n",
-			n, median(bare), mid, mid/float64(n), ratio, ratios[0], ratios[len(ratios)-1])
+		fmt.Fprintf(out, "| %d | %.0f | %.0f | %.0f | **%.2f** (%.2f - %.2f) | %.1f, %.1f | %.2f |\n",
+			n, median(bare), mid, mid/float64(n), ratio, percentile(ratios, .25), percentile(ratios, .75),
+			median(bareCPU), median(servedCPU), median(ratiosCPU))
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/reward"
 	"github.com/meander-rl/meander/services/sampler"
 )
@@ -127,6 +128,7 @@ func (s *services) validate() error {
 // run serves until ctx ends and everything is drained. The order is the order in
 // which data flows.
 func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error {
+	boot.SpareGC()
 	named := func(name string) zerolog.Logger { return log.With().Str("service", name).Logger() }
 	g, work := errgroup.WithContext(ctx)
 	for range s.replicas {

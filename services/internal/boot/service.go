@@ -69,6 +69,7 @@ const grace = 5 * time.Second
 
 // Main is the whole main function of a service program.
 func Main[T any](s Service[T]) {
+	SpareGC()
 	os.Exit(s.Execute(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
 
