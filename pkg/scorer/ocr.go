@@ -80,7 +80,7 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 	}
 	cfg.Path = path
 	t := &Tesseract{config: cfg, slots: make(chan struct{}, cfg.Workers)}
-	out, err := t.run(context.Background(), nil, "--version")
+	out, err := t.ask("--version")
 	if err != nil {
 		return nil, fmt.Errorf("ocr: %w", err)
 	}
@@ -88,7 +88,7 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 	if t.version = strings.TrimPrefix(strings.TrimSpace(line), "tesseract "); t.version == "" {
 		return nil, fmt.Errorf("ocr: %s --version says %q", path, out)
 	}
-	if out, err = t.run(context.Background(), nil, "--list-langs"); err != nil {
+	if out, err = t.ask("--list-langs"); err != nil {
 		return nil, fmt.Errorf("ocr: %w", err)
 	}
 	lines := strings.Fields(strings.TrimSpace(out[strings.IndexByte(out, '\n')+1:]))
@@ -139,6 +139,9 @@ func (t *Tesseract) read(ctx context.Context, in Input) (text, target string, er
 	if err != nil {
 		return "", "", err
 	}
+	if picture == nil {
+		return "", target, nil // tesseract would read letters off an empty line
+	}
 	var file bytes.Buffer
 	if err := png.Encode(&file, picture); err != nil {
 		return "", "", fmt.Errorf("encode picture: %w", err)
@@ -160,15 +163,24 @@ func (t *Tesseract) read(ctx context.Context, in Input) (text, target string, er
 	case <-ctx.Done():
 		return "", "", fmt.Errorf("waiting for a free process: %w", ctx.Err())
 	}
-	text, err = t.run(ctx, &file, args...)
+	text, _, err = t.run(ctx, &file, args...)
 	return text, target, err
 }
 
 // maxOCROutput bounds what is taken from a process.
 const maxOCROutput = 1 << 20
 
+// ask returns what the program says about itself, which older releases say on stderr.
+func (t *Tesseract) ask(what string) (string, error) {
+	stdout, stderr, err := t.run(context.Background(), nil, what)
+	if stdout == "" {
+		return stderr, err
+	}
+	return stdout, err
+}
+
 // run runs the program to its end, or kills it.
-func (t *Tesseract) run(ctx context.Context, stdin *bytes.Buffer, args ...string) (string, error) {
+func (t *Tesseract) run(ctx context.Context, stdin *bytes.Buffer, args ...string) (out, notes string, err error) {
 	limited, cancel := context.WithTimeout(ctx, t.config.Timeout)
 	defer cancel()
 	c := exec.CommandContext(limited, t.config.Path, args...)
@@ -179,19 +191,16 @@ func (t *Tesseract) run(ctx context.Context, stdin *bytes.Buffer, args ...string
 	if stdin != nil {
 		c.Stdin = stdin
 	}
-	err := c.Run()
+	err = c.Run()
 	switch {
 	case ctx.Err() != nil:
-		return "", fmt.Errorf("tesseract: %w", ctx.Err())
+		return "", "", fmt.Errorf("tesseract: %w", ctx.Err())
 	case limited.Err() != nil:
-		return "", fmt.Errorf("tesseract gave no answer in %v: %w", t.config.Timeout, ErrUnavailable)
+		return "", "", fmt.Errorf("tesseract gave no answer in %v: %w", t.config.Timeout, ErrUnavailable)
 	case err != nil:
-		return "", fmt.Errorf("tesseract: %w: %s", err, strings.TrimSpace(stderr.String()))
+		return "", "", fmt.Errorf("tesseract: %w: %s", err, strings.TrimSpace(stderr.String()))
 	}
-	if stdout.Len() == 0 { // older releases print their version there
-		return stderr.String(), nil
-	}
-	return stdout.String(), nil
+	return stdout.String(), stderr.String(), nil
 }
 
 // bounded keeps the first bytes written to it.
@@ -254,7 +263,7 @@ const (
 	ocrBorder = 12
 )
 
-// prepared is the picture as tesseract reads it best.
+// prepared is the picture as tesseract reads it best, nil when it is of one colour.
 func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	margin := o.margin
 	if margin < 0 {
@@ -279,12 +288,13 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 			low, high, sum = min(low, v), max(high, v), sum+int(v)
 		}
 	}
+	if low == high {
+		return nil, nil
+	}
 	// The larger part of a picture with text is what it is written on.
 	dark := 2*sum < (int(low)+int(high))*len(grey.Pix)
 	for i, v := range grey.Pix {
-		if high > low {
-			v = uint8(255 * (int(v) - int(low)) / (int(high) - int(low)))
-		}
+		v = uint8(255 * (int(v) - int(low)) / (int(high) - int(low)))
 		if dark {
 			v = 255 - v
 		}

@@ -223,6 +223,23 @@ func TestOCR_Params(t *testing.T) {
 	}
 }
 
+// Of an empty picture nothing is read, and what the program says on stderr is no text.
+func TestOCR_NothingToRead(t *testing.T) {
+	o := ocr(t)
+	for name, c := range map[string]color.Color{"white": color.White, "black": color.Black, "gray": color.Gray{Y: 90}} {
+		if r := detail(t, o, scorer.Input{Image: flat(128, 64, c), GroundTruth: "O"}); r.Value != 0 || r.Detail != "" {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	chatty, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "cat > /dev/null; echo 42 >&2")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := detail(t, chatty, scorer.Input{Image: signs(t, "clean", 1)[3].picture, GroundTruth: "42"}); r.Value != 0 || r.Detail != "" {
+		t.Errorf("%+v", r)
+	}
+}
+
 // program writes an executable that stands where tesseract would.
 func program(t *testing.T, body string) string {
 	t.Helper()
@@ -236,7 +253,9 @@ func program(t *testing.T, body string) string {
 
 // A program that fails or hangs is an error, never a score of 0.
 func TestOCR_Failures(t *testing.T) {
-	in := scorer.Input{Image: flat(64, 32, color.White), GroundTruth: "1"}
+	picture := flat(64, 32, color.White)
+	picture.Set(30, 16, color.Black)
+	in := scorer.Input{Image: picture, GroundTruth: "1"}
 	t.Run("crash", func(t *testing.T) {
 		o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "echo out of paint >&2; exit 3")})
 		if err != nil {
