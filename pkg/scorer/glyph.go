@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"image"
 	"image/png"
+	"math"
 	"strings"
 	"sync"
 )
@@ -15,16 +16,18 @@ import (
 // target as OCR does (see Target and TextReward). It is a reader of that model's
 // pictures alone, 128 x 64 pixels with up to six digits or capitals in three fonts, and
 // needs nothing installed: each cell is matched with every glyph in every font and size.
-// Those signs have digits or capitals, never both, which tells 0 from O. A cell that looks like none of them is read as "?", which no target has.
+// Most signs have digits or capitals, not both, which tells 0 from O; a row is read as
+// both only where that fits much better. A cell that looks like none of them is read as
+// "?", which no target has.
 const Glyph = "glyph"
 
 // Geometry of a sign in pixels, as it is drawn for training (deploy/models/signs/trainer).
 const (
 	signHeight, signWidth = 64, 128
-	cellWidth             = 20 // from one glyph to the next; the row of cells is centred
-	cellRows              = 36 // of a template
-	cellTop               = 16 // first of them when the capitals are centred
-	fieldTop, fieldBottom = 8, 56
+	cellWidth             = 20    // from one glyph to the next; the row of cells is centred
+	cellRows              = 36    // of a template
+	cellTop               = 16    // first of them when the capitals are centred
+	fieldTop, fieldBottom = 8, 59 // the tail of a low Q ends here, a frame begins at 60
 )
 
 // signPlaces are the rows by which the text is below the middle; signJitter is how far a
@@ -88,14 +91,21 @@ var loadTemplates = sync.OnceValues(func() ([]template, error) {
 	return out, nil
 })
 
-type glyphReader struct{ templates []template }
+type glyphReader struct {
+	templates []template
+	faintest  int64 // least squares of a template
+}
 
 func newGlyph() (Scorer, error) {
 	templates, err := loadTemplates()
 	if err != nil {
 		return nil, err
 	}
-	return glyphReader{templates}, nil
+	g := glyphReader{templates, templates[0].squares}
+	for i := range templates {
+		g.faintest = min(g.faintest, templates[i].squares)
+	}
+	return g, nil
 }
 
 func (glyphReader) Name() string { return Glyph }
@@ -133,11 +143,11 @@ func (g glyphReader) read(im *image.NRGBA) string {
 		return ""
 	}
 	// An odd number of glyphs has one in the middle, an even number two beside it.
-	best, text := int64(-1), ""
+	best, text := int64(math.MaxInt64), ""
 	for _, left := range []int{(signWidth - 5*cellWidth) / 2, (signWidth - 6*cellWidth) / 2} {
 		for _, place := range signPlaces {
 			for _, r := range g.readRow(ink, left, place) {
-				if best < 0 || r.difference < best {
+				if r.difference < best {
 					best, text = r.difference, r.text()
 				}
 			}
@@ -186,7 +196,7 @@ func quantile(count []int, n int) int {
 	return len(count) - 1
 }
 
-// reading is a row of cells as characters of one class.
+// reading is a row of cells as characters of one class, or of both.
 type reading struct {
 	chars []byte
 	// difference of the field from what was read, squared.
@@ -195,17 +205,21 @@ type reading struct {
 
 func (r reading) text() string { return strings.TrimSpace(string(r.chars)) }
 
-// readRow reads the cells from the column left on, as digits and as capitals.
-func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
-	var out [2]reading
+// readRow reads the cells from the column left on, as digits, as capitals and as both.
+func (g glyphReader) readRow(ink *field, left, place int) [3]reading {
+	var out [3]reading
 	right := left
 	for col := left; col+cellWidth <= signWidth; col += cellWidth {
 		right = col + cellWidth
 		energy := ink.energy(col, right)
-		var found [2]*template
-		best := [2]int64{energy, energy} // of an empty cell
-		for i := range g.templates {
-			t := &g.templates[i]
+		var found [3]*template
+		best := [3]int64{energy, energy, energy} // of an empty cell
+		templates := g.templates
+		if 4*energy < g.faintest { // by Cauchy and Schwarz none is nearer than nothing
+			templates = nil
+		}
+		for i := range templates {
+			t := &templates[i]
 			class := 0
 			if t.char > '9' {
 				class = 1
@@ -216,6 +230,11 @@ func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
 				}
 			}
 		}
+		nearer := 0
+		if best[1] < best[0] {
+			nearer = 1
+		}
+		best[2], found[2] = best[nearer], found[nearer]
 		for class, t := range found {
 			char := byte(' ')
 			switch {
@@ -228,12 +247,17 @@ func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
 			out[class].difference += best[class]
 		}
 	}
+	out[2].difference += mixed
 	outside := ink.energy(0, left) + ink.energy(right, signWidth)
 	for class := range out {
 		out[class].difference += outside
 	}
 	return out
 }
+
+// mixed is by how much nearer digits and capitals together must be than either alone: 15
+// pixels of full ink. Less takes a worn 0 among digits for an O.
+const mixed = 15 * 255 * 255
 
 // smudge is the energy of a cell that is neither empty nor a glyph: 40 pixels of full ink.
 const smudge = 40 * 255 * 255
