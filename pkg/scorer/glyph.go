@@ -16,9 +16,9 @@ import (
 // target as OCR does (see Target and TextReward). It is a reader of that model's
 // pictures alone, 128 x 64 pixels with up to six digits or capitals in three fonts, and
 // needs nothing installed: each cell is matched with every glyph in every font and size.
-// Most signs have digits or capitals, not both, which tells 0 from O; a row is read as
-// both only where that fits much better. A cell that looks like none of them is read as
-// "?", which no target has.
+// Most signs have digits or capitals, not both, which tells 0 from O; a digit among
+// capitals is read only where it fits much better. A cell that looks like none of them is
+// read as "?", which no target has.
 const Glyph = "glyph"
 
 // Geometry of a sign in pixels, as it is drawn for training (deploy/models/signs/trainer).
@@ -196,7 +196,8 @@ func quantile(count []int, n int) int {
 	return len(count) - 1
 }
 
-// reading is a row of cells as characters of one class, or of both.
+// reading is a row of cells as characters of one class but for those that are clearly of
+// the other.
 type reading struct {
 	chars []byte
 	// difference of the field from what was read, squared.
@@ -205,15 +206,15 @@ type reading struct {
 
 func (r reading) text() string { return strings.TrimSpace(string(r.chars)) }
 
-// readRow reads the cells from the column left on, as digits, as capitals and as both.
-func (g glyphReader) readRow(ink *field, left, place int) [3]reading {
-	var out [3]reading
+// readRow reads the cells from the column left on, as digits and as capitals.
+func (g glyphReader) readRow(ink *field, left, place int) [2]reading {
+	var out [2]reading
 	right := left
 	for col := left; col+cellWidth <= signWidth; col += cellWidth {
 		right = col + cellWidth
 		energy := ink.energy(col, right)
-		var found [3]*template
-		best := [3]int64{energy, energy, energy} // of an empty cell
+		var found [2]*template
+		best := [2]int64{energy, energy} // of an empty cell
 		templates := g.templates
 		if 4*energy < g.faintest { // by Cauchy and Schwarz none is nearer than nothing
 			templates = nil
@@ -230,11 +231,12 @@ func (g glyphReader) readRow(ink *field, left, place int) [3]reading {
 				}
 			}
 		}
-		nearer := 0
-		if best[1] < best[0] {
-			nearer = 1
+		for class := range found {
+			if other := 1 - class; best[other]+mixed < best[class] {
+				best[class], found[class] = best[other]+mixed, found[other]
+				break // the other one is the nearer
+			}
 		}
-		best[2], found[2] = best[nearer], found[nearer]
 		for class, t := range found {
 			char := byte(' ')
 			switch {
@@ -247,7 +249,6 @@ func (g glyphReader) readRow(ink *field, left, place int) [3]reading {
 			out[class].difference += best[class]
 		}
 	}
-	out[2].difference += mixed
 	outside := ink.energy(0, left) + ink.energy(right, signWidth)
 	for class := range out {
 		out[class].difference += outside
@@ -255,9 +256,9 @@ func (g glyphReader) readRow(ink *field, left, place int) [3]reading {
 	return out
 }
 
-// mixed is by how much nearer digits and capitals together must be than either alone: 15
-// pixels of full ink. Less takes a worn 0 among digits for an O.
-const mixed = 15 * 255 * 255
+// mixed is by how much nearer a digit among capitals must be than any capital, or the other
+// way round: 13 pixels of full ink. Less takes a worn 0 among digits for an O.
+const mixed = 13 * 255 * 255
 
 // smudge is the energy of a cell that is neither empty nor a glyph: 40 pixels of full ink.
 const smudge = 40 * 255 * 255
