@@ -99,6 +99,9 @@ type member struct {
 	Transitions []string   `json:"transitions"`
 	Latents     []int64    `json:"latent_step_indices"`
 	Image       string     `json:"image"`
+	Scores      []struct {
+		Detail string `json:"detail"`
+	} `json:"scores"`
 }
 
 type group struct {
@@ -120,6 +123,8 @@ type summary struct {
 	Trajectories int    `json:"trajectories"`
 	StepsStored  int    `json:"steps_stored"`
 	Digest       string `json:"digest"`
+
+	Metrics map[string]float64 `json:"metrics"`
 }
 
 // parse reads run's --json output.

@@ -55,7 +55,7 @@ type loaded struct {
 func (d *datasetFlags) register(f *pflag.FlagSet) {
 	f.StringVarP(&d.file, "prompts", "f", "", "prompts from a file, - is stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, verl (messages, reward_model) and geneval (metadata)")
 	f.StringVar(&d.format, "prompts-format", string(dataset.Auto), "what that file is: auto (by its extension and look), text, csv, json, or JSON of one kind: meander, metadata, verl")
-	f.StringVar(&d.template, "template", "", `make each prompt of its record, e.g. 'a sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} or any metadata`)
+	f.StringVar(&d.template, "template", "", `make each prompt of its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} or any metadata`)
 	f.BoolVar(&d.skipBad, "skip-bad", false, "leave out records that cannot be used, and list them, instead of stopping at the first")
 	f.IntVar(&d.choice.MinChars, "min-prompt-chars", 0, "leave out shorter prompts")
 	f.IntVar(&d.choice.MaxChars, "max-prompt-chars", 0, "leave out longer prompts; 0 for no bound")

@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/estimator"
@@ -79,15 +82,23 @@ func (x *measures) group(a *schemas.Advantage, rewards map[string]*schemas.Rewar
 		}
 	}
 	at := map[string]int{}
+	reader := "" // the reward function whose readings are the answers to vote on
 	for i := range a.Members {
 		r := rewards[memberKey(a.UID, a.Members[i].SampleIndex)]
 		if r == nil || r.Reward == nil {
 			continue
 		}
 		g.Variables[0].Values = append(g.Variables[0].Values, *r.Reward)
+		g.Answers = append(g.Answers, "")
 		for _, s := range r.Scores {
 			if s.Value == nil {
 				continue
+			}
+			if reader == "" && s.Detail != "" {
+				reader = s.Name
+			}
+			if s.Name == reader {
+				g.Answers[len(g.Answers)-1] = s.Detail
 			}
 			k, ok := at[s.Name]
 			if !ok {
@@ -97,6 +108,9 @@ func (x *measures) group(a *schemas.Advantage, rewards map[string]*schemas.Rewar
 			}
 			g.Variables[k].Values = append(g.Variables[k].Values, *s.Value)
 		}
+	}
+	if reader == "" {
+		g.Answers = nil
 	}
 	x.evaluation = append(x.evaluation, g)
 }
@@ -112,16 +126,28 @@ func (x *measures) metrics() map[string]float64 {
 	return out
 }
 
-// measures is the line of the summary that says how the rewards are.
-func (s *summary) measures() string {
+// measures are the lines of the summary that say how the rewards are.
+func (s *summary) measures() []string {
+	var lines []string
 	m := s.Metrics
-	if _, ok := m["critic/rewards/mean"]; !ok {
-		return ""
+	if _, ok := m["critic/rewards/mean"]; ok {
+		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f, %.0f %% of groups without variance",
+			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
+		if s.Refills > 0 {
+			line += fmt.Sprintf(", %d groups refilled", s.Refills)
+		}
+		lines = append(lines, line)
 	}
-	line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f, %.0f %% of groups without variance",
-		m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
-	if s.Refills > 0 {
-		line += fmt.Sprintf(", %d groups refilled", s.Refills)
+	evaluations := map[string][]string{} // by source and score
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		rest, core := strings.CutPrefix(name, "val-core/")
+		rest = strings.TrimSuffix(rest, "/mean")
+		if at := strings.LastIndexByte(rest, '/'); core && !strings.HasSuffix(rest, "/std") {
+			evaluations[rest[:at]] = append(evaluations[rest[:at]], fmt.Sprintf("%s %.3f", rest[at+1:], m[name]))
+		}
 	}
-	return line
+	for _, of := range slices.Sorted(maps.Keys(evaluations)) {
+		lines = append(lines, "evaluation "+of+": "+strings.Join(evaluations[of], ", "))
+	}
+	return lines
 }

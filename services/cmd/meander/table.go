@@ -31,7 +31,7 @@ func (r *results) print(w io.Writer) error {
 	}
 	s := r.Summary
 	fmt.Fprintf(w, "\nrun %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s\n", s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds)
-	if line := s.measures(); line != "" {
+	for _, line := range s.measures() {
 		fmt.Fprintln(w, line)
 	}
 	fmt.Fprintf(w, "digest %s\n", s.Digest)
