@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/natsd"
 )
 
 // binaries builds the programs once per test run, as a user would.
@@ -79,6 +81,31 @@ func meander(t *testing.T, dir string, args ...string) output {
 		t.Fatalf("meander %s did not end; stderr:\n%s", strings.Join(args, " "), stderr.String())
 	}
 	return output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// serve runs a pipeline on the store of dir until the test ends.
+func serve(t *testing.T, dir string) natsd.Info {
+	t.Helper()
+	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
+	up.Dir = dir
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = up.Process.Signal(os.Interrupt)
+		_ = up.Wait()
+	})
+	var info natsd.Info
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		var ok bool
+		if info, ok = natsd.Running(filepath.Join(dir, "meander-data")); ok && info.URL != "" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("meander up does not serve")
+		}
+	}
+	return info
 }
 
 // must fails the test unless the command ended with the status.

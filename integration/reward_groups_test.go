@@ -18,7 +18,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -301,25 +300,7 @@ func TestReward_PythonWorker(t *testing.T) {
 		t.Skipf("%s cannot run the worker: pip install -r deploy/scorers/requirements.txt, or name another one in MEANDER_PYTHON: %v: %s", python, err, out)
 	}
 	dir := t.TempDir()
-	up := exec.Command(program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
-	up.Dir = dir
-	if err := up.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = up.Process.Signal(os.Interrupt)
-		_ = up.Wait()
-	})
-	var info natsd.Info
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		var ok bool
-		if info, ok = natsd.Running(filepath.Join(dir, "meander-data")); ok && info.URL != "" {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("meander up does not serve")
-		}
-	}
+	info := serve(t, dir)
 	worker := exec.Command(python, filepath.Join(root, "deploy/scorers/worker.py"), "--url", info.URL, "--name", "colour")
 	worker.Env = append(os.Environ(), "NATS_TOKEN="+info.Token)
 	out, err := worker.StdoutPipe()

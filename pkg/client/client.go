@@ -128,6 +128,36 @@ func read[T any, E interface {
 	}
 }
 
+// ErrJudged means that the sample has a verdict of that name, another one: the first counts.
+var ErrJudged = errors.New("the sample has a verdict already")
+
+// Verdict stores the reward that a person or a batch job gives a sample which waits for
+// external, or external:NAME. Storing the same value twice is no error.
+func (c *Client) Verdict(ctx context.Context, v *schemas.Verdict) error {
+	if err := v.Validate(); err != nil {
+		return err
+	}
+	ack, err := c.bus.Publish(ctx, v)
+	if err != nil || !ack.Duplicate {
+		return err
+	}
+	m, err := c.bus.Last(ctx, schemas.StreamVerdicts, v.Subject())
+	if err != nil {
+		return fmt.Errorf("verdict that was there before: %w", err)
+	}
+	var first schemas.Verdict
+	if err := schemas.Decode(m.Data, &first); err != nil {
+		return fmt.Errorf("verdict that was there before: %w", err)
+	}
+	switch {
+	case first.Value == nil && v.Value == nil, first.Value != nil && v.Value != nil && *first.Value == *v.Value:
+		return nil
+	case first.Value == nil:
+		return fmt.Errorf("%w: none will come, %s", ErrJudged, first.Error)
+	}
+	return fmt.Errorf("%w: %v", ErrJudged, *first.Value)
+}
+
 // Trajectory returns one stored trajectory, or bus.ErrNotFound.
 func (c *Client) Trajectory(ctx context.Context, run, uid string, sample int64) (*schemas.Trajectory, error) {
 	m, err := c.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample))

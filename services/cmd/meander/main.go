@@ -115,7 +115,7 @@ that runs on it, or opens it itself with an embedded NATS server.`,
 		return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
 	})
 	root.AddCommand(
-		upCommand(a), runCommand(a), rescoreCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
+		upCommand(a), runCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
 		verifyCommand(a), deadCommand(a), streamsCommand(a), modelCommand(a), benchCommand(), versionCommand(a),
 	)
 	return root
