@@ -46,11 +46,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
-	stochastic, err := stochasticSteps(p, steps, base)
-	if err != nil {
-		return nil, err
-	}
-	returned, err := returnedSteps(p, steps, stochastic)
+	stochastic, returned, err := Steps(p, steps, flow.GroupSeed(base, p.UID))
 	if err != nil {
 		return nil, err
 	}
@@ -145,8 +141,17 @@ func sigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, e
 	return schedule.Sigmas(int(value(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
 }
 
-// stochasticSteps lists the steps that are not ode, ascending.
-func stochasticSteps(p *schemas.Prompt, steps int, base string) ([]int, error) {
+// Steps lists the steps of a prompt's samples that are not ode, and the latents they keep,
+// both ascending. seed draws the window of a prompt that has none of its own.
+func Steps(p *schemas.Prompt, steps int, seed uint64) (stochastic []int, returned []int64, err error) {
+	if stochastic, err = stochasticSteps(p, steps, seed); err != nil {
+		return nil, nil, err
+	}
+	returned, err = returnedSteps(p, steps, stochastic)
+	return stochastic, returned, err
+}
+
+func stochasticSteps(p *schemas.Prompt, steps int, seed uint64) ([]int, error) {
 	r := p.Rollout
 	switch {
 	case p.Evaluation || r.SDEType == string(flow.ODE):
@@ -161,15 +166,14 @@ func stochasticSteps(p *schemas.Prompt, steps int, base string) ([]int, error) {
 	if len(r.SDEWindow.Range) == 2 {
 		w.Lo, w.Hi = int(r.SDEWindow.Range[0]), int(r.SDEWindow.Range[1])
 	}
-	seed := flow.GroupSeed(base, p.UID)
 	if r.SDEWindow.Seed != nil {
 		seed = uint64(*r.SDEWindow.Seed)
 	}
 	return w.Indices(steps, seed)
 }
 
-// returnedSteps lists the latents to keep, ascending, within 0..T: those asked for,
-// those a trainer of the chosen steps needs, or all when no step was chosen.
+// returnedSteps lists latents within 0..T: those asked for, those a trainer of the chosen
+// steps needs, or all when no step was chosen.
 func returnedSteps(p *schemas.Prompt, steps int, stochastic []int) ([]int64, error) {
 	r := p.Rollout
 	asked := narrow(r.ReturnStepIndices)

@@ -11,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
 )
 
 // defaultGroupSize and defaultLatents are intake's, stated in the schema of a Prompt.
@@ -70,7 +71,9 @@ func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 			return nil, err
 		}
 	}
-	sde, kept, err := stepLists(e, int(steps))
+	// The draw of a window needs the run: where the steps need not be neighbours, the states
+	// kept may be a few more or less.
+	sde, kept, err := intake.Steps(e, int(steps), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -95,50 +98,6 @@ func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 	c.PictureBytes = 3 * height * width
 	c.BytesOfSample = c.StepBytes + c.PictureBytes
 	return c, nil
-}
-
-// stepLists are the stochastic steps and the states kept.
-func stepLists(e *schemas.Prompt, steps int) (sde, kept []int, err error) {
-	r := &e.Rollout
-	switch {
-	case e.Evaluation || r.SDEType == string(flow.ODE):
-	case r.SDEWindow != nil:
-		w := flow.Window{
-			Size: int(r.SDEWindow.Size), Hi: max(steps-1, 1), Strategy: flow.Strategy(cmp.Or(r.SDEWindow.Strategy, string(flow.RandomWindow))),
-			Iteration: int(r.SDEWindow.Iteration), ItersPerGroup: int(max(r.SDEWindow.ItersPerGroup, 1)),
-		}
-		if len(r.SDEWindow.Range) == 2 {
-			w.Lo, w.Hi = int(r.SDEWindow.Range[0]), int(r.SDEWindow.Range[1])
-		}
-		// The draw of the group itself needs the run: where steps need not be neighbours, the
-		// states kept may be a few more or less.
-		sde, err = w.Indices(steps, uint64(or(r.SDEWindow.Seed, 0)))
-	default:
-		sde, err = flow.StepIndices(narrow(r.SDEStepIndices), steps)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	asked := narrow(r.ReturnStepIndices)
-	if chosen := (r.SDEStepIndices != nil || r.SDEWindow != nil) && len(sde) > 0; asked == nil && !chosen {
-		for i := range steps + 1 {
-			asked = append(asked, i)
-		}
-	}
-	kept, err = flow.ReturnIndices(asked, sde, steps)
-	return sde, kept, err
-}
-
-// narrow keeps nil apart from empty.
-func narrow(list []int64) []int {
-	if list == nil {
-		return nil
-	}
-	out := make([]int, len(list))
-	for i, v := range list {
-		out[i] = int(v)
-	}
-	return out
 }
 
 // or is the value that p points to, else def.
