@@ -13,7 +13,11 @@ import (
 // Every estimator can be had from the command line, and another is refused with the list.
 func TestEstimators_FromTheCommandLine(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range estimator.Names() {
+	names := estimator.Names()
+	if raceEnabled {
+		names = names[:2] // they differ in arithmetic alone
+	}
+	for _, name := range names {
 		out := meander(t, dir, "run", "--run", name, "--estimator", name, "--model", "synthetic", "--reward", "synthetic", "-n", "3",
 			"--steps", "2", "--out", "-", "--json", "a red fox", "a blue fox").must(t, 0)
 		groups, sum := out.parse(t)
