@@ -53,7 +53,8 @@ func (g *group) outline() *schemas.Advantage {
 	}
 	policy := policyOf(g.spec)
 	members := g.members()
-	var scored []float64
+	a.Members = make([]schemas.Member, 0, g.size)
+	scored := make([]float64, 0, len(members))
 	var first *sample
 	next := 0
 	for i := range g.size {
@@ -149,6 +150,12 @@ func scaleOf(c estimator.Config) scale {
 // or all that count of a batch sorted by uid. Groups of a batch that ask for different
 // estimators or options are normalised with those like them.
 func estimate(groups []*group, outlines []*schemas.Advantage) {
+	if len(groups) == 1 {
+		if counts(outlines[0]) {
+			estimateAlike(groups, outlines, []int{0})
+		}
+		return
+	}
 	var order []scale
 	alike := map[scale][]int{}
 	for i, g := range groups {
