@@ -478,7 +478,7 @@ func TestPipeline_StepsFull(t *testing.T) {
 	}
 
 	purged := map[string]bool{}
-	waited := 0
+	waited, larger := 0, int64(room)
 	eventually(t, 30*time.Second, "every group closed", func() error {
 		k := readBooks(t, c.Bus, "r")
 		s, err := c.JetStream().Stream(t.Context(), schemas.StreamSteps)
@@ -494,8 +494,9 @@ func TestPipeline_StepsFull(t *testing.T) {
 				}
 			}
 		}
-		if waited == 100 { // all that is stored is of open groups: nothing can be purged
-			c.resize(t, schemas.StreamSteps, room+size*steps)
+		if waited > 0 && waited%100 == 0 { // all that is stored is of open groups: nothing can be purged
+			larger += size * steps
+			c.resize(t, schemas.StreamSteps, larger)
 		}
 		if len(purged) < groups {
 			return fmt.Errorf("%d of %d; %d steps stored", len(purged), groups, k.steps)
