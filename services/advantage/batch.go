@@ -85,11 +85,15 @@ func (b *batch) inTime() (groups []*group, deadline time.Time) {
 }
 
 // filled says whether each place has a group that counts or has been given up: no group
-// of it is open, and none has been asked for that has not come.
+// of it is open, none has been asked for that has not come, and so has every one that was
+// replaced: what a killed worker had in hand may come after what was asked for later.
 func (b *batch) filled(groups []*group) bool {
 	places := map[string]bool{}
 	for _, g := range groups {
 		if g.verdict == nil || g.verdict.RefilledBy != "" && b.groups[g.verdict.RefilledBy] == nil {
+			return false
+		}
+		if r := g.spec.Refill; r != nil && b.groups[refillUID(r.Root, r.Round-1)] == nil {
 			return false
 		}
 		places[g.root()] = true

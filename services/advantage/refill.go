@@ -51,9 +51,12 @@ func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, too
 	return nil
 }
 
-// refillUID is the uid of a fresh group: that of the first, cut where it is long, and the
-// round.
+// refillUID is the uid of a fresh group: that of the first (round 0), cut where it is
+// long, and the round.
 func refillUID(root string, round int64) string {
+	if round == 0 {
+		return root
+	}
 	suffix := "-r" + strconv.FormatInt(round, 10)
 	if len(root)+len(suffix) <= schemas.MaxToken {
 		return root + suffix

@@ -152,6 +152,38 @@ func TestRefill_Alone(t *testing.T) {
 	}
 }
 
+// A batch waits for the groups that were replaced, too, when they come after those in
+// their place, as they do when the worker that had them in hand is killed.
+func TestRefill_ReplacedComeLast(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	for _, std := range []string{"group", "global"} {
+		run := "r-" + std
+		p.ask(t, run, []string{"a", "c"}, std)
+		last, err := p.Newest(t.Context(), schemas.StreamPrompts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		prompt := &schemas.Prompt{Batch: &schemas.BatchSpec{ID: "b", Groups: 2}, Advantage: schemas.AdvantageSpec{Std: std}}
+		put := func(uid string, round int64) {
+			if prompt.Refill = nil; round > 0 {
+				prompt.Refill = &schemas.Refill{Root: "c", Round: round}
+			}
+			p.put(t, plot(run, uid, prompt, last.Seq)...)
+		}
+		put("a", 0)
+		put("c-r2", 2)
+		time.Sleep(100 * time.Millisecond)
+		put("c-r1", 1)
+		time.Sleep(100 * time.Millisecond)
+		put("c", 0)
+		b := batchOf(t, p.results(t, run, 5, 30*time.Second), run, "b")
+		if b.Status != "complete" || b.Groups != 2 || b.Refills != 2 || !slices.Equal(b.UIDs, []string{"a", "c-r2"}) || !slices.Equal(b.Dropped, []string{"c", "c-r1"}) {
+			t.Errorf("%s: batch %+v", std, b)
+		}
+	}
+}
+
 // The worker is killed again and again, wherever it is, while batches with replacements
 // close: what is stored is what an undisturbed worker stores, each once.
 func TestRefill_Killed(t *testing.T) {
