@@ -74,6 +74,18 @@ func SplitName(name string) (kind, instance string, err error) {
 	return k.name, instance, err
 }
 
+// VerdictName is the name that verdicts for a function have; empty: it takes none.
+func VerdictName(name string) string {
+	kind, instance, err := SplitName(name)
+	switch {
+	case err != nil || kind != External:
+		return ""
+	case instance == "":
+		return External
+	}
+	return instance
+}
+
 func find(name string) (kind, string, error) {
 	base, instance, split := strings.Cut(name, ":")
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == base })

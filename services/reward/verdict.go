@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -83,7 +84,7 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 	case known == nil:
 	case v.SampleIndex >= known.GroupSize:
 		return nil, 0, s.refuse(schemas.CodeInvalid, fmt.Errorf("sample_index: %d; group %s has %d samples", v.SampleIndex, v.UID, known.GroupSize))
-	case !slices.ContainsFunc(known.Group.Reward, func(r schemas.RewardSpec) bool { return verdictName(r.Name) == v.Name }):
+	case !slices.ContainsFunc(known.Group.Reward, func(r schemas.RewardSpec) bool { return scorer.VerdictName(r.Name) == v.Name }):
 		return nil, 0, s.refuse(schemas.CodeInvalid, fmt.Errorf("name: %q; group %s waits for no such verdict", v.Name, v.UID))
 	}
 	if t != nil {
@@ -102,7 +103,7 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 // used says whether a verdict is part of a reward.
 func used(r *schemas.Reward, v *schemas.Verdict) bool {
 	return slices.ContainsFunc(r.Scores, func(s schemas.Score) bool {
-		if verdictName(s.Name) != v.Name {
+		if scorer.VerdictName(s.Name) != v.Name {
 			return false
 		}
 		if v.Value == nil {

@@ -28,19 +28,7 @@ import (
 const longestWait = 10 * time.Minute
 
 // awaited says whether a function has no lane, because its scores come with others.
-func awaited(name string) bool { return scorer.NewGroup(name) != nil || verdictName(name) != "" }
-
-// verdictName is the name that verdicts for a function have; empty: it takes none.
-func verdictName(name string) string {
-	kind, instance, err := scorer.SplitName(name)
-	switch {
-	case err != nil || kind != scorer.External:
-		return ""
-	case instance == "":
-		return scorer.External
-	}
-	return instance
-}
+func awaited(name string) bool { return scorer.NewGroup(name) != nil || scorer.VerdictName(name) != "" }
 
 func needsGroup(t *schemas.Trajectory) bool {
 	return slices.ContainsFunc(t.Group.Reward, func(r schemas.RewardSpec) bool { return scorer.NewGroup(r.Name) != nil })
@@ -80,7 +68,7 @@ func (s *service) awaitOthers(due time.Time) pause {
 func (s *service) verdicts(ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time) (waits bool, err error) {
 	names := map[string][]int{}
 	for i, spec := range t.Group.Reward {
-		if name := verdictName(spec.Name); name != "" && m.scores[i] == nil {
+		if name := scorer.VerdictName(spec.Name); name != "" && m.scores[i] == nil {
 			names[name] = append(names[name], i)
 		}
 	}

@@ -147,8 +147,7 @@ func (b *advantageBench) showProgress(stderr io.Writer) (stop func()) {
 	const whole = 1000
 	var doing atomic.Pointer[string]
 	doing.Store(new("starting"))
-	bars := mpb.New(mpb.WithOutput(f), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
-	bar := bars.New(whole, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
+	bars, bar := newBar(f, whole,
 		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string { return *doing.Load() + " " }, decor.WC{C: decor.DindentRight})),
 		mpb.AppendDecorators(decor.Percentage(), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
 	b.tick = func(what string, share float64) {

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -85,15 +86,11 @@ type summary struct {
 // however the work was packed, timed or repeated.
 func collect(ctx context.Context, b *bus.Bus, run string, prompts []prompt, o *outcome) (*results, error) {
 	trajectories := map[string]*schemas.Trajectory{}
-	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + ".*.*"}, bus.ReadOptions{}) {
+	for t, err := range storedTrajectories(ctx, b, run, "*") {
 		if err != nil {
-			return nil, fmt.Errorf("read trajectories: %w", err)
+			return nil, err
 		}
-		var t schemas.Trajectory
-		if err := schemas.Decode(m.Data, &t); err != nil {
-			return nil, fmt.Errorf("trajectory %s: %w", m.Subject, err)
-		}
-		trajectories[memberKey(t.UID, t.SampleIndex)] = &t
+		trajectories[memberKey(t.UID, t.SampleIndex)] = t.Trajectory
 	}
 	steps, err := countSteps(ctx, b, run)
 	if err != nil {
@@ -173,15 +170,30 @@ func countSteps(ctx context.Context, b *bus.Bus, run string) (int, error) {
 	return len(subjects), err
 }
 
-// printJSON prints one object per group and last the summary.
-func (r *results) printJSON(w io.Writer) error {
+func (r *results) printJSON(w io.Writer) error { return printJSONLines(w, r.Groups, r.Summary) }
+
+// printJSONLines prints one object per group and last the summary.
+func printJSONLines[G, S any](w io.Writer, groups []G, summary S) error {
 	enc := json.NewEncoder(w)
-	for _, g := range r.Groups {
+	for _, g := range groups {
 		if err := enc.Encode(g); err != nil {
 			return err
 		}
 	}
-	return enc.Encode(map[string]any{"summary": r.Summary})
+	return enc.Encode(map[string]any{"summary": summary})
+}
+
+// writeResults makes the file dir/results.jsonl.
+func writeResults(dir string, print func(io.Writer) error) error {
+	f, err := os.Create(filepath.Join(dir, "results.jsonl"))
+	if err != nil {
+		return fmt.Errorf("write results: %w", err)
+	}
+	if err := print(f); err != nil {
+		f.Close()
+		return fmt.Errorf("write results: %w", err)
+	}
+	return f.Close()
 }
 
 // write makes dir: the pictures, a contact sheet per group, results.jsonl.
@@ -197,7 +209,7 @@ func (r *results) write(ctx context.Context, b *bus.Bus, dir string) error {
 			if m.trajectory == nil || m.trajectory.Image == nil {
 				continue
 			}
-			data, err := imageBytes(ctx, b, m.trajectory.Image)
+			data, err := client.New(b).Image(ctx, m.trajectory)
 			if err != nil {
 				return fmt.Errorf("picture of %s sample %d: %w", g.UID, m.SampleIndex, err)
 			}
@@ -218,22 +230,7 @@ func (r *results) write(ctx context.Context, b *bus.Bus, dir string) error {
 			r.Summary.Sheet = sheet
 		}
 	}
-	f, err := os.Create(filepath.Join(dir, "results.jsonl"))
-	if err != nil {
-		return fmt.Errorf("write results: %w", err)
-	}
-	if err := r.printJSON(f); err != nil {
-		f.Close()
-		return fmt.Errorf("write results: %w", err)
-	}
-	return f.Close()
-}
-
-func imageBytes(ctx context.Context, b *bus.Bus, im *schemas.Image) ([]byte, error) {
-	if im.Ref == nil {
-		return im.Data, nil
-	}
-	return b.GetBlob(ctx, *im.Ref)
+	return writeResults(dir, r.printJSON)
 }
 
 func number(v *float64, format string) string {

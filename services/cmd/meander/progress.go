@@ -43,8 +43,7 @@ type progress struct {
 func newProgress(out io.Writer, machine bool, run string, groups int, pending map[string]bool) *progress {
 	p := &progress{out: out, run: run, total: groups, uids: maps.Clone(pending), seen: map[string]bool{}, ended: make(chan struct{})}
 	if f, ok := out.(*os.File); ok && isTerminal(f) && !machine {
-		p.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
-		p.bar = p.bars.New(0, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
+		p.bars, p.bar = newBar(out, 0,
 			mpb.PrependDecorators(decor.Name(run+" ")),
 			mpb.AppendDecorators(
 				decor.CountersNoUnit("%d/%d steps"),
@@ -55,6 +54,12 @@ func newProgress(out io.Writer, machine bool, run string, groups int, pending ma
 		go p.lines()
 	}
 	return p
+}
+
+// newBar is one bar on a terminal.
+func newBar(out io.Writer, total int64, options ...mpb.BarOption) (*mpb.Progress, *mpb.Bar) {
+	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
+	return bars, bars.New(total, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"), options...)
 }
 
 // watch counts what the streams already hold and what comes, until ctx ends.

@@ -292,7 +292,7 @@ func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceR
 			return fmt.Errorf("make %s: %w", dir, err)
 		}
 		results.Summary.Out = dir
-		if err := results.write(filepath.Join(dir, "results.jsonl")); err != nil {
+		if err := writeResults(dir, results.printJSON); err != nil {
 			return err
 		}
 	}
@@ -326,8 +326,7 @@ type rescoreProgress struct {
 func newRescoreProgress(out io.Writer, machine bool, pass string, total int) *rescoreProgress {
 	p := &rescoreProgress{out: out, pass: pass, total: total, shown: time.Now()}
 	if f, ok := out.(*os.File); ok && isTerminal(f) && !machine {
-		p.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
-		p.bar = p.bars.New(int64(total), mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
+		p.bars, p.bar = newBar(out, int64(total),
 			mpb.PrependDecorators(decor.Name(pass+" ")),
 			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d samples"), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
 	}

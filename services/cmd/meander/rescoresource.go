@@ -74,13 +74,9 @@ type sourceGroup struct {
 // samples may be on their way.
 func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error) {
 	s := &sourceRun{groups: map[string]*sourceGroup{}}
-	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + ".*.*"}, bus.ReadOptions{}) {
+	for t, err := range storedTrajectories(ctx, b, run, "*") {
 		if err != nil {
-			return nil, fmt.Errorf("read trajectories: %w", err)
-		}
-		var t schemas.Trajectory
-		if err := schemas.Decode(m.Data, &t); err != nil {
-			return nil, fmt.Errorf("trajectory %s: %w", m.Subject, err)
+			return nil, err
 		}
 		g := s.groups[t.UID]
 		if g == nil {
@@ -91,7 +87,7 @@ func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error)
 			g.prompt = t.Prompt
 			g.trained = g.trained || slices.ContainsFunc(t.Transitions, func(k string) bool { return k != schemas.TransitionODE })
 		}
-		g.seqs[t.SampleIndex] = m.Seq
+		g.seqs[t.SampleIndex] = t.message.Seq
 	}
 	stored, err := b.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")})
 	if err != nil {

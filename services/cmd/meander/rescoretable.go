@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -106,28 +104,7 @@ func (r *rescorer) collect(ctx context.Context, b *bus.Bus, source *sourceRun, a
 	return out, nil
 }
 
-// printJSON prints one object per group and last the summary.
-func (p *passResults) printJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	for _, g := range p.Groups {
-		if err := enc.Encode(g); err != nil {
-			return err
-		}
-	}
-	return enc.Encode(map[string]any{"summary": p.Summary})
-}
-
-func (p *passResults) write(path string) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return fmt.Errorf("write results: %w", err)
-	}
-	if err := p.printJSON(f); err != nil {
-		f.Close()
-		return fmt.Errorf("write results: %w", err)
-	}
-	return f.Close()
-}
+func (p *passResults) printJSON(w io.Writer) error { return printJSONLines(w, p.Groups, p.Summary) }
 
 // print is the table for people: the run before, the pass after.
 func (p *passResults) print(w io.Writer) error {

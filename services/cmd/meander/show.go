@@ -102,15 +102,11 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io
 		source = adv.SourceRun
 	}
 	var trajectories []*schemas.Trajectory
-	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + source + "." + uid + ".*"}, bus.ReadOptions{}) {
+	for t, err := range storedTrajectories(ctx, b, source, uid) {
 		if err != nil {
-			return fmt.Errorf("read trajectories: %w", err)
+			return err
 		}
-		var t schemas.Trajectory
-		if err := schemas.Decode(m.Data, &t); err != nil {
-			return fmt.Errorf("trajectory %s: %w", m.Subject, err)
-		}
-		trajectories = append(trajectories, &t)
+		trajectories = append(trajectories, t.Trajectory)
 	}
 	slices.SortFunc(trajectories, func(a, b *schemas.Trajectory) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
 	if adv == nil && len(trajectories) == 0 {

@@ -207,11 +207,8 @@ func (j judgement) verdict(ctx context.Context, b *bus.Bus, run string) (*schema
 func externals(g *schemas.Group) []string {
 	var out []string
 	for _, r := range g.Reward {
-		if kind, instance, err := scorer.SplitName(r.Name); err == nil && kind == scorer.External {
-			if instance == "" {
-				instance = scorer.External
-			}
-			out = append(out, instance)
+		if name := scorer.VerdictName(r.Name); name != "" {
+			out = append(out, name)
 		}
 	}
 	return out
@@ -239,13 +236,9 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out,
 		}
 	}
 	var waiting []waitingSample
-	for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + ".*.*"}, bus.ReadOptions{}) {
+	for t, err := range storedTrajectories(ctx, b, run, "*") {
 		if err != nil {
-			return fmt.Errorf("read trajectories: %w", err)
-		}
-		var t schemas.Trajectory
-		if err := schemas.Decode(m.Data, &t); err != nil {
-			return fmt.Errorf("trajectory %s: %w", m.Subject, err)
+			return err
 		}
 		if rewards[memberKey(t.UID, t.SampleIndex)] != nil || t.Image == nil {
 			continue
@@ -261,7 +254,7 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out,
 			w := waitingSample{UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline}
 			if dir != "" {
 				w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", t.UID, t.SampleIndex))
-				picture, err := client.New(b).Image(ctx, &t)
+				picture, err := client.New(b).Image(ctx, t.Trajectory)
 				if err == nil {
 					err = os.WriteFile(w.Image, picture, 0o644)
 				}

@@ -124,19 +124,18 @@ func (v *verifier) close() {
 }
 
 func (v *verifier) run(ctx context.Context, stderr io.Writer) error {
-	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + v.report.Run + ".*.*"}, bus.ReadOptions{}) {
+	for t, err := range storedTrajectories(ctx, v.bus, v.report.Run, "*") {
 		if err != nil {
-			return fmt.Errorf("read trajectories: %w", err)
+			return err
 		}
-		var t schemas.Trajectory
-		if err := schemas.DecodeValid(m.Data, &t); err != nil {
-			return fmt.Errorf("trajectory %s: %w", m.Subject, err)
+		if err := t.Validate(); err != nil {
+			return fmt.Errorf("trajectory %s: %w", t.message.Subject, err)
 		}
 		v.report.Trajectories++
 		if t.StopReason != schemas.StopCompleted {
 			continue
 		}
-		if err := v.trajectory(ctx, &t); err != nil {
+		if err := v.trajectory(ctx, t.Trajectory); err != nil {
 			return fmt.Errorf("%s sample %d: %w", t.UID, t.SampleIndex, err)
 		}
 		if v.report.Trajectories%100 == 0 {
