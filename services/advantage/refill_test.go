@@ -262,12 +262,16 @@ func TestBatch_TakeoverAtTheDeadline(t *testing.T) {
 		t.Errorf("c: %+v", a)
 	}
 	late := 0
-	for m, err := range p.Read(t.Context(), schemas.StreamDead, []string{schemas.Prefix + "dead.>"}, bus.ReadOptions{}) {
-		var d schemas.Dead
-		if err := errors.Join(err, schemas.Decode(m.Data, &d)); err != nil || d.Code != schemas.CodeLate || len(d.Data) == 0 {
-			t.Errorf("dead letter %+v, %v", d, err)
+	for end := time.Now().Add(20 * time.Second); late < 3 && time.Now().Before(end); {
+		time.Sleep(50 * time.Millisecond) // they follow the results
+		late = 0
+		for m, err := range p.Read(t.Context(), schemas.StreamDead, []string{schemas.Prefix + "dead.>"}, bus.ReadOptions{}) {
+			var d schemas.Dead
+			if err := errors.Join(err, schemas.Decode(m.Data, &d)); err != nil || d.Code != schemas.CodeLate || len(d.Data) == 0 {
+				t.Errorf("dead letter %+v, %v", d, err)
+			}
+			late++
 		}
-		late++
 	}
 	if late != 3 {
 		t.Errorf("%d dead letters, want 3", late)
