@@ -19,9 +19,9 @@ import (
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	const groups, size, room = 3, 4, 5
 	const soon = 15 * time.Second // half the ack wait
-	steps, pictures := int64(800), int64(10)
+	steps, pictures, side := int64(800), int64(10), 2048
 	if raceEnabled {
-		steps, pictures = 150, 6
+		steps, pictures, side = 150, 6, 1024
 	}
 	dir := t.TempDir()
 	c := assemble(t)
@@ -105,11 +105,11 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	}
 
 	// Reward: busy with large pictures.
-	ref := bigPicture(t, b)
+	ref := bigPicture(t, b, side)
 	for i := range pictures {
 		e := *one
 		e.Run, e.SampleIndex, e.GroupSize = "pictures", i, pictures
-		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: 2048, Height: 2048, Digest: digest, Ref: &ref}
+		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: int64(side), Height: int64(side), Digest: digest, Ref: &ref}
 		if _, err := b.Publish(t.Context(), &e); err != nil {
 			t.Fatal(err)
 		}
@@ -173,9 +173,9 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 }
 
 // bigPicture stores a picture that takes a while to decode.
-func bigPicture(t *testing.T, b *bus.Bus) schemas.Ref {
+func bigPicture(t *testing.T, b *bus.Bus, side int) schemas.Ref {
 	t.Helper()
-	picture := image.NewNRGBA(image.Rect(0, 0, 2048, 2048))
+	picture := image.NewNRGBA(image.Rect(0, 0, side, side))
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range picture.Pix {
 		picture.Pix[i] = byte(r.Uint32()) | byte(i&3/3*255) // opaque noise
