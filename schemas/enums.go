@@ -87,6 +87,7 @@ const (
 	CodeCancelled     = "cancelled"      // someone cancelled the uid or the run
 	CodeStale         = "stale"          // the weights are older than the prompt accepts
 	CodeTooLarge      = "too_large"      // larger than the bus carries
+	CodeDisplaced     = "displaced"      // not the event that its subject is for, which took its place
 )
 
 // The legal values of the contract's enumerations, in the order messages list
@@ -114,7 +115,7 @@ var (
 	Stages           = []string{"intake", "sampler", "reward", "advantage"}
 	DeadCodes        = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
-		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge,
+		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge, CodeDisplaced,
 	}
 )
 

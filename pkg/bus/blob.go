@@ -86,7 +86,7 @@ func (b *Bus) store(ctx context.Context, ref schemas.Ref, sum [32]byte, data []b
 	}
 	put := func(subject, id string, header nats.Header, data []byte) error {
 		header.Set(jetstream.MsgIDHeader, id)
-		_, err := b.publish(ctx, &nats.Msg{Subject: subject, Header: header, Data: data})
+		_, err := b.publish(ctx, &nats.Msg{Subject: subject, Header: header, Data: data}, publishOptions{})
 		return err
 	}
 	// One after another: the order of the chunks is the order of the bytes.

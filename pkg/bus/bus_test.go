@@ -141,18 +141,32 @@ func eventually(t testing.TB, what string, within time.Duration, condition func(
 	t.Fatalf("%s: not within %v", what, within)
 }
 
+var digest = strings.Repeat("0", 64)
+
+// group is what events of a group without a batch carry.
+func group(uid string) schemas.Group {
+	return schemas.Group{Batch: uid, Reward: []schemas.RewardSpec{}, Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
+}
+
 func request(run, uid string, sample int64) *schemas.Request {
-	return &schemas.Request{Run: run, UID: uid, SampleIndex: sample, GroupSize: 8, Lane: "tiny", Prompt: "a red fox"}
+	return &schemas.Request{
+		Run: run, UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny", Prompt: "a red fox", Height: 16, Width: 16,
+		Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32",
+		ScheduleDigest: digest, Group: group(uid),
+	}
 }
 
 func trajectory(uid string, sample int64) *schemas.Trajectory {
-	return &schemas.Trajectory{Run: "r1", UID: uid, SampleIndex: sample, GroupSize: 8, Lane: "tiny", Attempt: "a1", StopReason: "failed"}
+	return &schemas.Trajectory{
+		Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny", Attempt: "a1",
+		StopReason: "failed", Error: "out of paint", Group: group(uid),
+	}
 }
 
 func reward(uid string, sample int64) *schemas.Reward {
 	return &schemas.Reward{
-		Run: "r1", UID: uid, SampleIndex: sample, GroupSize: 8, Status: "failed", Scores: []schemas.Score{},
-		Group: schemas.Group{Batch: uid},
+		Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Status: "failed", Error: "out of paint",
+		Scores: []schemas.Score{}, Group: group(uid),
 	}
 }
 
@@ -163,7 +177,7 @@ func step(uid string, sample int64, attempt string, index int64, n int) *schemas
 		data[i] = byte(i*7 + i>>8 + int(index))
 	}
 	return &schemas.Step{
-		Run: "r1", UID: uid, SampleIndex: sample, Attempt: attempt, StepIndex: index, NumInferenceSteps: 10,
+		Run: "r1", UID: uid, SampleIndex: sample, Attempt: attempt, StepIndex: index, NumInferenceSteps: 1000,
 		Transition: "ode", Sigma: 0.5, SigmaNext: 0.4, Timestep: 500, LogProbKind: "density", ElementCount: int64(n),
 		Latents: []schemas.IndexedTensor{{Index: index, Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n), 1}, Data: data}}},
 		Debug:   []schemas.NamedTensor{}, ScheduleDigest: strings.Repeat("0", 64), WeightsDigest: strings.Repeat("1", 64), Sampler: "s1", Backend: "cpu",

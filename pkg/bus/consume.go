@@ -17,7 +17,8 @@ import (
 // Handler works on one message: it publishes what comes of it, then returns.
 //
 //   - nil: the message is acked, and the ack confirmed;
-//   - a TerminalError: OnGiveUp, dead letter, then the message is terminated;
+//   - a TerminalError: OnGiveUp, dead letter, then the message is terminated; where it is
+//     Garbage: dead letter, then the message is deleted, and its subject is free;
 //   - an error that is ErrStreamFull: the stream after this one is full, which is no
 //     fault of the message. The handler is run again after a pause; the delivery does
 //     not count;
@@ -260,10 +261,18 @@ func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error) {
 	log := zerolog.Ctx(ctx)
 	log.Error().Err(cause).Str("code", Code(cause)).Msg("given up")
+	terminal, _ := errors.AsType[*TerminalError](cause)
+	garbage := terminal != nil && terminal.Garbage
 	for try := 1; ; try++ {
-		err := w.onGiveUp(ctx, m, cause)
+		var err error
+		if !garbage {
+			err = w.onGiveUp(ctx, m, cause)
+		}
 		if err == nil {
 			err = w.bus.Dead(ctx, w.config.Stage, Code(cause), cause.Error(), m)
+		}
+		if err == nil && garbage {
+			err = w.bus.Delete(ctx, m.Stream, m.Seq)
 		}
 		if err == nil {
 			break

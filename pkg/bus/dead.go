@@ -50,7 +50,7 @@ func (b *Bus) Dead(ctx context.Context, stage, code, reason string, m *Message) 
 		return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
 	}
 	msg.Header[jetstream.MsgIDHeader] = []string{fmt.Sprintf("dead.%s.%s.%d", d.Stage, m.Stream, m.Seq)}
-	if _, err := b.publish(ctx, msg); err != nil {
+	if _, err := b.publish(ctx, msg, publishOptions{}); err != nil {
 		return fmt.Errorf("dead letter of %s %d: %w", m.Stream, m.Seq, err)
 	}
 	return nil

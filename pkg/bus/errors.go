@@ -40,6 +40,8 @@ type TerminalError struct {
 	// Code is the class of the reason, one of schemas.DeadCodes or a handler's own.
 	Code string
 	Err  error
+	// Garbage: the message is not the event that its subject is for.
+	Garbage bool
 }
 
 func (e *TerminalError) Error() string { return e.Err.Error() }
@@ -53,6 +55,16 @@ func Terminal(code string, err error) error {
 		return nil
 	}
 	return &TerminalError{Code: code, Err: err}
+}
+
+// Garbage is Terminal for a message that is not the event that its subject is for. Beside
+// the dead letter, the message is deleted, so that the true event can be stored, and
+// nobody is told that there will be none: OnGiveUp is not called. nil stays nil.
+func Garbage(code string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &TerminalError{Code: code, Err: err, Garbage: true}
 }
 
 // Code returns the code of a terminal error, and "exhausted" for any other error:

@@ -27,8 +27,14 @@ func Example() {
 	defer b.Close()
 	must(b.Setup(ctx))
 
+	group := schemas.Group{Batch: "fox", Reward: []schemas.RewardSpec{{Name: "ocr"}}, Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
+	request := &schemas.Request{
+		Run: "demo", Lane: "tiny", UID: "fox", SampleIndex: 0, GroupSize: 1, Prompt: "a fox", Height: 256, Width: 256,
+		Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32", Group: group,
+	}
+	request.ScheduleDigest = request.ComputeScheduleDigest()
 	for range 2 { // the second is refused as a duplicate, which is success
-		ack, err := b.Publish(ctx, &schemas.Request{Run: "demo", Lane: "tiny", UID: "fox", SampleIndex: 0})
+		ack, err := b.Publish(ctx, request)
 		must(err)
 		fmt.Println(ack.Stream, ack.Seq, ack.Duplicate)
 	}
@@ -37,10 +43,13 @@ func Example() {
 		func(ctx context.Context, m *bus.Message) error {
 			defer cancel() // one is enough for an example
 			var r schemas.Request
-			if err := schemas.Decode(m.Data, &r); err != nil {
-				return bus.Terminal(schemas.CodeDecode, err)
+			if err := bus.Fits(m, &r); err != nil {
+				return bus.Garbage(schemas.CodeDecode, err)
 			}
-			ack, err := b.Publish(ctx, &schemas.Trajectory{Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, StopReason: schemas.StopCompleted})
+			ack, err := b.Publish(ctx, &schemas.Trajectory{
+				Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: "a1",
+				StopReason: schemas.StopFailed, Error: "this example cannot paint", Group: r.Group,
+			})
 			if err != nil {
 				return err
 			}

@@ -27,12 +27,21 @@ type Ack struct {
 	// Digest is the sha-256 of the stored payload in lower-case hex. Only a Publisher
 	// fills it in, and not when the stored payload is not the one given.
 	Digest string
+	// First is what was stored first, where the publish looked at it: always for an event
+	// of a guarded stream.
+	First *Message
 }
 
 // PublishOption changes one Publish.
 type PublishOption func(*publishOptions)
 
-type publishOptions struct{ wait bool }
+type publishOptions struct {
+	wait bool
+	// against is the check that Against gave, keep the whole of it: what is wrong with a
+	// message that has the subject of this one; nil: nobody looks.
+	against func(stored schemas.Keyed) error
+	keep    func(*Message) error
+}
 
 // WaitForSpace waits while the stream is full, until the context ends, instead of
 // returning ErrStreamFull.
@@ -49,12 +58,28 @@ const (
 // message id until ctx ends. A full stream is ErrStreamFull at once, unless
 // WaitForSpace is given. An event that cannot be encoded, is larger than the server's
 // payload limit (ErrTooLarge) or may not be published (ErrPermission) is terminal.
+//
+// Where a subject keeps one event, an invalid one is refused, and a duplicate is only
+// what may stay there: a valid event of that subject, and by the rules of Against. All
+// else is displaced.
 func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOption) (Ack, error) {
 	m, err := encode(ctx, e)
 	if err != nil {
 		return Ack{}, err
 	}
-	return b.publish(ctx, m, opts...)
+	return b.publish(ctx, m, options(e, opts))
+}
+
+// options puts together what is said about the publish of an event.
+func options(e schemas.Keyed, opts []PublishOption) publishOptions {
+	var o publishOptions
+	for _, opt := range opts {
+		opt(&o)
+	}
+	if e != nil {
+		o.keepEvents(e)
+	}
+	return o
 }
 
 // PublishPrompt stores the encoded prompt of a run. It is not decoded: intake is the
@@ -72,7 +97,7 @@ func (b *Bus) PublishPrompt(ctx context.Context, run string, prompt []byte, head
 		h[name] = v
 	}
 	setTrace(ctx, h)
-	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, opts...)
+	return b.publish(ctx, &nats.Msg{Subject: schemas.PromptSubject(run), Data: prompt, Header: h}, options(nil, opts))
 }
 
 // PublishRaw stores data as it is: for replays. The header is used as given, and id
@@ -85,12 +110,17 @@ func (b *Bus) PublishRaw(ctx context.Context, subject string, data []byte, heade
 	if id != "" {
 		h[jetstream.MsgIDHeader] = []string{id}
 	}
-	return b.publish(ctx, &nats.Msg{Subject: subject, Data: data, Header: h}, opts...)
+	return b.publish(ctx, &nats.Msg{Subject: subject, Data: data, Header: h}, options(nil, opts))
 }
 
-// encode makes the message of an event.
+// encode makes the message of an event. What would be displaced is not sent.
 func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 	data, err := schemas.Encode(e)
+	if err == nil {
+		if _, one := unique(e.Subject()); one {
+			err = e.Validate()
+		}
+	}
 	if err != nil {
 		code := schemas.CodeInvalid
 		if errors.Is(err, schemas.ErrTooLarge) {
@@ -100,7 +130,7 @@ func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 	}
 	subject := e.Subject()
 	h := header(ctx, subject, e.Type(), schemas.ContentType)
-	if spec, ok := specOf(subject); !ok || !spec.Guarded && !spec.WorkQueue {
+	if _, one := unique(subject); !one {
 		// Many events share the subject: the content tells them apart.
 		h[jetstream.MsgIDHeader] = []string{schemas.MessageID(subject) + "." + digestOf(data)[:16]}
 	}
@@ -123,15 +153,24 @@ func setTrace(ctx context.Context, h nats.Header) {
 }
 
 // publish sends m until it is stored, refused, or ctx ends.
-func (b *Bus) publish(ctx context.Context, m *nats.Msg, opts ...PublishOption) (Ack, error) {
-	var o publishOptions
-	for _, opt := range opts {
-		opt(&o)
-	}
+func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, error) {
 	began := time.Now()
 	wait := retryMin
-	for {
+	for contested := 0; ; {
 		ack, err := b.attempt(ctx, m)
+		if err == nil && ack.Duplicate && o.keep != nil {
+			var first *Message
+			if first, err = b.contest(ctx, m, ack.First, o.keep); first != nil {
+				ack.Seq, ack.First = first.Seq, first
+				return ack, nil
+			}
+			if contested++; err == nil && contested < maxDisplaced {
+				continue
+			}
+			if err == nil {
+				return Ack{}, publishError(m.Subject, fmt.Errorf("the subject was taken %d times by what it is not for", contested))
+			}
+		}
 		if err == nil {
 			return ack, nil
 		}
@@ -207,8 +246,8 @@ func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error
 	if v != verdictRefused {
 		return Ack{}, cause
 	}
-	spec, ok := specOf(m.Subject)
-	if !ok || !(spec.Guarded || spec.WorkQueue) {
+	spec, one := unique(m.Subject)
+	if !one {
 		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
 	}
 	first, err := b.Last(ctx, spec.Name, storedSubject(spec, m.Subject))
@@ -218,7 +257,7 @@ func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error
 	case err != nil:
 		return Ack{}, err
 	}
-	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true}, nil
+	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true, First: first}, nil
 }
 
 // digestOf is the sha-256 of data in lower-case hex.

@@ -22,7 +22,10 @@ func TestBus_Publish_guardIsPermanent(t *testing.T) {
 			func(s string) schemas.Keyed { v := trajectory("u1", 3); v.Error = s; return v },
 			func(s string) schemas.Keyed { v := reward("u1", 3); v.Error = s; return v },
 			func(s string) schemas.Keyed {
-				return &schemas.Advantage{Run: "r1", UID: "u1", Batch: "u1", Status: "failed", Error: s, Members: []schemas.Member{}}
+				return &schemas.Advantage{
+					Run: "r1", UID: "u1", Batch: "u1", Status: "failed", Error: s, GroupSize: 8, Members: []schemas.Member{},
+					Scale: "group", StdBasis: "sample", Estimator: "flow_grpo",
+				}
 			},
 		} {
 			first := event("first")

@@ -2,7 +2,6 @@ package bus
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -86,6 +85,7 @@ func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 // Future is the outcome of one publish.
 type Future struct {
 	msg    *nats.Msg
+	o      publishOptions
 	digest string
 	size   int64
 	sent   time.Time
@@ -116,30 +116,36 @@ func (f *Future) Wait(ctx context.Context) (Ack, error) {
 }
 
 // Publish sends an event and returns as soon as there is room in the window. ctx
-// bounds the wait for room, not the delivery.
-func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed) (*Future, error) {
+// bounds the wait for room, not the delivery. It waits for space by itself; the other
+// options are those of Bus.Publish.
+func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOption) (*Future, error) {
 	m, err := encode(ctx, e)
 	if err != nil {
 		return nil, err
 	}
-	f, err := p.admit(ctx, m)
-	if err != nil {
-		return nil, err
-	}
-	p.send(f)
-	return f, nil
+	return p.start(ctx, m, options(e, opts))
 }
 
 // PublishStep is Publish for a step of any size: when it is too large for one
 // message, its tensors travel as parts (SplitParts), and the step is sent when all
 // parts are stored, so whoever sees a step can load it. e is not modified.
+//
+// The subject of a step has its attempt in it, and so one writer: whatever else is there
+// is displaced.
 func (p *Publisher) PublishStep(ctx context.Context, e *schemas.Step) (*Future, error) {
 	limit := p.b.MaxInline()
 	if inlineSize(e) > limit-stepOverhead {
 		return p.publishParts(ctx, e, limit)
 	}
-	return p.Publish(ctx, e)
+	m, err := encode(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	return p.start(ctx, m, oneWriter)
 }
+
+// oneWriter lets nothing stay on a subject but the very bytes that are published.
+var oneWriter = publishOptions{keep: func(*Message) error { return errOther }}
 
 func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int) (*Future, error) {
 	step := *e
@@ -149,27 +155,23 @@ func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int
 		return nil, err
 	}
 	if len(parts) == 0 {
-		return p.start(ctx, m)
+		return p.start(ctx, m, oneWriter)
 	}
 	futures := make([]*Future, len(parts))
 	for i, part := range parts {
 		subject := schemas.PartSubject(m.Subject, int64(i))
-		futures[i], err = p.start(ctx, &nats.Msg{Subject: subject, Data: part, Header: header(ctx, subject, partType, "application/octet-stream")})
+		futures[i], err = p.start(ctx, &nats.Msg{Subject: subject, Data: part, Header: header(ctx, subject, partType, "application/octet-stream")}, oneWriter)
 		if err != nil {
 			return nil, err
 		}
 	}
-	f, err := p.admit(ctx, m)
+	f, err := p.admit(ctx, m, oneWriter)
 	if err != nil {
 		return nil, err
 	}
 	p.work.Go(func() {
 		for i, part := range futures {
-			ack, err := part.Wait(p.ctx)
-			if err == nil && ack.Digest == "" {
-				err = fmt.Errorf("part %d: %q holds something else", i, part.msg.Subject)
-			}
-			if err != nil {
+			if _, err := part.Wait(p.ctx); err != nil {
 				p.resolve(f, Ack{}, fmt.Errorf("part %d: %w", i, err))
 				return
 			}
@@ -179,8 +181,8 @@ func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int
 	return f, nil
 }
 
-func (p *Publisher) start(ctx context.Context, m *nats.Msg) (*Future, error) {
-	f, err := p.admit(ctx, m)
+func (p *Publisher) start(ctx context.Context, m *nats.Msg, o publishOptions) (*Future, error) {
+	f, err := p.admit(ctx, m, o)
 	if err != nil {
 		return nil, err
 	}
@@ -189,14 +191,15 @@ func (p *Publisher) start(ctx context.Context, m *nats.Msg) (*Future, error) {
 }
 
 // admit takes the message's place in the window.
-func (p *Publisher) admit(ctx context.Context, m *nats.Msg) (*Future, error) {
+func (p *Publisher) admit(ctx context.Context, m *nats.Msg, o publishOptions) (*Future, error) {
 	if p.closed.Load() {
 		return nil, publishError(m.Subject, ErrClosed)
 	}
 	if limit := p.b.nc.MaxPayload(); int64(m.Size()) > limit {
 		return nil, publishError(m.Subject, fmt.Errorf("%w: %d bytes with headers, the server takes %d", nats.ErrMaxPayload, m.Size(), limit))
 	}
-	f := &Future{msg: m, digest: digestOf(m.Data), size: int64(len(m.Data)), done: make(chan struct{})}
+	o.wait = true
+	f := &Future{msg: m, o: o, digest: digestOf(m.Data), size: int64(len(m.Data)), done: make(chan struct{})}
 	began := time.Now()
 	waited, err := p.window.enter(ctx, f.size)
 	if waited {
@@ -303,26 +306,17 @@ func (p *Publisher) retrier() {
 	}
 }
 
-// confirm publishes one message until it is stored, and checks that what is stored is
-// this payload.
+// confirm publishes one message until it is stored, or something else is that stays.
 func (p *Publisher) confirm(f *Future) (Ack, error) {
-	ack, err := p.b.publish(p.ctx, f.msg, WaitForSpace())
+	ack, err := p.b.publish(p.ctx, f.msg, f.o)
 	if err != nil {
 		return Ack{}, err
 	}
-	ack.Digest = f.digest
-	if !ack.Duplicate {
-		return ack, nil
+	if ack.Duplicate {
+		p.duplicates.Add(1)
 	}
-	p.duplicates.Add(1)
-	m, err := p.b.Get(p.ctx, ack.Stream, ack.Seq)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		ack.Seq, ack.Digest = 0, ""
-	case err != nil:
-		return Ack{}, err
-	case digestOf(m.Data) != f.digest:
-		ack.Digest = ""
+	if !ack.Duplicate || digestOf(ack.First.Data) == f.digest {
+		ack.Digest = f.digest
 	}
 	return ack, nil
 }

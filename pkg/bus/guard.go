@@ -1,0 +1,145 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// A guarded subject keeps what came first, whoever sent it. What is there and is not the
+// event that the subject is for must not keep that out: whoever has the true event, or
+// reads the subject, displaces it. It is copied whole to the dead letters and deleted by
+// its sequence, so that of two who do so at once, neither hits what the other has stored.
+
+// maxDisplaced is how much in a row one publish displaces, before it is an error that may pass.
+const maxDisplaced = 16
+
+// Against adds to what a stored event must be to stay on its subject, where it came
+// before the one that is published: check finds what is wrong with it. Without Against it
+// must be a valid event of this very subject.
+func Against[E schemas.Keyed](check func(stored E) error) PublishOption {
+	return func(o *publishOptions) {
+		o.against = func(stored schemas.Keyed) error { return check(stored.(E)) }
+	}
+}
+
+// keeper of a publish says what is wrong with a message that has its subject; nil means
+// that nothing is, and that it stays.
+func (o *publishOptions) keepEvents(e schemas.Keyed) {
+	against := o.against
+	o.keep = func(m *Message) error {
+		stored := reflect.New(reflect.TypeOf(e).Elem()).Interface().(schemas.Keyed)
+		if err := Fits(m, stored); err != nil || against == nil {
+			return err
+		}
+		return against(stored)
+	}
+}
+
+// Fits decodes a stored message into e and says what is wrong with it: it must be a valid
+// event, on the subject that it names itself.
+func Fits(m *Message, e schemas.Keyed) error {
+	if err := schemas.DecodeValid(m.Data, e); err != nil {
+		return err
+	}
+	subject := e.Subject()
+	if spec, ok := specOf(subject); ok {
+		subject = storedSubject(spec, subject)
+	}
+	if subject != m.Subject {
+		return fmt.Errorf("an event of %q, stored on %q", subject, m.Subject)
+	}
+	return nil
+}
+
+// errOther is what is wrong with bytes where only one payload may be.
+var errOther = errors.New("not the bytes that its one writer has for it")
+
+// unique says whether a stream keeps one message on a subject.
+func unique(subject string) (spec schemas.StreamSpec, ok bool) {
+	spec, ok = specOf(subject)
+	return spec, ok && (spec.Guarded || spec.WorkQueue)
+}
+
+// contest looks at what had the subject of m first, where the server took m for a
+// duplicate. It returns that message if it stays, and nil when m is to be sent again:
+// what had the subject was displaced, or nothing had it and the message id was somebody
+// else's. Then m has no id any more: the server remembers those of what is gone.
+func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, keep func(*Message) error) (*Message, error) {
+	if first == nil {
+		spec, _ := specOf(m.Subject)
+		var err error
+		first, err = b.Last(ctx, spec.Name, storedSubject(spec, m.Subject))
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return nil, err
+		}
+	}
+	if first != nil {
+		if bytes.Equal(first.Data, m.Data) {
+			return first, nil
+		}
+		fault := keep(first)
+		if fault == nil {
+			return first, nil
+		}
+		if err := b.Displace(ctx, first, fault); err != nil {
+			return nil, err
+		}
+	}
+	m.Header.Del(jetstream.MsgIDHeader)
+	return nil, nil
+}
+
+// Displace takes a stored message off its subject, for the event that the subject is for:
+// it goes to the dead letters whole, with what is wrong with it, and is then deleted.
+func (b *Bus) Displace(ctx context.Context, m *Message, fault error) error {
+	b.log.Warn().Err(fault).Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Msg("displaced: not the event that its subject is for")
+	if err := b.Dead(ctx, writerOf(m.Subject), schemas.CodeDisplaced, fault.Error(), m); err != nil {
+		return err
+	}
+	return b.Delete(ctx, m.Stream, m.Seq)
+}
+
+// Claimed returns what a guarded subject holds and decodes it into e, or ErrNotFound.
+// What does not fit (Fits), or has a fault that check finds (nil: none), is displaced and
+// counts as not there.
+func (b *Bus) Claimed(ctx context.Context, stream, subject string, e schemas.Keyed, check func() error) (*Message, error) {
+	m, err := b.Last(ctx, stream, subject)
+	if err != nil {
+		return nil, err
+	}
+	fault := Fits(m, e)
+	if fault == nil && check != nil {
+		fault = check()
+	}
+	if fault == nil {
+		return m, nil
+	}
+	if err := b.Displace(ctx, m, fault); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%q of %s: %w: what it held is displaced", subject, stream, ErrNotFound)
+}
+
+// writerOf is the stage that writes the events of a subject, or that takes them in from
+// outside.
+func writerOf(subject string) string {
+	kind, _, _ := strings.Cut(schemas.MessageID(subject), ".")
+	switch kind {
+	case "step", "trajectory":
+		return "sampler"
+	case "reward", "verdict":
+		return "reward"
+	case "advantage", "batch":
+		return "advantage"
+	}
+	return "intake"
+}
