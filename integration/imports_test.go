@@ -112,7 +112,7 @@ var dependencies = map[string]dependency{
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/gen", "pkg/scorer/scorerfile"}, tests: true},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, pictures enlarged for tesseract", users: []string{"services/cmd/meander", "pkg/scorer", "pkg/scorer/onnxscore"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
-	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features", users: []string{"pkg/safetensors", "pkg/tensor", "pkg/natsd"}},
+	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor", "pkg/natsd", "integration"}},
 	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/cmd/meander"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model"}},

@@ -42,10 +42,27 @@ func (e *exitError) Unwrap() error { return e.err }
 func usage(err error) error { return &exitError{status: exitUsage, err: err} }
 
 func main() {
-	// The first signal drains, the second one ends the process at once.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
+	ctx := untilSignal(drainLimit, func() {
+		fmt.Fprintf(os.Stderr, "meander: still not stopped after %v, ends now; what was stored is there at the next start\n", drainLimit)
+		os.Exit(exitFailed)
+	})
 	os.Exit(execute(ctx, os.Args[1:]))
+}
+
+// drainLimit is how long the process may take to end after the first signal: the
+// services drain for 10 s, and a denoising step or the disk may take longer.
+const drainLimit = time.Minute
+
+// untilSignal returns a context that ends at the first signal, so that the command
+// drains. The second signal ends the process at once; without one, overdue is called
+// after the limit.
+func untilSignal(limit time.Duration, overdue func()) context.Context {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, func() {
+		stop()
+		time.AfterFunc(limit, overdue)
+	})
+	return ctx
 }
 
 // execute runs one command line and returns its exit status.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -32,6 +33,10 @@ type progress struct {
 	ended  chan struct{}
 	closed sync.Once
 
+	// tail is the end of the line. The bar reads it while it draws, and whoever tells the
+	// bar something waits for the drawing: so it is read without the lock.
+	tail atomic.Pointer[string]
+
 	mu     sync.Mutex
 	seen   map[string]bool // uid.sample.step, whatever the attempt
 	steps  int             // T x samples of the prompts accepted so far
@@ -42,12 +47,13 @@ type progress struct {
 
 func newProgress(out io.Writer, machine bool, run string, groups int, pending map[string]bool) *progress {
 	p := &progress{out: out, run: run, total: groups, uids: maps.Clone(pending), seen: map[string]bool{}, ended: make(chan struct{})}
+	p.changed()
 	if f, ok := out.(*os.File); ok && isTerminal(f) && !machine {
 		p.bars, p.bar = newBar(out, 0,
 			mpb.PrependDecorators(decor.Name(run+" ")),
 			mpb.AppendDecorators(
 				decor.CountersNoUnit("%d/%d steps"),
-				decor.Any(func(decor.Statistics) string { return "  " + p.line() }),
+				decor.Any(func(decor.Statistics) string { return "  " + *p.tail.Load() }),
 				decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS),
 			))
 	} else {
@@ -60,6 +66,15 @@ func newProgress(out io.Writer, machine bool, run string, groups int, pending ma
 func newBar(out io.Writer, total int64, options ...mpb.BarOption) (*mpb.Progress, *mpb.Bar) {
 	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
 	return bars, bars.New(total, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"), options...)
+}
+
+// endBar leaves the bar as it is on the screen, full when the whole is done.
+func endBar(bars *mpb.Progress, bar *mpb.Bar, whole bool) {
+	if whole {
+		bar.SetTotal(-1, true)
+	}
+	bar.Abort(false) // of a bar that has ended: nothing
+	bars.Wait()
 }
 
 // watch counts what the streams already hold and what comes, until ctx ends.
@@ -91,9 +106,7 @@ func (p *progress) expect(steps int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.steps += steps
-	if p.bar != nil {
-		p.bar.SetTotal(int64(p.steps), false)
-	}
+	p.changed()
 }
 
 func (p *progress) step(subject string) {
@@ -105,9 +118,7 @@ func (p *progress) step(subject string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen[t[4]+"."+t[5]+"."+t[7]] = true
-	if p.bar != nil {
-		p.bar.SetCurrent(int64(len(p.seen)))
-	}
+	p.changed()
 }
 
 func (p *progress) reward(subject string) {
@@ -119,22 +130,28 @@ func (p *progress) reward(subject string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.scored++
+	p.changed()
 }
 
 func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done, p.again = done, refills
+	p.changed()
 }
 
-func (p *progress) line() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// changed shows what has changed. The lock is held, but by newProgress.
+func (p *progress) changed() {
 	s := strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
 	if p.again > 0 {
 		s += "  " + strconv.Itoa(p.again) + " refills"
 	}
-	return s
+	p.tail.Store(&s)
+	if p.bar != nil {
+		// Receipts may be lost, and what was made before has none.
+		p.bar.SetTotal(int64(max(p.steps, len(p.seen))), false)
+		p.bar.SetCurrent(int64(len(p.seen)))
+	}
 }
 
 // lines reports without a terminal: every few seconds, and at the end.
@@ -155,7 +172,7 @@ func (p *progress) print() {
 	p.mu.Lock()
 	steps, total := len(p.seen), p.steps
 	p.mu.Unlock()
-	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, p.line())
+	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load())
 }
 
 func (p *progress) close() {
@@ -165,10 +182,9 @@ func (p *progress) close() {
 			p.print()
 		} else {
 			p.mu.Lock()
-			n := int64(len(p.seen))
+			whole := p.done == p.total
 			p.mu.Unlock()
-			p.bar.SetTotal(n, true)
-			p.bars.Wait()
+			endBar(p.bars, p.bar, whole)
 		}
 	})
 }

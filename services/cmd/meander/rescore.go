@@ -350,6 +350,5 @@ func (p *rescoreProgress) close() {
 		fmt.Fprintf(p.out, "pass %s: %d/%d samples\n", p.pass, p.done, p.total)
 		return
 	}
-	p.bar.SetTotal(int64(p.done), true)
-	p.bars.Wait()
+	endBar(p.bars, p.bar, p.done == p.total)
 }

@@ -1,0 +1,173 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// terminal is the keyboard and the screen of a pseudo-terminal of 24 lines by 100 columns.
+type terminal struct {
+	keys *os.File
+	tty  *os.File      // the program's side
+	read chan struct{} // closed when nothing more comes
+
+	mu     sync.Mutex
+	screen bytes.Buffer
+}
+
+// newTerminal opens a pseudo-terminal; what is written on it is collected.
+func newTerminal(t *testing.T) *terminal {
+	t.Helper()
+	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	n, err := unix.IoctlGetInt(int(keys.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(keys.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(int(keys.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 100})
+	}
+	if err != nil {
+		t.Fatalf("pseudo-terminal: %v", err)
+	}
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatalf("pseudo-terminal: %v", err)
+	}
+	x := &terminal{keys: keys, tty: tty, read: make(chan struct{})}
+	go func() {
+		defer close(x.read)
+		buffer := make([]byte, 4096)
+		for {
+			n, err := keys.Read(buffer)
+			x.mu.Lock()
+			x.screen.Write(buffer[:n])
+			x.mu.Unlock()
+			if err != nil {
+				return // the last program has closed its side
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = tty.Close() // again, mostly
+		<-x.read
+		_ = keys.Close()
+	})
+	return x
+}
+
+func (x *terminal) String() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.screen.String()
+}
+
+// press types keys.
+func (x *terminal) press(t *testing.T, keys string) {
+	t.Helper()
+	if _, err := x.keys.WriteString(keys); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// start runs meander in a session of its own with x as its terminal. The channel has its
+// end; a program that hangs is asked for its stacks.
+func (x *terminal) start(t *testing.T, dir string, args ...string) <-chan error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	cmd := exec.CommandContext(ctx, program(t, "meander"), args...)
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, x.tty, x.tty, x.tty
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Start(); err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		defer cancel()
+		err := cmd.Wait()
+		_ = x.tty.Close()
+		<-x.read
+		ended <- err
+	}()
+	t.Cleanup(cancel)
+	return ended
+}
+
+// busy keeps every core at work until the test ends.
+func busy(t *testing.T) {
+	var load sync.WaitGroup
+	stop := make(chan struct{})
+	for range runtime.NumCPU() {
+		load.Go(func() {
+			for n := uint64(1); ; n = n*6364136223846793005 + 1 {
+				if n%(1<<20) != 1 {
+					continue
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	t.Cleanup(func() {
+		close(stop)
+		load.Wait()
+	})
+}
+
+// A run on a terminal ends, however the bar and the events come together.
+// MEANDER_TERMINAL_RUNS is how many; 10 without it.
+func TestTerminal_RunsEnd(t *testing.T) {
+	busy(t)
+	for i := range setting(t, "MEANDER_TERMINAL_RUNS", 10) {
+		dir := t.TempDir()
+		x := newTerminal(t)
+		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps", "50", "--workers", "2", "a red fox", "two owls"); err != nil {
+			t.Fatalf("run %d of a terminal: %v\n%s", i, err, x)
+		}
+		if screen := x.String(); !strings.Contains(screen, "/400 steps") || !strings.Contains(screen, "2/2 groups") {
+			t.Fatalf("run %d: the bar did not come to its end:\n%s", i, screen)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, "meander-data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Ctrl-C ends a run on a terminal, and the way on is said.
+func TestTerminal_CtrlC(t *testing.T) {
+	busy(t)
+	for range setting(t, "MEANDER_TERMINAL_RUNS", 10) / 5 {
+		x := newTerminal(t)
+		ended := x.start(t, t.TempDir(), "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "64", "--steps", "200", "--return-steps", "200", "a red fox", "two owls")
+		eventually(t, time.Minute, "steps on the bar", func() error {
+			if screen := x.String(); !strings.Contains(screen, "/25600 steps") || strings.Contains(screen[strings.LastIndex(screen, "\r")+1:], " 0/") {
+				return fmt.Errorf("screen:\n%s", screen)
+			}
+			return nil
+		})
+		x.press(t, "\x03")
+		if err := <-ended; err == nil || !strings.Contains(x.String(), "interrupted; go on with: meander run --run x") {
+			t.Fatalf("after Ctrl-C: %v\n%s", err, x)
+		}
+	}
+}
