@@ -130,7 +130,11 @@ func newStructPlan(t reflect.Type) *structPlan {
 		f := t.Field(i)
 		name, option, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
 		s.byName[name] = len(s.fields)
-		s.fields = append(s.fields, fieldPlan{name: name, index: i, optional: option == "omitempty", plan: planOf(f.Type)})
+		p := planOf(f.Type)
+		if name == "v" {
+			p = versionPlan{}
+		}
+		s.fields = append(s.fields, fieldPlan{name: name, index: i, optional: option == "omitempty", plan: p})
 	}
 	return s
 }
@@ -166,6 +170,7 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 type (
 	boolPlan    struct{}
 	intPlan     struct{}
+	versionPlan struct{ intPlan }
 	uintPlan    struct{}
 	floatPlan   struct{}
 	stringPlan  struct{}
@@ -198,6 +203,17 @@ func (intPlan) decode(r *reader, v reflect.Value) error {
 		return &FieldError{Fault: strconv.FormatUint(n, 10) + "; must be at most 9223372036854775807"}
 	}
 	v.SetInt(int64(n))
+	return nil
+}
+
+// A version of 0 is for events in memory, which have none until they are encoded.
+func (p versionPlan) decode(r *reader, v reflect.Value) error {
+	if err := p.intPlan.decode(r, v); err != nil {
+		return err
+	}
+	if v.Int() == 0 {
+		return &FieldError{Fault: "0; must be " + strconv.Itoa(Version)}
+	}
 	return nil
 }
 

@@ -31,6 +31,8 @@ func TestDecode_wrongType(t *testing.T) {
 		in    object
 		want  string
 	}{
+		{"version 0", &schemas.Prompt{}, object{"v": 0, "prompt": "x"}, "v: 0; must be 1"},
+		{"version 0 of a reward", &schemas.Reward{}, object{"v": 0}, "v: 0; must be 1"},
 		{"string for int", &schemas.Prompt{}, object{"group_size": "8"}, `group_size: "8"; must be an integer`},
 		{"float for int", &schemas.Prompt{}, object{"group_size": 3.5}, "group_size: 3.5; must be an integer"},
 		{"whole float for int", &schemas.Prompt{}, object{"group_size": 3.0}, "group_size: 3; must be an integer"},

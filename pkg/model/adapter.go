@@ -65,14 +65,14 @@ func openAdapter(name string) (_ *Adapter, err error) {
 	} else if info.IsDir() {
 		dir, file = name, ""
 	}
-	root, err := os.OpenRoot(dir)
+	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, root.Close()) }()
+	defer func() { err = errors.Join(err, folder.Close()) }()
 	if file == "" {
 		for _, file = range []string{peftWeights, diffusersWeights} {
-			if _, err := root.Stat(file); err == nil {
+			if _, err := folder.Stat(file); err == nil {
 				break
 			}
 		}
@@ -83,7 +83,7 @@ func openAdapter(name string) (_ *Adapter, err error) {
 	}
 	defer func() { err = errors.Join(err, archive.Close()) }()
 
-	config, err := readBounded(root, peftConfigFile, maxConfigFile)
+	config, err := folder.Read(peftConfigFile, maxConfigFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		config, err = []byte(archive.Metadata()[loraMetadata]), nil
 	}

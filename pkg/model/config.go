@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
 // maxConfigFile bounds a JSON file of a model folder.
@@ -33,8 +34,8 @@ func (f *faults) within(field string, v, least, most int) {
 }
 
 // readJSON decodes the file dir/name into v.
-func readJSON(root *os.Root, name string, v any) error {
-	b, err := readBounded(root, name, maxConfigFile)
+func readJSON(folder *safetensors.Folder, name string, v any) error {
+	b, err := folder.Read(name, maxConfigFile)
 	if err != nil {
 		return err
 	}
@@ -54,10 +55,10 @@ type indexConfig struct {
 	Autoencoder []string `json:"vae"`
 }
 
-func readIndexConfig(root *os.Root) (*indexConfig, error) {
+func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 	const name = "model_index.json"
 	c := new(indexConfig)
-	if err := readJSON(root, name, c); err != nil {
+	if err := readJSON(folder, name, c); err != nil {
 		return nil, err
 	}
 	var f faults
@@ -118,9 +119,9 @@ type ropeConfig struct {
 	Sections []int   `json:"mrope_section"`
 }
 
-func readTextConfig(root *os.Root, dir string) (*textConfig, error) {
+func readTextConfig(folder *safetensors.Folder, dir string) (*textConfig, error) {
 	name := path.Join(dir, "config.json")
-	b, err := readBounded(root, name, maxConfigFile)
+	b, err := folder.Read(name, maxConfigFile)
 	if err != nil {
 		return nil, err
 	}
@@ -207,13 +208,13 @@ type transformerConfig struct {
 
 func (c *transformerConfig) width() int { return c.Heads * c.HeadDim }
 
-func readTransformerConfig(root *os.Root, dir string) (*transformerConfig, error) {
+func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformerConfig, error) {
 	name := path.Join(dir, "config.json")
 	// The defaults of the class, for files that leave fields out.
 	c := &transformerConfig{
 		PatchSize: 2, In: 64, Out: 16, Layers: 60, HeadDim: 128, Heads: 24, TextWidth: 3584, Axes: []int{16, 56, 56},
 	}
-	if err := readJSON(root, name, c); err != nil {
+	if err := readJSON(folder, name, c); err != nil {
 		return nil, err
 	}
 	var f faults
@@ -257,10 +258,10 @@ type vaeConfig struct {
 	Std        []float64 `json:"latents_std"`
 }
 
-func readVAEConfig(root *os.Root, dir string) (*vaeConfig, error) {
+func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 	name := path.Join(dir, "config.json")
 	c := &vaeConfig{Channels: 3}
-	if err := readJSON(root, name, c); err != nil {
+	if err := readJSON(folder, name, c); err != nil {
 		return nil, err
 	}
 	var f faults

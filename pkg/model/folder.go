@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"hash"
 	"io/fs"
-	"os"
 	"path"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
@@ -54,20 +53,20 @@ func (c *modelConfigs) fitTokenizer(t *Tokenizer) error {
 // readConfigs reads and checks all configurations, reporting the faults of all. Without a
 // model_index.json there are none, and it returns nil; otherwise a configuration with
 // faults is nil.
-func readConfigs(root *os.Root) (*modelConfigs, error) {
-	if _, err := readIndexConfig(root); err != nil {
+func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
+	if _, err := readIndexConfig(folder); err != nil {
 		return nil, err
 	}
 	c := &modelConfigs{defaults: sampleDefaults{Height: 1024, Width: 1024, NumInferenceSteps: 50, TrueCFGScale: 4}}
 	var errs [5]error
-	c.text, errs[0] = readTextConfig(root, "text_encoder")
-	c.transformer, errs[1] = readTransformerConfig(root, "transformer")
-	c.vae, errs[2] = readVAEConfig(root, "vae")
-	c.scheduler, errs[3] = readBounded(root, schedulerFile, maxConfigFile)
+	c.text, errs[0] = readTextConfig(folder, "text_encoder")
+	c.transformer, errs[1] = readTransformerConfig(folder, "transformer")
+	c.vae, errs[2] = readVAEConfig(folder, "vae")
+	c.scheduler, errs[3] = folder.Read(schedulerFile, maxConfigFile)
 	if errs[3] == nil && !json.Valid(c.scheduler) {
 		errs[3] = fmt.Errorf("read %s: not JSON", schedulerFile)
 	}
-	if errs[4] = readJSON(root, defaultsFile, &c.defaults); errors.Is(errs[4], fs.ErrNotExist) {
+	if errs[4] = readJSON(folder, defaultsFile, &c.defaults); errors.Is(errs[4], fs.ErrNotExist) {
 		errs[4] = nil
 	}
 	if err := errors.Join(errs[:]...); err != nil {
@@ -86,14 +85,14 @@ func readConfigs(root *os.Root) (*modelConfigs, error) {
 type digest struct{ h hash.Hash }
 
 // newDigest starts with configurations and tokenizer.
-func newDigest(root *os.Root) (*digest, error) {
+func newDigest(folder *safetensors.Folder) (*digest, error) {
 	d := &digest{sha256.New()}
 	for _, name := range []string{
 		"text_encoder/config.json", "transformer/config.json", "vae/config.json",
 		"tokenizer/tokenizer.json", "tokenizer/vocab.json", "tokenizer/merges.txt",
 		"tokenizer/tokenizer_config.json", "tokenizer/added_tokens.json",
 	} {
-		b, err := readBounded(root, name, maxTokenizerFile)
+		b, err := folder.Read(name, maxTokenizerFile)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

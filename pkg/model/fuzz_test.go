@@ -60,14 +60,14 @@ func FuzzTokenizerFiles(f *testing.F) {
 // memory bounded by the files, never a panic.
 func FuzzConfigs(f *testing.F) {
 	dir := modeltest.Dir(f, modeltest.Config{})
-	root, err := os.OpenRoot(dir)
+	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Cleanup(func() { _ = root.Close() })
+	f.Cleanup(func() { _ = folder.Close() })
 	var archives [3]*safetensors.Archive
 	for i, part := range []string{"text_encoder", "transformer", "vae"} {
-		if archives[i], err = safetensors.OpenRoot(root, part); err != nil {
+		if archives[i], err = folder.Archive(part); err != nil {
 			f.Fatal(err)
 		}
 		f.Cleanup(func() { _ = archives[i].Close() })
@@ -90,7 +90,7 @@ func FuzzConfigs(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		c, err := readConfigs(root)
+		c, err := readConfigs(folder)
 		if c == nil {
 			t.Fatal(err) // the index is intact
 		}

@@ -3,7 +3,6 @@ package model
 import (
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
@@ -43,23 +42,23 @@ type PartInfo struct {
 // InspectQwenImage reads configurations and headers of a folder in the diffusers layout.
 // An error means that it is no such folder at all; everything else is in Problems.
 func InspectQwenImage(dir string) (_ *Info, err error) {
-	root, err := os.OpenRoot(dir)
+	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
 		return nil, fmt.Errorf("inspect model: %w", err)
 	}
-	defer func() { err = errors.Join(err, root.Close()) }()
+	defer func() { err = errors.Join(err, folder.Close()) }()
 	info := &Info{Name: NameOf(dir), Family: QwenImageFamily}
 	problem := func(err error) {
 		if err != nil {
 			info.Problems = append(info.Problems, flatten(err)...)
 		}
 	}
-	c, err := readConfigs(root)
+	c, err := readConfigs(folder)
 	if c == nil {
 		return nil, fmt.Errorf("inspect model %q: %w", dir, err)
 	}
 	problem(err)
-	if tok, err := loadTokenizer(root, "tokenizer"); err != nil {
+	if tok, err := loadTokenizer(folder, "tokenizer"); err != nil {
 		problem(err)
 	} else {
 		info.Vocabulary = tok.Size()
@@ -80,7 +79,7 @@ func InspectQwenImage(dir string) (_ *Info, err error) {
 		{"transformer", "QwenImageTransformer2DModel", dryRun(c.transformer, loadMMDiT)},
 		{"vae", "AutoencoderKLQwenImage", dryRun(c.vae, loadAutoencoder)},
 	} {
-		a, err := safetensors.OpenRoot(root, p.name)
+		a, err := folder.Archive(p.name)
 		if err != nil {
 			problem(err)
 			continue

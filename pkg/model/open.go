@@ -83,13 +83,22 @@ func Find(name string) (string, error) {
 }
 
 // NameOf returns the name that the model at a path has in events: the last element
-// of the path, with every character outside A-Z a-z 0-9 _ - replaced by -.
+// of the path, with every character outside A-Z a-z 0-9 _ - replaced by -. In a Hugging
+// Face cache, models--ORG--NAME/snapshots/REVISION, it is NAME.
 func NameOf(path string) string {
+	path = filepath.Clean(path)
+	name := filepath.Base(path)
+	if up := filepath.Dir(path); filepath.Base(up) == "snapshots" {
+		if repository, ok := strings.CutPrefix(filepath.Base(filepath.Dir(up)), "models--"); ok {
+			parts := strings.Split(repository, "--")
+			name = parts[len(parts)-1]
+		}
+	}
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
 			return r
 		}
 		return '-'
-	}, filepath.Base(filepath.Clean(path)))
+	}, name)
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"image"
 	"math"
-	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -89,42 +88,42 @@ var _ Model = (*QwenImage)(nil)
 // in shards. Nothing outside dir is read. Whatever is missing, unexpected, mis-shaped or
 // not supported is named in the error.
 func OpenQwenImage(dir string, o QwenImageOptions) (*QwenImage, error) {
-	root, err := os.OpenRoot(dir)
+	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open model: %w", err)
 	}
-	m, err := openQwenImage(root, dir, o)
-	if err = errors.Join(err, root.Close()); err != nil {
+	m, err := openQwenImage(folder, dir, o)
+	if err = errors.Join(err, folder.Close()); err != nil {
 		return nil, fmt.Errorf("open model %q: %w", dir, err)
 	}
 	return m, nil
 }
 
-func openQwenImage(root *os.Root, dir string, o QwenImageOptions) (*QwenImage, error) {
-	c, err := readConfigs(root)
+func openQwenImage(folder *safetensors.Folder, dir string, o QwenImageOptions) (*QwenImage, error) {
+	c, err := readConfigs(folder)
 	if err != nil {
 		return nil, err
 	}
 	if err := o.complete(&c.defaults); err != nil {
 		return nil, err
 	}
-	tok, err := loadTokenizer(root, "tokenizer")
+	tok, err := loadTokenizer(folder, "tokenizer")
 	if err != nil {
 		return nil, err
 	}
 	if err := c.fitTokenizer(tok); err != nil {
 		return nil, err
 	}
-	digest, err := newDigest(root)
+	digest, err := newDigest(folder)
 	if err != nil {
 		return nil, err
 	}
 	s := &qwenShared{tokenizer: tok}
 	m := &QwenImage{qwenShared: s}
 	var errs [3]error
-	s.text, errs[0] = loadPart(root, "text_encoder", digest, c.text, loadTextEncoder)
-	m.transformer, errs[1] = loadPart(root, "transformer", digest, c.transformer, loadMMDiT)
-	s.vae, errs[2] = loadPart(root, "vae", digest, c.vae, loadAutoencoder)
+	s.text, errs[0] = loadPart(folder, "text_encoder", digest, c.text, loadTextEncoder)
+	m.transformer, errs[1] = loadPart(folder, "transformer", digest, c.transformer, loadMMDiT)
+	s.vae, errs[2] = loadPart(folder, "vae", digest, c.vae, loadAutoencoder)
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
@@ -159,8 +158,8 @@ func openQwenImage(root *os.Root, dir string, o QwenImageOptions) (*QwenImage, e
 }
 
 // loadPart loads the checkpoint in a folder and adds its files to the digest.
-func loadPart[C, M any](root *os.Root, part string, d *digest, c *C, load func(*loader, *C) *M) (*M, error) {
-	a, err := safetensors.OpenRoot(root, part)
+func loadPart[C, M any](folder *safetensors.Folder, part string, d *digest, c *C, load func(*loader, *C) *M) (*M, error) {
+	a, err := folder.Archive(part)
 	if err != nil {
 		return nil, err
 	}

@@ -2,10 +2,13 @@ package model_test
 
 import (
 	"encoding/json"
+	"errors"
 	"image"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -58,6 +61,46 @@ func TestOpenQwenImage_digest(t *testing.T) {
 		if digest(c) == one {
 			t.Errorf("%+v has the digest of another checkpoint", c)
 		}
+	}
+}
+
+// In a Hugging Face cache every file is a link to a blob of the repository.
+func TestOpenQwenImage_huggingFaceCache(t *testing.T) {
+	plain := modeltest.Dir(t, modeltest.Config{})
+	repository := filepath.Join(t.TempDir(), "models--meander--tiny.v2")
+	snapshot, blobs := filepath.Join(repository, "snapshots", "4f2a"), filepath.Join(repository, "blobs")
+	if err := os.MkdirAll(blobs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	err := filepath.WalkDir(plain, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		n++
+		blob := filepath.Join(blobs, strconv.Itoa(n))
+		link := filepath.Join(snapshot, strings.TrimPrefix(name, plain))
+		target, err := filepath.Rel(filepath.Dir(link), blob)
+		return errors.Join(err, os.Rename(name, blob), os.MkdirAll(filepath.Dir(link), 0o755), os.Symlink(target, link))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := model.Open(snapshot, model.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	same, err := model.Open(modeltest.Dir(t, modeltest.Config{}), model.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer same.Close()
+	if got, want := m.Card(), same.Card(); got.Name != "tiny-v2" || got.WeightsDigest != want.WeightsDigest {
+		t.Errorf("model %s with digest %s, want tiny-v2 with %s", got.Name, got.WeightsDigest, want.WeightsDigest)
+	}
+	if info, err := model.InspectQwenImage(snapshot); err != nil || len(info.Problems) > 0 {
+		t.Errorf("info %v, %v", info, err)
 	}
 }
 

@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
 // Bounds of tokenizer files. The published Qwen2 vocabulary has 151,643 entries and
@@ -28,15 +28,15 @@ const (
 // and the added tokens of tokenizer_config.json and added_tokens.json. What it does not
 // implement exactly is an error that names file and field.
 func LoadTokenizer(dir string) (*Tokenizer, error) {
-	root, err := os.OpenRoot(dir)
+	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer: %w", err)
 	}
-	t, err := loadTokenizer(root, ".")
-	return t, errors.Join(err, root.Close())
+	t, err := loadTokenizer(folder, ".")
+	return t, errors.Join(err, folder.Close())
 }
 
-func loadTokenizer(root *os.Root, dir string) (*Tokenizer, error) {
+func loadTokenizer(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
 	var f tokenizerFiles
 	for _, part := range []struct {
 		name string
@@ -48,7 +48,7 @@ func loadTokenizer(root *os.Root, dir string) (*Tokenizer, error) {
 		{"tokenizer_config.json", &f.config},
 		{"added_tokens.json", &f.added},
 	} {
-		data, err := readBounded(root, path.Join(dir, part.name), maxTokenizerFile)
+		data, err := folder.Read(path.Join(dir, part.name), maxTokenizerFile)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -59,22 +59,6 @@ func loadTokenizer(root *os.Root, dir string) (*Tokenizer, error) {
 		return nil, fmt.Errorf("tokenizer %s: %w", dir, err)
 	}
 	return t, nil
-}
-
-// readBounded reads a file of at most limit bytes.
-func readBounded(root *os.Root, name string, limit int64) ([]byte, error) {
-	f, err := root.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, errors.Unwrap(err))
-	}
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(b)) > limit {
-		err = fmt.Errorf("longer than %d bytes", limit)
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	return b, nil
 }
 
 // tokenizerFiles is the contents of the files of a tokenizer, nil where there is none.

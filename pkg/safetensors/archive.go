@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -47,67 +46,54 @@ type located struct {
 
 // Open opens one file.
 func Open(name string) (*Archive, error) {
-	root, err := os.OpenRoot(filepath.Dir(name))
+	folder, err := OpenFolder(filepath.Dir(name))
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint %q: %w", name, err)
 	}
-	defer root.Close()
-	return openFiles(root, []string{filepath.Base(name)}, nil)
+	defer folder.Close()
+	return openFiles(folder, []string{filepath.Base(name)}, nil)
 }
 
 // OpenDir opens the checkpoint in a folder: the shards of its only
 // *.safetensors.index.json, or else its only *.safetensors file. Nothing outside the
-// folder is read, not even through symbolic links.
+// folder is read (see Folder).
 func OpenDir(dir string) (*Archive, error) {
-	root, err := os.OpenRoot(dir)
+	folder, err := OpenFolder(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint folder %q: %w", dir, err)
 	}
-	defer root.Close()
-	return OpenRoot(root, ".")
+	defer folder.Close()
+	return folder.Archive(".")
 }
 
-// OpenRoot is OpenDir of the folder dir below root; links may lead anywhere below
-// root.
-func OpenRoot(root *os.Root, dir string) (*Archive, error) {
-	d, err := root.Open(dir)
+// Archive is OpenDir of the folder dir below f; its links may lead anywhere below f.
+func (f *Folder) Archive(dir string) (*Archive, error) {
+	names, err := f.list(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open checkpoint folder %q: %w", dir, err)
+		return nil, err
 	}
-	entries, err := d.ReadDir(-1)
-	if err = errors.Join(err, d.Close()); err != nil {
-		return nil, fmt.Errorf("list checkpoint folder %q: %w", dir, err)
-	}
-	var whole, indexes []string
-	for _, e := range entries {
-		switch name := e.Name(); {
-		case strings.HasSuffix(name, indexSuffix):
-			indexes = append(indexes, path.Join(dir, name))
-		case strings.HasSuffix(name, fileSuffix):
-			whole = append(whole, path.Join(dir, name))
-		}
-	}
+	whole, indexes := archiveNames(dir, names)
 	sort.Strings(whole)
 	sort.Strings(indexes)
 	switch {
 	case len(indexes) == 1:
-		return openIndex(root, indexes[0])
+		return openIndex(f, indexes[0])
 	case len(indexes) > 1:
-		return nil, fmt.Errorf("checkpoint folder %q (%s): several indexes %v", dir, root.Name(), indexes)
+		return nil, fmt.Errorf("checkpoint folder %q (%s): several indexes %v", dir, f.where(dir), indexes)
 	case len(whole) == 1:
-		return openFiles(root, whole, nil)
+		return openFiles(f, whole, nil)
 	case len(whole) == 0:
-		return nil, fmt.Errorf("checkpoint folder %q (%s): no %s file: %w", dir, root.Name(), fileSuffix, fs.ErrNotExist)
+		return nil, fmt.Errorf("checkpoint folder %q (%s): no %s file: %w", dir, f.where(dir), fileSuffix, fs.ErrNotExist)
 	}
-	return nil, fmt.Errorf("checkpoint folder %q (%s): several files and no index: %v", dir, root.Name(), whole)
+	return nil, fmt.Errorf("checkpoint folder %q (%s): several files and no index: %v", dir, f.where(dir), whole)
 }
 
 // openFiles maps the files; index, if any, tells the file of every tensor.
-func openFiles(root *os.Root, names []string, index map[string]string) (*Archive, error) {
+func openFiles(folder *Folder, names []string, index map[string]string) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
 	for _, name := range names {
-		if err := a.add(root, name); err != nil {
-			return nil, errors.Join(fmt.Errorf("open %q: %w", filepath.Join(root.Name(), name), err), a.Close())
+		if err := a.add(folder, name); err != nil {
+			return nil, errors.Join(fmt.Errorf("open %q: %w", folder.where(name), err), a.Close())
 		}
 	}
 	if index != nil {
@@ -123,8 +109,8 @@ func openFiles(root *os.Root, names []string, index map[string]string) (*Archive
 	return a, nil
 }
 
-func (a *Archive) add(root *os.Root, name string) error {
-	f, err := root.Open(name)
+func (a *Archive) add(folder *Folder, name string) error {
+	f, err := folder.Open(name)
 	if err != nil {
 		return err
 	}
@@ -144,6 +130,9 @@ func (a *Archive) parse(i int) error {
 		return err
 	}
 	f.data = h.data
+	if len(a.tensors)+len(h.tensors) > MaxTensors {
+		return errTensors
+	}
 	for _, t := range h.tensors {
 		if other, ok := a.tensors[t.Name]; ok {
 			return fmt.Errorf("tensor %q is in %q too", t.Name, other.File)

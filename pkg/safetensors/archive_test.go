@@ -10,8 +10,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -313,17 +315,122 @@ func TestOpenDir_StaysInside(t *testing.T) {
 	if err := os.Symlink("../blobs/x", filepath.Join(root, "snapshot", "m.safetensors")); err != nil {
 		t.Fatal(err)
 	}
-	r, err := os.OpenRoot(root)
+	r, err := safetensors.OpenFolder(root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	a, err := safetensors.OpenRoot(r, "snapshot")
+	a, err := r.Archive("snapshot")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// cache lays a repository of a Hugging Face cache out: a blob, and a snapshot whose file
+// is a link to target.
+func cache(t *testing.T, target string) (snapshot string) {
+	t.Helper()
+	repository := filepath.Join(t.TempDir(), "models--meander--tiny")
+	snapshot = filepath.Join(repository, "snapshots", "4f2a")
+	for _, d := range []string{filepath.Join(repository, "blobs"), filepath.Join(snapshot, "vae")} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, filepath.Join(repository, "blobs", "0a1b"), archiveBytes(t, nil, floats(t, "a", nil, 1)))
+	writeFile(t, filepath.Join(filepath.Dir(repository), "other"), archiveBytes(t, nil, floats(t, "a", nil, 1)))
+	if err := os.Symlink(target, filepath.Join(snapshot, "vae", "m.safetensors")); err != nil {
+		t.Skip(err)
+	}
+	return snapshot
+}
+
+func TestOpen_HuggingFaceCache(t *testing.T) {
+	snapshot := cache(t, "../../../blobs/0a1b")
+	link := filepath.Join(t.TempDir(), "model")
+	if err := os.Symlink(snapshot, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{snapshot, link} {
+		folder, err := safetensors.OpenFolder(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		open := map[string]func() (*safetensors.Archive, error){
+			"folder":        func() (*safetensors.Archive, error) { return folder.Archive("vae") },
+			"folder itself": func() (*safetensors.Archive, error) { return safetensors.OpenDir(filepath.Join(dir, "vae")) },
+			"file": func() (*safetensors.Archive, error) {
+				return safetensors.Open(filepath.Join(dir, "vae", "m.safetensors"))
+			},
+		}
+		for name, open := range open {
+			a, err := open()
+			if err != nil {
+				t.Errorf("%s of %s: %v", name, dir, err)
+				continue
+			}
+			if x, err := a.Floats("a"); err != nil || x[0] != 1 {
+				t.Errorf("%s of %s: %v, %v", name, dir, x, err)
+			}
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := folder.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	outside := filepath.Join(t.TempDir(), "m.safetensors")
+	writeFile(t, outside, archiveBytes(t, nil, floats(t, "a", nil, 1)))
+	for _, target := range []string{outside, "../../../../other", "../../../blobs/../../other"} {
+		if a, err := safetensors.OpenDir(filepath.Join(cache(t, target), "vae")); err == nil {
+			t.Errorf("followed a link out of the repository, %s: %v", target, a.Names())
+		}
+	}
+}
+
+// A pipe that nobody writes to would hold its reader for ever.
+func TestOpen_Pipe(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"m.safetensors", "x.safetensors.index.json"} {
+		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Skip(err)
+		}
+		if _, err := safetensors.OpenDir(dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	if _, err := safetensors.Open(filepath.Join(dir, "m.safetensors")); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A header may be long, but not of many tensors: each costs memory before any is used.
+func TestParse_ManyTensors(t *testing.T) {
+	const most = safetensors.MaxTensors
+	header := func(n int) []byte {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, `,"t%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}`, i)
+		}
+		return file("{"+b.String()[1:]+"}", 0)
+	}
+	a, err := safetensors.Parse("m", header(most))
+	if err != nil || len(a.Names()) != most {
+		t.Fatalf("%d tensors: %v", most, err)
+	}
+	million := header(1_000_000)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := safetensors.Parse("m", million); err == nil || !strings.Contains(err.Error(), "more than 131072 tensors") {
+		t.Fatalf("a million tensors: %v", err)
+	}
+	runtime.ReadMemStats(&after)
+	if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 128 {
+		t.Errorf("a million tensors allocate %d MiB before they are refused", mib)
 	}
 }
 

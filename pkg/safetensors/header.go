@@ -1,14 +1,11 @@
 package safetensors
 
 import (
-	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"sort"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -17,6 +14,15 @@ import (
 // MaxHeader is the longest header accepted, in bytes, the limit of the reference
 // implementation.
 const MaxHeader = 100_000_000
+
+// MaxTensors is the most tensors of a checkpoint, all its files together: every one
+// costs memory before any is used. Networks have a few thousand.
+const MaxTensors = 1 << 17
+
+var errTensors = fmt.Errorf("more than %d tensors", MaxTensors)
+
+// maxMetadata bounds the entries of the free text.
+const maxMetadata = 1 << 14
 
 // maxRank bounds the dimensions of a tensor; real checkpoints have at most five.
 const maxRank = 32
@@ -78,12 +84,11 @@ func parseHeader(b []byte) (header, error) {
 	if !utf8.Valid(text) {
 		return h, errors.New("header is not UTF-8")
 	}
-	p := parser{dec: json.NewDecoder(bytes.NewReader(text))}
-	p.dec.UseNumber()
+	p := parser{text: text}
 	if err := p.header(&h); err != nil {
 		return h, fmt.Errorf("header: %w", err)
 	}
-	if rest := bytes.TrimLeft(text[p.dec.InputOffset():], " \t\r\n"); len(rest) > 0 {
+	if p.peek(); p.at < len(text) {
 		return h, errors.New("header: text after the JSON object")
 	}
 	return h, h.layout(len(b) - h.data)
@@ -116,15 +121,15 @@ func (h *header) layout(size int) error {
 	return nil
 }
 
-// parser reads JSON token by token, since a decoder into maps would drop repeated keys.
-type parser struct{ dec *json.Decoder }
-
 func (p *parser) header(h *header) error {
 	return p.object(func(name string) error {
 		if name == metadataKey {
 			h.metadata = map[string]string{}
 			err := p.object(func(key string) error {
-				v, err := p.text()
+				v, err := p.string()
+				if len(h.metadata) == maxMetadata {
+					return fmt.Errorf("more than %d entries", maxMetadata)
+				}
 				h.metadata[key] = v
 				return err
 			})
@@ -132,6 +137,9 @@ func (p *parser) header(h *header) error {
 				return fmt.Errorf("%s: %w", metadataKey, err)
 			}
 			return nil
+		}
+		if len(h.tensors) == MaxTensors {
+			return errTensors
 		}
 		t, err := p.tensor(name)
 		if err != nil {
@@ -142,35 +150,13 @@ func (p *parser) header(h *header) error {
 	})
 }
 
-// object calls field after each key of an object; a repeated key is an error.
-func (p *parser) object(field func(key string) error) error {
-	if err := p.delim('{'); err != nil {
-		return err
-	}
-	seen := map[string]bool{}
-	for p.dec.More() {
-		key, err := p.text()
-		if err != nil {
-			return err
-		}
-		if seen[key] {
-			return fmt.Errorf("key %q appears twice", key)
-		}
-		seen[key] = true
-		if err := field(key); err != nil {
-			return err
-		}
-	}
-	return p.delim('}')
-}
-
 func (p *parser) tensor(name string) (Info, error) {
 	t := Info{Name: name}
 	var dtype, shape, offsets bool
 	err := p.object(func(key string) error {
 		switch key {
 		case "dtype":
-			s, err := p.text()
+			s, err := p.string()
 			if err != nil {
 				return err
 			}
@@ -227,50 +213,4 @@ func byteSize(d tensor.DType, shape []int) (int, error) {
 		size *= n
 	}
 	return size, nil
-}
-
-func (p *parser) delim(want json.Delim) error {
-	t, err := p.dec.Token()
-	if err != nil {
-		return err
-	}
-	if t != want {
-		return fmt.Errorf("unexpected %v, want %v", t, want)
-	}
-	return nil
-}
-
-func (p *parser) text() (string, error) {
-	t, err := p.dec.Token()
-	if err != nil {
-		return "", err
-	}
-	s, ok := t.(string)
-	if !ok {
-		return "", fmt.Errorf("unexpected %v, want a string", t)
-	}
-	return s, nil
-}
-
-func (p *parser) numbers(field string, most int) ([]int, error) {
-	if err := p.delim('['); err != nil {
-		return nil, fmt.Errorf("%s: %w", field, err)
-	}
-	ns := []int{}
-	for p.dec.More() {
-		t, err := p.dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		s, _ := t.(json.Number)
-		n, err := strconv.ParseUint(s.String(), 10, strconv.IntSize-1)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %v is not a size", field, t)
-		}
-		if len(ns) == most {
-			return nil, fmt.Errorf("%s: more than %d numbers", field, most)
-		}
-		ns = append(ns, int(n))
-	}
-	return ns, p.delim(']')
 }

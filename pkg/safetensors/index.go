@@ -1,16 +1,13 @@
 package safetensors
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path"
 	"path/filepath"
 	"sort"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxShards bounds how many files an index may map.
@@ -18,15 +15,11 @@ const maxShards = 4096
 
 // openIndex opens the shards of an index, a JSON object whose weight_map tells the
 // file of every tensor. Shards lie beside the index.
-func openIndex(root *os.Root, name string) (*Archive, error) {
-	where := filepath.Join(root.Name(), name)
-	f, err := root.Open(name)
+func openIndex(folder *Folder, name string) (*Archive, error) {
+	where := folder.where(name)
+	text, err := folder.Read(name, MaxHeader)
 	if err != nil {
 		return nil, fmt.Errorf("open index %q: %w", where, err)
-	}
-	text, err := io.ReadAll(io.LimitReader(f, MaxHeader+1))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("read index %q: %w", where, err)
 	}
 	index, err := parseIndex(text)
 	if err != nil {
@@ -44,7 +37,7 @@ func openIndex(root *os.Root, name string) (*Archive, error) {
 		return nil, fmt.Errorf("index %q: %d shards, at most %d are allowed", where, len(shards), maxShards)
 	}
 	sort.Strings(shards)
-	a, err := openFiles(root, shards, index)
+	a, err := openFiles(folder, shards, index)
 	if err != nil {
 		return nil, fmt.Errorf("index %q: %w", where, err)
 	}
@@ -57,20 +50,25 @@ func parseIndex(text []byte) (map[string]string, error) {
 		return nil, fmt.Errorf("more than %d bytes", MaxHeader)
 	}
 	var index map[string]string
-	p := parser{dec: json.NewDecoder(bytes.NewReader(text))}
+	if !utf8.Valid(text) {
+		return nil, errors.New("not UTF-8")
+	}
+	p := parser{text: text}
 	err := p.object(func(key string) error {
 		if key != "weight_map" {
-			var skip json.RawMessage
-			return p.dec.Decode(&skip)
+			return p.skip()
 		}
 		index = map[string]string{}
 		return p.object(func(name string) error {
-			shard, err := p.text()
+			shard, err := p.string()
 			if err != nil {
 				return err
 			}
 			if !strings.HasSuffix(shard, fileSuffix) || strings.ContainsAny(shard, `/\`) || !filepath.IsLocal(shard) {
 				return fmt.Errorf("tensor %q: %q is not the name of a shard", name, shard)
+			}
+			if len(index) == MaxTensors {
+				return errTensors
 			}
 			index[name] = shard
 			return nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
@@ -11,6 +12,7 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/pflag"
 	"github.com/vmihailenco/msgpack/v5"
@@ -204,11 +206,11 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 	}
 	in, name := stdin, "stdin"
 	if p.file != "-" {
-		f, err := os.Open(p.file)
+		f, done, err := openInput(p.file)
 		if err != nil {
 			return nil, fmt.Errorf("--prompts: %w", err)
 		}
-		defer f.Close()
+		defer done()
 		in, name = f, p.file
 	}
 	set, err := dataset.Read(in, name, dataset.Options{Format: dataset.Format(p.format), Fields: promptFields(), Prepare: prepare, SkipBad: p.skipBad})
@@ -221,6 +223,23 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		out = append(out, r)
 	}
 	return out, nil
+}
+
+// openInput opens a file of input. Of a pipe it does not wait for the writer, since there
+// may never be one: a pipe that nobody writes to is refused.
+func openInput(name string) (in io.Reader, done func(), err error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := bufio.NewReader(f)
+	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
+			_ = f.Close() // only read
+			return nil, nil, fmt.Errorf("%s: a pipe that nobody writes to; must be a file, or a pipe with its writer", name)
+		}
+	}
+	return r, func() { _ = f.Close() }, nil
 }
 
 // promptFields are the names of a Prompt's fields.

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -297,10 +298,15 @@ func TestLoad_Errors(t *testing.T) {
 	plain := file("plain.txt", "a sign that says \"A\"\n\na sign\n")
 	table := file("t.csv", "prompt,seed\na,x\n")
 	twins := file("twins.jsonl", `{"prompt": "a", "uid": "u"}`+"\n"+`{"prompt": "b", "uid": "u"}`+"\n")
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		args []string
 		want string
 	}{
+		{[]string{"--prompts", pipe}, "--prompts: " + pipe + ": a pipe that nobody writes to; must be a file, or a pipe with its writer"},
 		{[]string{}, "no prompts; give some as arguments, or a file with --prompts"},
 		{[]string{"--prompts", filepath.Join(dir, "none.txt")}, "--prompts: open " + filepath.Join(dir, "none.txt") + ": no such file or directory"},
 		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed = "x": want a whole number of at least 0`},
@@ -337,6 +343,25 @@ func TestLoad_Errors(t *testing.T) {
 		if !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: error\n %v\nwant\n %s", tt.args, err, tt.want)
 		}
+	}
+}
+
+// A shell's <(command) is a pipe, too.
+func TestLoad_PipeWithWriter(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := w.WriteString("a\nb\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	prompts := mustLoad(t, "--prompts", fmt.Sprintf("/dev/fd/%d", r.Fd()))
+	if len(prompts) != 2 || prompts[1].text != "b" {
+		t.Errorf("prompts %v", prompts)
 	}
 }
 

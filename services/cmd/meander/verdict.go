@@ -136,11 +136,11 @@ const maxJudgements = 1 << 20
 func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 	in := stdin
 	if file != "-" {
-		f, err := os.Open(file)
+		f, done, err := openInput(file)
 		if err != nil {
 			return nil, err
 		}
-		defer f.Close()
+		defer done()
 		in = f
 	}
 	var out []judgement

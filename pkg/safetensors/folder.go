@@ -1,0 +1,129 @@
+package safetensors
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// Folder is a folder beyond which nothing is read, not even through symbolic links. One
+// of a Hugging Face cache may link to what its repository holds, and no further:
+//
+//	models--org--name/blobs/<digest>
+//	models--org--name/snapshots/<revision>/vae/model.safetensors -> ../../../blobs/<digest>
+type Folder struct {
+	root *os.Root
+	dir  string // below root
+}
+
+// OpenFolder opens a folder. The caller closes it.
+func OpenFolder(dir string) (*Folder, error) {
+	top, below, ok := SplitSnapshot(dir)
+	if !ok {
+		top, below = dir, "."
+	}
+	root, err := os.OpenRoot(top)
+	if err != nil {
+		return nil, err
+	}
+	return &Folder{root, filepath.ToSlash(below)}, nil
+}
+
+// SplitSnapshot splits the path of a folder in a Hugging Face cache, wherever links on
+// the way to it lead, into that of its repository and the rest, such as
+// snapshots/<revision>. ok is false for any other folder.
+func SplitSnapshot(dir string) (repository, rest string, ok bool) {
+	real, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		real, err = filepath.Abs(real)
+	}
+	if err != nil {
+		return "", "", false
+	}
+	for at := real; ; {
+		up := filepath.Dir(at)
+		if up == at {
+			return "", "", false
+		}
+		if filepath.Base(up) == "snapshots" {
+			repository = filepath.Dir(up)
+			info, err := os.Lstat(filepath.Join(repository, "blobs"))
+			if err == nil && info.IsDir() {
+				rest, err = filepath.Rel(repository, real)
+				return repository, rest, err == nil
+			}
+		}
+		at = up
+	}
+}
+
+// Close frees the folder; archives that were opened from it stay.
+func (f *Folder) Close() error { return f.root.Close() }
+
+// Open opens a regular file. Anything else is refused before it is opened: a pipe that
+// nobody writes to would hold its reader for ever.
+func (f *Folder) Open(name string) (*os.File, error) {
+	info, err := f.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fmt.Errorf("not a regular file: %v", info.Mode())}
+	}
+	return f.root.Open(path.Join(f.dir, filepath.ToSlash(name)))
+}
+
+// Stat describes what a name, or the link of that name, stands for.
+func (f *Folder) Stat(name string) (fs.FileInfo, error) {
+	return f.root.Stat(path.Join(f.dir, filepath.ToSlash(name)))
+}
+
+// Read returns the contents of a regular file of at most limit bytes.
+func (f *Folder) Read(name string, limit int64) ([]byte, error) {
+	file, err := f.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, errors.Unwrap(err))
+	}
+	b, err := io.ReadAll(io.LimitReader(file, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("longer than %d bytes", limit)
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return b, nil
+}
+
+// list returns the names in the folder dir, in no order.
+func (f *Folder) list(dir string) ([]string, error) {
+	d, err := f.root.Open(path.Join(f.dir, filepath.ToSlash(dir)))
+	if err != nil {
+		return nil, fmt.Errorf("open checkpoint folder %q: %w", dir, err)
+	}
+	names, err := d.Readdirnames(-1)
+	if err = errors.Join(err, d.Close()); err != nil {
+		return nil, fmt.Errorf("list checkpoint folder %q: %w", dir, err)
+	}
+	return names, nil
+}
+
+// where is the path of a name, for messages.
+func (f *Folder) where(name string) string { return filepath.Join(f.root.Name(), f.dir, name) }
+
+// archiveNames are the whole files and the indexes among names, joined with dir.
+func archiveNames(dir string, names []string) (whole, indexes []string) {
+	for _, name := range names {
+		switch {
+		case strings.HasSuffix(name, indexSuffix):
+			indexes = append(indexes, path.Join(dir, name))
+		case strings.HasSuffix(name, fileSuffix):
+			whole = append(whole, path.Join(dir, name))
+		}
+	}
+	return whole, indexes
+}
