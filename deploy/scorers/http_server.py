@@ -5,7 +5,7 @@ The score is the mean luma (ITU-R BT.601) of the pixels, 0 black to 1 white. Pyt
 library is all it needs.
 
     python http_server.py --port 8900
-    meander run --scorers scorers.yaml --reward http:bright 'a red fox'
+    meander run --scorers scorers.yaml --reward http:bright 'a red sign that says "OPEN"'
 """
 
 import argparse

@@ -7,7 +7,7 @@ group gives each request to one of them.
 
     pip install -r requirements.txt
     python worker.py --url nats://127.0.0.1:4222 --name colour
-    meander publish --run demo --reward nats:colour 'a red fox'
+    meander publish --run demo --reward nats:colour 'a red sign that says "OPEN"'
 """
 
 import argparse

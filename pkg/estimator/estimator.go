@@ -214,9 +214,9 @@ func Default(name string) (Config, error) {
 
 func unknown(name string) error {
 	if why, known := foreign[name]; known {
-		return fmt.Errorf("estimator = %q: not available: %s; want one of %s", name, why, strings.Join(Names(), ", "))
+		return fmt.Errorf("estimator: %q; not available: %s; must be one of %s", name, why, strings.Join(Names(), ", "))
 	}
-	return fmt.Errorf("estimator = %q: want one of %s", name, strings.Join(Names(), ", "))
+	return fmt.Errorf("estimator: %q; must be one of %s", name, strings.Join(Names(), ", "))
 }
 
 // DefaultConfig is flow_grpo over each group alone, with the unbiased standard
@@ -244,39 +244,39 @@ func (c Config) Validate() error {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	oneOf := func(field, value string, names []string) {
 		if !slices.Contains(names, value) {
-			fault("%s = %q: want %s with estimator %s", field, value, strings.Join(names, " or "), c.Name)
+			fault("%s: %q; must be %s with estimator %s", field, value, strings.Join(names, " or "), c.Name)
 		}
 	}
 	oneOf("std", c.Std, m.stds)
 	oneOf("std_basis", c.StdBasis, m.bases)
 	switch {
 	case !m.epsilon && c.Epsilon != 0:
-		fault("epsilon = %v: estimator %s divides by no standard deviation, leave it out", c.Epsilon, c.Name)
+		fault("epsilon: %v; estimator %s divides by no standard deviation, leave it out", c.Epsilon, c.Name)
 	case m.epsilon && (!(c.Epsilon > 0) || math.IsInf(c.Epsilon, 1)):
-		fault("epsilon = %v: want a finite number above 0", c.Epsilon)
+		fault("epsilon: %v; must be a finite number above 0", c.Epsilon)
 	}
 	if c.Columns < 1 {
-		fault("columns = %d: want at least 1 trained step", c.Columns)
+		fault("columns: %d; must be at least 1 trained step", c.Columns)
 	}
 	switch {
 	case len(m.modes) == 0 && c.Mode != "":
-		fault("mode = %q: estimator %s has no modes, leave it out", c.Mode, c.Name)
+		fault("mode: %q; estimator %s has no modes, leave it out", c.Mode, c.Name)
 	case len(m.modes) > 0:
 		oneOf("mode", c.Mode, m.modes)
 	}
 	switch {
 	case !(c.AdvClipMax >= 0) || math.IsInf(c.AdvClipMax, 1):
-		fault("adv_clip_max = %v: want a finite number, 0 for no clamp", c.AdvClipMax)
+		fault("adv_clip_max: %v; must be a finite number, 0 for no clamp", c.AdvClipMax)
 	case c.AdvClipMax == 0 && def.AdvClipMax > 0:
-		fault("adv_clip_max = 0: want above 0 with estimator %s", c.Name)
+		fault("adv_clip_max: 0; must be above 0 with estimator %s", c.Name)
 	}
 	switch {
 	case !m.gamma && c.Gamma != 1:
-		fault("gamma = %v: estimator %s does not discount, leave it out", c.Gamma, c.Name)
+		fault("gamma: %v; estimator %s does not discount, leave it out", c.Gamma, c.Name)
 	case !(c.Gamma > 0 && c.Gamma <= 1):
-		fault("gamma = %v: want above 0 and at most 1", c.Gamma)
+		fault("gamma: %v; must be above 0 and at most 1", c.Gamma)
 	case c.Gamma != 1 && c.StdBasis != BasisExpanded:
-		fault("gamma = %v: needs std_basis expanded: it makes the returns of the trained steps differ", c.Gamma)
+		fault("gamma: %v; needs std_basis expanded: it makes the returns of the trained steps differ", c.Gamma)
 	}
 	return errors.Join(append(faults, c.weights())...)
 }
@@ -284,19 +284,19 @@ func (c Config) Validate() error {
 func (c Config) weights() error {
 	if c.Name != GDPO {
 		if len(c.Weights) > 0 {
-			return fmt.Errorf("weights = %v: only estimator gdpo has them", c.Weights)
+			return fmt.Errorf("weights: %v; only estimator gdpo has them", c.Weights)
 		}
 		return nil
 	}
 	total := 0.0
 	for _, w := range c.Weights {
 		if !finite(w) {
-			return fmt.Errorf("weights = %v: want finite numbers", c.Weights)
+			return fmt.Errorf("weights: %v; must be finite numbers", c.Weights)
 		}
 		total += w
 	}
 	if !(total > 0) {
-		return fmt.Errorf("weights = %v: want one per reward with a total above 0", c.Weights)
+		return fmt.Errorf("weights: %v; must be one per reward, with a total above 0", c.Weights)
 	}
 	return nil
 }

@@ -214,7 +214,7 @@ func TestEstimate_Refuses(t *testing.T) {
 		{"sum beyond float64", config(estimator.StdNone, estimator.BasisSample, 1), [][]float64{{1.7e308, 1.6e308}}, "too large"},
 		{"one value", config(estimator.StdGlobal, estimator.BasisSample, 3), [][]float64{{1}}, "one reward in all"},
 		{"one value, one step", config(estimator.StdGlobal, estimator.BasisExpanded, 1), [][]float64{{1}}, "one reward in all"},
-		{"no columns", config(estimator.StdGroup, estimator.BasisExpanded, 0), exampleA, "columns = 0"},
+		{"no columns", config(estimator.StdGroup, estimator.BasisExpanded, 0), exampleA, "columns: 0"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -233,28 +233,28 @@ func TestConfig_Validate(t *testing.T) {
 		change func(c *estimator.Config)
 		faults []string // none: it is legal
 	}{
-		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator = "ppo": want one of dance_grpo, diffusion_nft, dr_grpo, flow_grpo, gdpo, gpg, grpo, grpo_passk, opo, per_prompt, reinforce_plus_plus, reinforce_plus_plus_baseline, rloo`}},
-		{"known elsewhere", "flow_grpo", func(c *estimator.Config) { c.Name = "remax" }, []string{`estimator = "remax": not available: it needs`, "rloo"}},
+		{"unknown", "flow_grpo", func(c *estimator.Config) { c.Name = "ppo" }, []string{`estimator: "ppo"; must be one of dance_grpo, diffusion_nft, dr_grpo, flow_grpo, gdpo, gpg, grpo, grpo_passk, opo, per_prompt, reinforce_plus_plus, reinforce_plus_plus_baseline, rloo`}},
+		{"known elsewhere", "flow_grpo", func(c *estimator.Config) { c.Name = "remax" }, []string{`estimator: "remax"; not available: it needs`, "rloo"}},
 		{"all at once", "flow_grpo", func(c *estimator.Config) {
 			c.Std, c.StdBasis, c.Epsilon, c.Columns, c.Mode, c.AdvClipMax, c.Gamma, c.Weights = "batch", "", math.NaN(), -1, "sft", -1, 0, []float64{1}
 		}, []string{
-			`std = "batch": want group or global or none`, `std_basis = "": want sample or expanded or population`, "epsilon = NaN", "columns = -1",
-			`mode = "sft": estimator flow_grpo has no modes`, "adv_clip_max = -1", "gamma = 0", "weights = [1]: only estimator gdpo",
+			`std: "batch"; must be group or global or none`, `std_basis: ""; must be sample or expanded or population`, "epsilon: NaN", "columns: -1",
+			`mode: "sft"; estimator flow_grpo has no modes`, "adv_clip_max: -1", "gamma: 0", "weights: [1]; only estimator gdpo",
 		}},
-		{"epsilon 0", "flow_grpo", func(c *estimator.Config) { c.Epsilon = 0 }, []string{"epsilon = 0"}},
-		{"epsilon below 0", "flow_grpo", func(c *estimator.Config) { c.Epsilon = -1 }, []string{"epsilon = -1"}},
-		{"infinite epsilon", "grpo", func(c *estimator.Config) { c.Epsilon = math.Inf(1) }, []string{"epsilon = +Inf"}},
-		{"epsilon of none", "rloo", func(c *estimator.Config) { c.Epsilon = 1e-4 }, []string{"epsilon = 0.0001: estimator rloo divides by no standard deviation"}},
-		{"scale of none", "rloo", func(c *estimator.Config) { c.Std = "group" }, []string{`std = "group": want none with estimator rloo`}},
-		{"scale of dr_grpo", "dr_grpo", func(c *estimator.Config) { c.Std = "global" }, []string{`std = "global": want none`}},
-		{"discount elsewhere", "rloo", func(c *estimator.Config) { c.Gamma = 0.9 }, []string{"gamma = 0.9: estimator rloo does not discount"}},
-		{"discount without steps", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma = 0.9 }, []string{"gamma = 0.9: needs std_basis expanded"}},
+		{"epsilon 0", "flow_grpo", func(c *estimator.Config) { c.Epsilon = 0 }, []string{"epsilon: 0"}},
+		{"epsilon below 0", "flow_grpo", func(c *estimator.Config) { c.Epsilon = -1 }, []string{"epsilon: -1"}},
+		{"infinite epsilon", "grpo", func(c *estimator.Config) { c.Epsilon = math.Inf(1) }, []string{"epsilon: +Inf"}},
+		{"epsilon of none", "rloo", func(c *estimator.Config) { c.Epsilon = 1e-4 }, []string{"epsilon: 0.0001; estimator rloo divides by no standard deviation"}},
+		{"scale of none", "rloo", func(c *estimator.Config) { c.Std = "group" }, []string{`std: "group"; must be none with estimator rloo`}},
+		{"scale of dr_grpo", "dr_grpo", func(c *estimator.Config) { c.Std = "global" }, []string{`std: "global"; must be none`}},
+		{"discount elsewhere", "rloo", func(c *estimator.Config) { c.Gamma = 0.9 }, []string{"gamma: 0.9; estimator rloo does not discount"}},
+		{"discount without steps", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma = 0.9 }, []string{"gamma: 0.9; needs std_basis expanded"}},
 		{"discount", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma, c.StdBasis = 0.9, "expanded" }, nil},
-		{"discount above 1", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma, c.StdBasis = 1.1, "expanded" }, []string{"gamma = 1.1: want above 0 and at most 1"}},
-		{"mode", "per_prompt", func(c *estimator.Config) { c.Mode = "binary" }, []string{`mode = "binary": want grpo or rwr or sft or dpo`}},
-		{"nft without clip", "diffusion_nft", func(c *estimator.Config) { c.AdvClipMax = 0 }, []string{"adv_clip_max = 0: want above 0"}},
+		{"discount above 1", "reinforce_plus_plus", func(c *estimator.Config) { c.Gamma, c.StdBasis = 1.1, "expanded" }, []string{"gamma: 1.1; must be above 0 and at most 1"}},
+		{"mode", "per_prompt", func(c *estimator.Config) { c.Mode = "binary" }, []string{`mode: "binary"; must be grpo or rwr or sft or dpo`}},
+		{"nft without clip", "diffusion_nft", func(c *estimator.Config) { c.AdvClipMax = 0 }, []string{"adv_clip_max: 0; must be above 0"}},
 		{"clip", "rloo", func(c *estimator.Config) { c.AdvClipMax = 5 }, nil},
-		{"gdpo without weights", "gdpo", func(*estimator.Config) {}, []string{"weights = []: want one per reward"}},
+		{"gdpo without weights", "gdpo", func(*estimator.Config) {}, []string{"weights: []; must be one per reward"}},
 		{"gdpo weights cancel", "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, -1} }, []string{"total above 0"}},
 		{"gdpo NaN weight", "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, math.NaN()} }, []string{"finite"}},
 		{"gdpo", "gdpo", func(c *estimator.Config) { c.Weights = []float64{1, 0.5} }, nil},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/scorer"
@@ -48,10 +49,10 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o origin, trained i
 func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o origin) ([]schemas.RewardSpec, error) {
 	list, whose := slices.Clone(p.Reward), ""
 	if len(list) == 0 {
-		names := policy.Reward
-		whose = fmt.Sprintf(" (the default of model %q)", policy.Model)
-		if len(names) == 0 {
-			names, whose = o.reward, " (the default)"
+		names := DefaultRewards(p, policy.Reward, o.reward)
+		whose = " (the default)"
+		if slices.Equal(names, policy.Reward) {
+			whose = fmt.Sprintf(" (the default of model %q)", policy.Model)
 		}
 		for _, name := range names {
 			list = append(list, schemas.RewardSpec{Name: name})
@@ -68,6 +69,18 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o origin) ([]sche
 	return list, errors.Join(errs...)
 }
 
+// DefaultRewards are the reward functions of a prompt that names none: the model's, else
+// the service's. A prompt without a text in double quotes has nothing that functions
+// which read can compare with, so it gets the service's too, unless it is in a batch:
+// there, rewards that differ in kind would be normalised together.
+func DefaultRewards(p *schemas.Prompt, model, service []string) []string {
+	fits := func(name string) bool { return scorer.Check(name, p.Prompt, "", nil) == nil }
+	if len(model) == 0 || p.Batch == nil && !slices.ContainsFunc(model, fits) {
+		return service
+	}
+	return model
+}
+
 func fromOutside(r schemas.RewardSpec) bool {
 	kind, _, err := scorer.SplitName(r.Name)
 	return err == nil && kind == scorer.External
@@ -79,7 +92,7 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	a := p.Advantage
 	c, err := estimator.Default(or(a.Estimator, estimator.FlowGRPO))
 	if err != nil {
-		return a, fmt.Errorf("advantage.estimator: %w", err)
+		return a, ofAdvantage(err)
 	}
 	c.Std, c.StdBasis, c.Epsilon = or(a.Std, c.Std), or(a.StdBasis, c.StdBasis), value(a.Epsilon, c.Epsilon)
 	c.Mode, c.AdvClipMax, c.Gamma = or(a.Mode, c.Mode), value(a.AdvClipMax, c.AdvClipMax), value(a.Gamma, c.Gamma)
@@ -93,7 +106,7 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 		}
 	}
 	if err := c.Validate(); err != nil {
-		return a, fmt.Errorf("advantage: %w", err)
+		return a, ofAdvantage(err)
 	}
 	switch {
 	case c.NeedsBatch() && p.Batch == nil:
@@ -111,4 +124,9 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 		a.Gamma = &c.Gamma
 	}
 	return a, nil
+}
+
+// ofAdvantage puts the path of the prompt's field before each fault of an estimator.
+func ofAdvantage(err error) error {
+	return errors.New("advantage." + strings.ReplaceAll(err.Error(), "\n", "\nadvantage."))
 }

@@ -66,6 +66,16 @@ func TestResolveGroup_Defaults(t *testing.T) {
 	}
 }
 
+// The model's own reward function reads; a prompt that says nothing gets one that does not.
+func TestResolveGroup_DefaultReward(t *testing.T) {
+	for prompt, want := range map[string]string{says: "glyph", "a red fox": "jpeg_compressibility"} {
+		g, err := groupOf(&schemas.Prompt{UID: "u", Prompt: prompt})
+		if err != nil || len(g.Reward) != 1 || g.Reward[0].Name != want {
+			t.Errorf("%q: %+v, %v, want %s", prompt, g, err, want)
+		}
+	}
+}
+
 func TestResolveGroup_Refuses(t *testing.T) {
 	batch := &schemas.BatchSpec{ID: "b", Groups: 2}
 	for _, tt := range []struct {
@@ -74,10 +84,10 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		fault  string
 	}{
 		{"unknown reward", schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{{Name: "beauty"}}}, `reward[0]: name "beauty": unknown; want one of diversity, external`},
-		{"no target", schemas.Prompt{Prompt: "a red fox"}, `reward[0] (the default of model "q"): ground_truth: empty, and the prompt has no text in double quotes; glyph needs one`},
+		{"no target", schemas.Prompt{Prompt: "a red fox", Batch: batch}, `reward[0] (the default of model "q"): ground_truth: empty, and the prompt has no text in double quotes; glyph needs one`},
 		{"params", schemas.Prompt{Prompt: says, Reward: []schemas.RewardSpec{{Name: "ocr", Params: map[string]string{"psm": "99"}}}}, `reward[0]: params: psm = "99"`},
-		{"unknown estimator", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "ppo"}}, `advantage.estimator: estimator = "ppo": want one of dance_grpo`},
-		{"option of another", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)}}, "advantage: gamma = 0.5: estimator rloo does not discount"},
+		{"unknown estimator", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "ppo"}}, `advantage.estimator: "ppo"; must be one of dance_grpo`},
+		{"option of another", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)}}, "advantage.gamma: 0.5; estimator rloo does not discount"},
 		{"without a batch", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "gpg"}}, "batch: absent; gpg"},
 		{"one reward in all", schemas.Prompt{
 			Prompt: says, GroupSize: new(int64(1)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1}, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus"},

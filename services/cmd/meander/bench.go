@@ -20,7 +20,7 @@ import (
 
 func benchCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "bench", Short: "measure this machine", Args: args(cobra.NoArgs),
+		Use: "bench", Short: "measure this machine", Args: args(noSuchCommand),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchAdvantageCommand())

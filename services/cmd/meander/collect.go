@@ -96,7 +96,7 @@ func collect(ctx context.Context, b *bus.Bus, run string, prompts []prompt, o *o
 	if err != nil {
 		return nil, err
 	}
-	rewards, err := readRewards(ctx, b, run)
+	rewards, err := readRewards(ctx, b, run, "*")
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,6 @@ func (d *datasetFlags) register(f *pflag.FlagSet) {
 	f.Int64Var(&d.shuffle, "shuffle", 0, "order by this seed; default the order of the file")
 	f.IntVar(&d.choice.Offset, "offset", 0, "leave out this many prompts, after filters and order")
 	f.IntVar(&d.choice.Limit, "limit", 0, "use this many prompts at most; 0 for all")
-	f.IntVar(&d.choice.BatchSize, "batch-size", 0, "join this many prompts, in order, to a batch; the last one may be smaller")
 	f.StringVar(&d.shard, "shard", "", "I/N: this machine takes part I, from 0, of N: every N-th prompt, or batch; uids are those of the whole, seeds too with the same --run or --seed")
 	f.BoolVar(&d.plan, "plan", false, "print what would be done, with all numbers, and do nothing")
 	f.BoolVar(&d.plan, "dry-run", false, "the same as --plan")
@@ -95,6 +94,9 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	specs, _ := defaults["reward"].([]any)
 	adv, err := p.config(p.set, specs)
 	if err != nil {
+		return nil, err
+	}
+	if err := p.check(defaults); err != nil {
 		return nil, err
 	}
 	records, err := p.records(texts, stdin, specs)

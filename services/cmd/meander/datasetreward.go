@@ -12,6 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // rewardFlags name reward functions.
@@ -49,8 +50,11 @@ func (r *rewardFlags) rewards() ([]any, error) {
 			if optional {
 				spec["required"] = false
 			}
-			if _, _, err := scorer.SplitName(name); err != nil {
-				errs = append(errs, fmt.Errorf("--%s refused: %w", flag, err))
+			kind, _, _ := strings.Cut(name, ":")
+			if !slices.ContainsFunc(scorer.Kinds(), func(k string) bool { return k == kind || strings.HasPrefix(k, kind+":") }) {
+				errs = append(errs, oneOf(flag, name, scorer.Kinds()))
+			} else if _, _, err := scorer.SplitName(name); err != nil {
+				errs = append(errs, fmt.Errorf("--%s: %w", flag, err))
 			}
 			specs, byName[name] = append(specs, spec), spec
 		}
@@ -143,13 +147,14 @@ func (a *advantageFlags) register(f *pflag.FlagSet) {
 	f.Float64Var(&a.clip, "adv-clip-max", 0, "clamp advantages to plus or minus this; default none, 5 of diffusion_nft")
 }
 
-// advantage is the part of a prompt that the flags set.
-func (a *advantageFlags) advantage(set func(string) bool) map[string]any {
-	out := map[string]any{}
-	for _, f := range []struct {
-		flag, key string
-		value     any
-	}{
+// option is a flag of an estimator, and its field of a Prompt's advantage.
+type option struct {
+	flag, key string
+	value     any
+}
+
+func (a *advantageFlags) options() []option {
+	return []option{
 		{"estimator", "estimator", a.estimator},
 		{"std", "std", a.std},
 		{"std-basis", "std_basis", a.stdBasis},
@@ -157,9 +162,15 @@ func (a *advantageFlags) advantage(set func(string) bool) map[string]any {
 		{"adv-mode", "mode", a.mode},
 		{"gamma", "gamma", a.gamma},
 		{"adv-clip-max", "adv_clip_max", a.clip},
-	} {
-		if set(f.flag) {
-			out[f.key] = f.value
+	}
+}
+
+// advantage is the part of a prompt that the flags set.
+func (a *advantageFlags) advantage(set func(string) bool) map[string]any {
+	out := map[string]any{}
+	for _, o := range a.options() {
+		if set(o.flag) {
+			out[o.key] = o.value
 		}
 	}
 	return out
@@ -169,8 +180,12 @@ func (a *advantageFlags) advantage(set func(string) bool) map[string]any {
 // that it does not have, is refused here, before anything starts.
 func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator.Config, error) {
 	c, err := estimator.Default(a.estimator)
-	if err != nil {
-		return c, fmt.Errorf("--estimator refused: %w", err)
+	switch {
+	case err == nil:
+	case boot.Nearest(a.estimator, estimator.Names()) != "":
+		return c, oneOf("estimator", a.estimator, estimator.Names())
+	default: // it may be known elsewhere
+		return c, fmt.Errorf("--%w", err)
 	}
 	if set("std") {
 		c.Std = a.std
@@ -200,7 +215,11 @@ func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator
 		}
 	}
 	if err := c.Validate(); err != nil {
-		return c, fmt.Errorf("--estimator %s refused: %w", c.Name, err)
+		flags := map[string]string{}
+		for _, o := range a.options() {
+			flags[o.key] = o.flag
+		}
+		return c, errors.New(blame(err.Error(), flags))
 	}
 	return c, nil
 }

@@ -24,7 +24,7 @@ dead-letter stream with the reason.`,
   meander dead show 12
   meander dead replay 12     # after the cause is gone
   meander dead drop 12`,
-		Args: args(cobra.NoArgs),
+		Args: args(noSuchCommand),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	var run string

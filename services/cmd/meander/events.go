@@ -64,7 +64,7 @@ func latestRun(ctx context.Context, b *bus.Bus) (string, error) {
 			return runOfSubject(m.Subject), nil
 		}
 	}
-	return "", usage(fmt.Errorf("nothing is stored yet; make a rollout first: meander run \"a red fox\""))
+	return "", usage(fmt.Errorf("nothing is stored yet; make a rollout first: meander run 'a red sign that says \"OPEN\"'"))
 }
 
 // runOfSubject is the run token of an event's subject.

@@ -106,18 +106,19 @@ log-probs, a reward and an advantage, as a durable stream of events.
 Without --nats a command uses the store folder (--store): it joins the pipeline
 that runs on it, or opens it itself with an embedded NATS server.`,
 		Example: `  # four images of one prompt, everything in this process
-  meander run --model synthetic --group-size 4 "a red fox"
+  meander run --group-size 4 'a red sign that says "OPEN"'
 
-  # a long-running pipeline on this machine, and a client of it
+  # a long-running pipeline on this machine, and in another terminal a client of it
   meander up
-  meander publish --run demo "a red fox"
+  meander publish --run demo 'a red sign that says "OPEN"'
   meander watch --run demo
 
   # what happened, and proof that the log-probs are right
   meander show
   meander verify`,
-		Args:          args(cobra.NoArgs),
+		Args:          args(noSuchCommand),
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Version:       versionLine(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -128,13 +129,13 @@ that runs on it, or opens it itself with an embedded NATS server.`,
 	f.StringVar(&a.creds, "nats-creds", os.Getenv("MEANDER_NATS_CREDS"), "credentials file for that server (MEANDER_NATS_CREDS)")
 	f.BoolVar(&a.json, "json", false, "print JSON lines for machines on stdout; progress and logs go to stderr")
 	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"), "debug, info, warn or error (MEANDER_LOG_LEVEL)")
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
-	})
+	root.SetVersionTemplate("{{.Version}}\n")
+	teach(root)
 	root.AddCommand(
 		upCommand(a), runCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
 		verifyCommand(a), deadCommand(a), streamsCommand(a), modelCommand(a), benchCommand(), versionCommand(a),
 	)
+	completeNames(root)
 	return root
 }
 
@@ -157,7 +158,7 @@ func (a *app) logger() (zerolog.Logger, error) {
 	if a.json {
 		return zerolog.New(os.Stderr).Level(level).With().Timestamp().Logger(), nil
 	}
-	w := zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)}
+	w := zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !colourful(os.Stderr)}
 	return zerolog.New(w).Level(level).With().Timestamp().Logger(), nil
 }
 

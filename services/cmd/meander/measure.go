@@ -12,10 +12,11 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// readRewards returns the rewards of a run by memberKey.
-func readRewards(ctx context.Context, b *bus.Bus, run string) (map[string]*schemas.Reward, error) {
+// readRewards returns the rewards of a run, or of one group of it (uid "*": of all), by
+// memberKey.
+func readRewards(ctx context.Context, b *bus.Bus, run, uid string) (map[string]*schemas.Reward, error) {
 	out := map[string]*schemas.Reward{}
-	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter(run, "*", "*")}, bus.ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("read rewards: %w", err)
 		}

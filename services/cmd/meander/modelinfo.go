@@ -13,7 +13,7 @@ import (
 
 func modelCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "model", Short: "look at model folders", Args: args(cobra.NoArgs),
+		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(&cobra.Command{

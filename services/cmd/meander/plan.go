@@ -7,12 +7,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
 )
 
 // plan is everything that follows from the prompts, the model's defaults and the flags,
@@ -142,12 +143,12 @@ func (f *pipelineFacts) serves(name string) *schemas.Policy {
 	return f.policies[i]
 }
 
-// rewards are those of prompts that name none.
-func (f *pipelineFacts) rewards(p *schemas.Policy) []string {
-	if p != nil && len(p.Reward) > 0 {
-		return p.Reward
+// rewards are those of a prompt that names none.
+func (f *pipelineFacts) rewards(e *schemas.Prompt, p *schemas.Policy) []string {
+	if p == nil {
+		return f.reward
 	}
-	return f.reward
+	return intake.DefaultRewards(e, p.Reward, f.reward)
 }
 
 // settle gives answers to reward functions that only the pipeline knows, and plans.
@@ -162,7 +163,8 @@ func (d *datasetFlags) settle(prompts []prompt, f *pipelineFacts) (*plan, error)
 		policy := f.serves(name)
 		if q.truth != "" {
 			var specs []any
-			for _, reward := range f.rewards(policy) {
+			// With a ground truth, whatever compares has what it needs.
+			for _, reward := range f.rewards(&schemas.Prompt{Prompt: strconv.Quote(q.truth)}, policy) {
 				specs = append(specs, map[string]any{"name": reward})
 			}
 			if specs == nil {
@@ -207,7 +209,7 @@ func (p *plan) add(q *prompt, policy *schemas.Policy, f *pipelineFacts) error {
 	p.promptBytes += int64(len(data))
 	var e schemas.Prompt
 	if err = schemas.Decode(data, &e); err == nil {
-		err = errors.Join(e.Validate(), checkNames(&e, f.rewards(policy)))
+		err = errors.Join(e.Validate(), checkNames(&e, f.rewards(&e, policy)))
 	}
 	var cost *planCost
 	if err == nil && policy != nil {
@@ -226,7 +228,7 @@ func (p *plan) add(q *prompt, policy *schemas.Policy, f *pipelineFacts) error {
 	}
 	p.Samples += n
 	note(&p.groupSizes, n)
-	note(&p.Reward, rewardLine(&e, f.rewards(policy)))
+	note(&p.Reward, rewardLine(&e, f.rewards(&e, policy), policy))
 	note(&p.Advantage, advantageLine(&e))
 	if cost != nil {
 		p.Model = policy.Model
@@ -303,8 +305,14 @@ func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompt
 // print writes the block for people: a line per subject, left out where there is nothing
 // to say.
 func (p *plan) print(out io.Writer) error {
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	line := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	const label = 11 // the longest is advantage
+	columns := max(lineWidth(out)-label, 2*label)
+	var err error
+	line := func(name, format string, args ...any) {
+		text := breakLines(fmt.Sprintf(format, args...), columns, "\n"+strings.Repeat(" ", label))
+		_, e := fmt.Fprintf(out, "%-*s%s\n", label, name, text)
+		err = errors.Join(err, e)
+	}
 	p.printPrompts(line)
 	if c := p.planCost; c != nil {
 		c.print(line)
@@ -327,7 +335,7 @@ func (p *plan) print(out io.Writer) error {
 	if p.Refused > 0 {
 		line("refused", "%s, e.g. %s", count(p.Refused, "prompt"), p.Reason)
 	}
-	return t.Flush()
+	return err
 }
 
 // printPrompts says what is made, and of what.

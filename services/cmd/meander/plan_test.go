@@ -53,7 +53,7 @@ func TestPlan_Text(t *testing.T) {
 	inEmptyDir(t)
 	if err := os.WriteFile("mixed.jsonl", []byte(`{"prompt": "a \"b\"", "group_size": 2}
 {"prompt": "a \"b\"", "group_size": 3, "num_inference_steps": 4, "height": 32, "width": 32, "reward": [{"name": "ocr", "weight": 2}]}
-{"prompt": "no target"}
+{"prompt": "no target", "reward": [{"name": "glyph"}]}
 {"prompt": "x", "group_size": 0}
 {"tag": 3}
 `), 0o600); err != nil {

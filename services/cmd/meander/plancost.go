@@ -170,8 +170,8 @@ func checkNames(e *schemas.Prompt, defaults []string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// rewardLine is the reward functions of a prompt.
-func rewardLine(e *schemas.Prompt, defaults []string) string {
+// rewardLine is the reward functions of a prompt, and why not the model's own.
+func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) string {
 	var parts []string
 	for _, r := range e.Reward {
 		s := r.Name
@@ -186,6 +186,8 @@ func rewardLine(e *schemas.Prompt, defaults []string) string {
 	switch {
 	case len(parts) > 0:
 		return strings.Join(parts, " + ")
+	case len(defaults) > 0 && policy != nil && len(policy.Reward) > 0 && !slices.Equal(defaults, policy.Reward):
+		return fmt.Sprintf("%s (default without a text in double quotes, which %s needs)", strings.Join(defaults, " + "), strings.Join(policy.Reward, " + "))
 	case len(defaults) > 0:
 		return strings.Join(defaults, " + ") + " (default)"
 	}

@@ -48,11 +48,20 @@ type promptFlags struct {
 	validate      bool
 
 	set func(name string) bool
+	// flagOf names the flag behind each field of a prompt that one set.
+	flagOf map[string]string
 }
 
 func (p *promptFlags) register(f *pflag.FlagSet) {
 	p.set = f.Changed
-	p.datasetFlags.register(f)
+	section(f, promptSection, p.datasetFlags.register)
+	section(f, samplingSection, p.sampling)
+	section(f, rewardSection, p.rewardFlags.register)
+	section(f, advantageSection, p.advantageFlags.register)
+	section(f, groupSection, p.grouping)
+}
+
+func (p *promptFlags) sampling(f *pflag.FlagSet) {
 	f.Int64VarP(&p.groupSize, "group-size", "n", 8, "samples per prompt")
 	f.Int64Var(&p.seed, "seed", 0, "seed of all noise; default: derived from the run id")
 	f.Int64Var(&p.steps, "steps", 0, "denoising steps T; default the model's")
@@ -72,28 +81,31 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&p.initialNoise, "initial-noise", "per_sample", "per_sample, or shared by the group")
 	f.StringVar(&p.sigmas, "sigmas", "", "pre-shift sigmas, one per step, e.g. 1,0.75,0.5,0.25")
 	f.StringVar(&p.latents, "initial-latents", "", "x_T from a safetensors file: one tensor, packed [n, S, C], for every prompt")
-	p.rewardFlags.register(f)
-	p.advantageFlags.register(f)
+	f.Int64Var(&p.priority, "priority", 0, "higher is sampled first")
+	f.BoolVar(&p.validate, "validate", false, "evaluation: deterministic steps, no log-probs")
+}
+
+func (p *promptFlags) grouping(f *pflag.FlagSet) {
+	f.IntVar(&p.choice.BatchSize, "batch-size", 0, "join this many prompts, in order, to a batch; the last one may be smaller")
+	f.StringVar(&p.batch, "batch-id", "", "join all prompts of the command into one batch of this name; with --batch-size what the names start with")
+	f.Int64Var(&p.step, "step", 0, "the trainer's step, for the metrics of the batch; of several batches the first one's, the next has one more")
+	f.Int64Var(&p.epoch, "epoch", 0, "the trainer's epoch, for the metrics of the batch")
+	f.DurationVar(&p.deadline, "deadline", 0, "close groups with what they have after this long")
 	f.StringVar(&p.zeroStd, "zero-std", schemas.GroupKeep, "groups whose rewards are all equal: keep, drop, or refill: drop, and make a fresh group of the prompt")
 	f.StringVar(&p.failedGroups, "failed-groups", schemas.GroupKeep, "groups that failed or are stale: keep, or refill")
 	f.Int64Var(&p.refillRounds, "refill-rounds", 3, "how often a group is replaced at most")
 	f.Int64Var(&p.policySpan, "max-policy-span", 1, "versions of the weights that one group may have")
 	f.BoolVar(&p.mixed, "mixed-schedules", false, "accept groups whose samples ran different schedules")
-	f.StringVar(&p.batch, "batch-id", "", "join all prompts of the command into one batch of this name; with --batch-size what the names start with")
-	f.Int64Var(&p.step, "step", 0, "the trainer's step, for the metrics of the batch; of several batches the first one's, the next has one more")
-	f.Int64Var(&p.epoch, "epoch", 0, "the trainer's epoch, for the metrics of the batch")
-	f.DurationVar(&p.deadline, "deadline", 0, "close groups with what they have after this long")
-	f.Int64Var(&p.priority, "priority", 0, "higher is sampled first")
-	f.BoolVar(&p.validate, "validate", false, "evaluation: deterministic steps, no log-probs")
 }
 
 // defaults is the map of every flag that was set, but for the batch.
 func (p *promptFlags) defaults() (map[string]any, error) {
 	var errs []error
 	d := map[string]any{"v": int64(schemas.Version)}
+	p.flagOf = map[string]string{}
 	put := func(flag, key string, v any) {
 		if p.set(flag) {
-			d[key] = v
+			d[key], p.flagOf[key] = v, flag
 		}
 	}
 	put("group-size", "group_size", p.groupSize)
@@ -109,46 +121,48 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	if p.set("sigmas") {
 		values, err := floats("sigmas", p.sigmas)
 		errs = append(errs, err)
-		d["sigmas"] = values
+		put("sigmas", "sigmas", values)
 	}
 	if p.latents != "" {
 		t, err := readLatents(p.latents)
 		errs = append(errs, err)
-		d["initial_latents"] = t
+		put("initial-latents", "initial_latents", t)
 	}
 	if p.deadline != 0 {
 		d["deadline"] = time.Now().Add(p.deadline).UnixNano()
 	}
 
-	rollout := map[string]any{}
-	nested := func(m map[string]any, flag, key string, v any) {
-		if p.set(flag) {
-			m[key] = v
+	nested := func(under string, flag, key string, v any) {
+		if !p.set(flag) {
+			return
 		}
+		m, ok := d[under].(map[string]any)
+		if !ok {
+			m = map[string]any{}
+			d[under] = m
+		}
+		m[key], p.flagOf[under+"."+key] = v, flag
 	}
-	nested(rollout, "sde-type", "sde_type", p.sdeType)
-	nested(rollout, "noise-level", "noise_level", p.noiseLevel)
-	nested(rollout, "log-prob-kind", "log_prob_kind", p.logProbKind)
-	nested(rollout, "solver", "solver", p.solver)
-	nested(rollout, "latents-dtype", "latents_dtype", p.dtype)
-	nested(rollout, "debug", "debug", p.debug)
+	nested("rollout", "sde-type", "sde_type", p.sdeType)
+	nested("rollout", "noise-level", "noise_level", p.noiseLevel)
+	nested("rollout", "log-prob-kind", "log_prob_kind", p.logProbKind)
+	nested("rollout", "solver", "solver", p.solver)
+	nested("rollout", "latents-dtype", "latents_dtype", p.dtype)
+	nested("rollout", "debug", "debug", p.debug)
 	if p.set("sde-steps") {
 		v, err := indices("sde-steps", p.sdeSteps)
 		errs = append(errs, err)
-		rollout["sde_step_indices"] = v
+		nested("rollout", "sde-steps", "sde_step_indices", v)
 	}
 	if p.set("return-steps") {
 		v, err := indices("return-steps", p.returnSteps)
 		errs = append(errs, err)
-		rollout["return_step_indices"] = v
+		nested("rollout", "return-steps", "return_step_indices", v)
 	}
 	if p.set("sde-window") {
 		w, err := window(p.sdeWindow)
 		errs = append(errs, err)
-		rollout["sde_window"] = w
-	}
-	if len(rollout) > 0 {
-		d["rollout"] = rollout
+		nested("rollout", "sde-window", "sde_window", w)
 	}
 
 	specs, err := p.rewards()
@@ -156,18 +170,14 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	if specs != nil {
 		d["reward"] = specs
 	}
-	if adv := p.advantage(p.set); len(adv) > 0 {
-		d["advantage"] = adv
+	for _, o := range p.options() {
+		nested("advantage", o.flag, o.key, o.value)
 	}
-	policy := map[string]any{}
-	nested(policy, "zero-std", "zero_std", p.zeroStd)
-	nested(policy, "failed-groups", "failed", p.failedGroups)
-	nested(policy, "refill-rounds", "refill_rounds", p.refillRounds)
-	nested(policy, "max-policy-span", "max_policy_span", p.policySpan)
-	nested(policy, "mixed-schedules", "mixed_schedules", p.mixed)
-	if len(policy) > 0 {
-		d["group_policy"] = policy
-	}
+	nested("group_policy", "zero-std", "zero_std", p.zeroStd)
+	nested("group_policy", "failed-groups", "failed", p.failedGroups)
+	nested("group_policy", "refill-rounds", "refill_rounds", p.refillRounds)
+	nested("group_policy", "max-policy-span", "max_policy_span", p.policySpan)
+	nested("group_policy", "mixed-schedules", "mixed_schedules", p.mixed)
 	return d, errors.Join(errs...)
 }
 

@@ -23,9 +23,9 @@ func publishCommand(a *app) *cobra.Command {
 		Long: `publish sends prompts to a pipeline that runs elsewhere (meander up, or the four
 services) and waits for intake's answer: accepted, or refused with the reason. The
 samples are made in the background; follow them with 'meander watch'.`,
-		Example: `  meander publish --run demo "a red fox" "a blue fox"
+		Example: `  meander publish --run demo 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
   meander publish --run demo --prompts prompts.jsonl --group-size 16 --sde-steps 2,3
-  meander publish --nats nats://10.0.0.5:4222 --run demo "a red fox"`,
+  meander publish --nats nats://10.0.0.5:4222 --run demo 'a red sign that says "OPEN"'`,
 		RunE: func(c *cobra.Command, texts []string) error {
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {

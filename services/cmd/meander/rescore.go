@@ -58,8 +58,8 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
 	f := c.Flags()
 	f.StringVar(&r.run, "run", "", "the run whose pictures are scored; default the latest")
 	f.StringVar(&r.pass, "pass", "", "the run that the rewards go into; default <run>--<rewards>")
-	r.rewards.register(f)
-	r.advantage.register(f)
+	section(f, rewardSection, r.rewards.register)
+	section(f, advantageSection, r.advantage.register)
 	f.StringVar(&r.services.reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
 	f.DurationVar(&r.services.reward.ScorePatience, "score-patience", r.services.reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
 	f.StringVar(&r.out, "out", "", "folder for results.jsonl; default meander-out/<pass>; - for none")
@@ -325,7 +325,7 @@ type rescoreProgress struct {
 
 func newRescoreProgress(out io.Writer, machine bool, pass string, total int) *rescoreProgress {
 	p := &rescoreProgress{out: out, pass: pass, total: total, shown: time.Now()}
-	if f, ok := out.(*os.File); ok && isTerminal(f) && !machine {
+	if isTerminal(out) && !machine {
 		p.bars, p.bar = newBar(out, int64(total),
 			mpb.PrependDecorators(decor.Name(pass+" ")),
 			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d samples"), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))

@@ -59,7 +59,7 @@ type passSummary struct {
 
 // collect joins the results of the pass with those of its run.
 func (r *rescorer) collect(ctx context.Context, b *bus.Bus, source *sourceRun, advantages map[string]*schemas.Advantage) (*passResults, error) {
-	rewards, err := readRewards(ctx, b, r.pass)
+	rewards, err := readRewards(ctx, b, r.pass, "*")
 	if err != nil {
 		return nil, err
 	}

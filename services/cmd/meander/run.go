@@ -9,14 +9,15 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
@@ -38,8 +39,9 @@ in this process. Everything is stored as it happens: after a crash or a kill, th
 same command with the same --run and --store goes on where it stopped.
 
 Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every prompt refused.`,
-		Example: `  meander run "a red fox" "a blue fox"
-  meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json "a red fox"
+		Example: `  meander run 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
+  meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json 'a red sign that says "OPEN"'
+  meander run --model DIR --reward jpeg_compressibility "a red fox"    # a checkpoint of your own
   meander run --prompts prompts.txt --group-size 16 --sde-window 2:0-5 --latents-dtype F16
   meander run --prompts words.csv --template 'a {colour} sign that says "{prompt}"' --plan
   meander run --run night --prompts prompts.jsonl        # again after a crash: it resumes`,
@@ -54,11 +56,13 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
+	section(c.Flags(), outputSection, func(f *pflag.FlagSet) {
+		f.StringVar(&r.id, "run", "", "run id; give it again to resume; default a new one")
+		f.StringVar(&r.out, "out", "", "folder for pictures, contact sheets and results.jsonl; default meander-out/<run>; - for none")
+		f.StringVar(&r.saveLatents, "save-latents", "", "write every kept state to this safetensors file, packed [n, S, C] in F32")
+	})
 	r.prompts.register(c.Flags())
-	samplerFlags(c.Flags(), &r.services)
-	c.Flags().StringVar(&r.id, "run", "", "run id; give it again to resume; default a new one")
-	c.Flags().StringVar(&r.saveLatents, "save-latents", "", "write every kept state to this safetensors file, packed [n, S, C] in F32")
-	c.Flags().StringVar(&r.out, "out", "", "folder for pictures, contact sheets and results.jsonl; default meander-out/<run>; - for none")
+	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { samplerFlags(f, &r.services) })
 	return c
 }
 
@@ -335,11 +339,7 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 	if err != nil {
 		return err
 	}
-	for _, p := range prompts {
-		if d := o.refused[p.uid]; d != nil {
-			fmt.Fprintf(stderr, "meander: prompt %s refused: %s\n", p.uid, d.Reason)
-		}
-	}
+	r.reportRefused(prompts, o, stderr)
 	switch s := results.Summary; {
 	case s.Complete == len(prompts):
 		return nil
@@ -350,10 +350,29 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 	}
 }
 
+// reportRefused says each reason once, with the prompts that it holds for.
+func (r *runner) reportRefused(prompts []prompt, o *outcome, stderr io.Writer) {
+	uids := map[string][]string{}
+	var reasons []string
+	for _, p := range prompts {
+		d := o.refused[p.uid]
+		if d == nil {
+			continue
+		}
+		reason := blame(d.Reason, r.prompts.flagOf)
+		if uids[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		uids[reason] = append(uids[reason], p.uid)
+	}
+	for _, reason := range reasons {
+		list := uids[reason]
+		fmt.Fprintf(stderr, "meander: %s refused: %s\n", count(len(list), "prompt"), reason)
+		if len(list) < len(prompts) {
+			fmt.Fprintf(stderr, "  %s\n", strings.Join(list, " "))
+		}
+	}
+}
+
 // sortedKeys of a map, for output that does not depend on map order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}

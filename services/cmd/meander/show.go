@@ -22,8 +22,8 @@ func showCommand(a *app) *cobra.Command {
 		Use:   "show [UID]",
 		Short: "show a group with its trajectories, steps and log-probs; without a uid, the groups of a run",
 		Example: `  meander show
-  meander show 0000-a-red-fox
-  meander show --run demo --json 0000-a-red-fox`,
+  meander show 0000-a-red-sign-that-says-open
+  meander show --run demo --json 0000-a-red-sign-that-says-open`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			log, err := a.logger()
@@ -124,10 +124,44 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io
 		v["trajectories"] = list
 		return json.NewEncoder(out).Encode(v)
 	}
-	return printGroup(out, run, uid, adv, trajectories)
+	why, err := failuresOf(ctx, b, run, uid, adv, trajectories)
+	if err != nil {
+		return err
+	}
+	return printGroup(out, run, uid, adv, trajectories, why)
 }
 
-func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory) error {
+// failuresOf says why samples of a group have no reward.
+func failuresOf(ctx context.Context, b *bus.Bus, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory) ([]string, error) {
+	if adv == nil {
+		adv = &schemas.Advantage{}
+		for _, t := range trajectories {
+			if t.Error != "" {
+				adv.Members = append(adv.Members, schemas.Member{SampleIndex: t.SampleIndex, Status: schemas.StatusFailed})
+			}
+		}
+	}
+	rewards, err := readRewards(ctx, b, run, uid)
+	if err != nil {
+		return nil, err
+	}
+	var members []memberResult
+	for _, m := range adv.Members {
+		r := memberResult{SampleIndex: m.SampleIndex, Status: m.Status}
+		if reward := rewards[memberKey(uid, m.SampleIndex)]; reward != nil {
+			r.Error = reward.Error
+		}
+		for _, t := range trajectories {
+			if t.SampleIndex == m.SampleIndex && t.Error != "" {
+				r.Error = t.Error
+			}
+		}
+		members = append(members, r)
+	}
+	return failures(members), nil
+}
+
+func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
 	fmt.Fprintf(out, "group %s of run %s\n", uid, run)
 	if adv != nil && adv.SourceRun != "" {
 		fmt.Fprintf(out, "a pass over run %s, which made the samples\n", adv.SourceRun)
@@ -143,33 +177,37 @@ func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajecto
 		fmt.Fprintf(out, "%s: %s, std %s (%s, %s), mean %s, std %s %s\n", adv.Status, adv.Estimator, adv.Scale, adv.StdBasis,
 			fmt.Sprintf("%d trained steps", adv.TrainedSteps), number(adv.Mean, "%.6f"), number(adv.Std, "%.6f"), adv.Error)
 	}
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	if adv != nil {
+		t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 		fmt.Fprintln(t, "\nSAMPLE\tSTATUS\tREWARD\tADVANTAGE\tTRAJECTORY")
 		for _, m := range adv.Members {
 			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\n", m.SampleIndex, m.Status, number(m.Reward, "%.6f"), number(m.Advantage, "%+.6f"), m.TrajectorySeq)
 		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
 	}
-	fmt.Fprint(t, "\nSTEP\tSIGMA\tRUNS")
-	for _, tr := range trajectories {
-		fmt.Fprintf(t, "\t#%d", tr.SampleIndex)
+	for _, line := range why {
+		fmt.Fprintln(out, breakLines(line, lineWidth(out), "\n  "))
 	}
-	fmt.Fprintln(t)
-	if len(trajectories) > 0 {
-		for i, kind := range trajectories[0].Transitions {
-			fmt.Fprintf(t, "%d\t%.4f\t%s", i, trajectories[0].Sigmas[i], kind)
-			for _, tr := range trajectories {
-				if i < len(tr.LogProbs) {
-					fmt.Fprintf(t, "\t%s", number(tr.LogProbs[i], "%.6f"))
-				}
+	if len(trajectories) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out, "\nlog-probs by step")
+	steps, heads := &grid{}, make([]string, len(trajectories))
+	for i, tr := range trajectories {
+		heads[i] = fmt.Sprintf("#%d", tr.SampleIndex)
+	}
+	steps.row("step   sigma  runs", heads)
+	for i, kind := range trajectories[0].Transitions {
+		cells := make([]string, len(trajectories))
+		for k, tr := range trajectories {
+			if i < len(tr.LogProbs) {
+				cells[k] = number(tr.LogProbs[i], "%.6f")
 			}
-			fmt.Fprintln(t)
 		}
+		steps.row(fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], kind), cells)
 	}
-	for _, tr := range trajectories {
-		if tr.Error != "" {
-			fmt.Fprintf(t, "sample %d %s: %s\n", tr.SampleIndex, tr.StopReason, tr.Error)
-		}
-	}
-	return t.Flush()
+	steps.print(out, width(out))
+	return nil
 }

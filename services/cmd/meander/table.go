@@ -9,6 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Runs of at most fewGroups groups are shown sample by sample, larger ones a line each;
@@ -20,19 +22,18 @@ const (
 
 // print is the table for people.
 func (r *results) print(w io.Writer) error {
-	var err error
 	if len(r.Groups) <= fewGroups {
-		err = r.printGroups(w)
-	} else {
-		err = r.printLines(w)
-	}
-	if err != nil {
+		r.printGroups(w)
+	} else if err := r.printLines(w); err != nil {
 		return err
 	}
 	s := r.Summary
-	fmt.Fprintf(w, "\nrun %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s\n", s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds)
-	for _, line := range s.measures() {
-		fmt.Fprintln(w, line)
+	lines := append([]string{
+		fmt.Sprintf("run %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s", s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds),
+	}, s.measures()...)
+	fmt.Fprintln(w)
+	for _, line := range lines {
+		fmt.Fprintln(w, breakLines(line, lineWidth(w), "\n  "))
 	}
 	fmt.Fprintf(w, "digest %s\n", s.Digest)
 	if s.Out != "" {
@@ -45,13 +46,13 @@ func (r *results) print(w io.Writer) error {
 }
 
 // printGroups shows every sample, the best first: its reward, the single scores where
-// there are several, what was read, and the advantage.
-func (r *results) printGroups(w io.Writer) error {
+// there are several, what was read, and the advantage; then why samples failed.
+func (r *results) printGroups(w io.Writer) {
 	for i, g := range r.Groups {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s  %s", g.Prompt, g.Status)
+		fmt.Fprintf(w, "%s  %s", g.Prompt, paintStatus(w, g.Status))
 		if g.Mean != nil {
 			fmt.Fprintf(w, ", mean reward %s, std %s", number(g.Mean, "%.3f"), number(g.Std, "%.3f"))
 		}
@@ -71,7 +72,7 @@ func (r *results) printGroups(w io.Writer) error {
 		if len(members) == 0 {
 			continue
 		}
-		t := tabwriter.NewWriter(w, 0, 4, 2, ' ', tabwriter.AlignRight)
+		table := &grid{}
 		row := func(name string, cell func(m *memberResult) string) {
 			cells := make([]string, len(members))
 			filled := false
@@ -79,14 +80,9 @@ func (r *results) printGroups(w io.Writer) error {
 				cells[k] = cell(&members[k])
 				filled = filled || cells[k] != ""
 			}
-			if !filled {
-				return
+			if filled {
+				table.row(name, cells)
 			}
-			fmt.Fprintf(t, "  %s\t%s\t", name, strings.Join(cells, "\t"))
-			if name == "sample" && more > 0 {
-				fmt.Fprintf(t, "and %d more\t", more)
-			}
-			fmt.Fprintln(t)
 		}
 		row("sample", func(m *memberResult) string { return fmt.Sprintf("#%d", m.SampleIndex) })
 		row("read", (*memberResult).detail)
@@ -103,38 +99,90 @@ func (r *results) printGroups(w io.Writer) error {
 			return number(m.Reward, "%.3f")
 		})
 		row("advantage", func(m *memberResult) string { return number(m.Advantage, "%+.3f") })
-		if err := t.Flush(); err != nil {
-			return err
+		table.print(w, width(w))
+		if more > 0 {
+			fmt.Fprintf(w, "%sand %s\n", gridGap, count(more, "more sample"))
 		}
+		for _, line := range failures(g.Members) {
+			fmt.Fprintf(w, "%s%s\n", gridGap, line)
+		}
+	}
+}
+
+// failures says of samples without a reward why, each reason once.
+func failures(members []memberResult) []string {
+	var reasons []string
+	samples := map[string][]string{}
+	for _, m := range members {
+		if m.Status == schemas.StatusScored {
+			continue
+		}
+		reason := m.Status
+		if m.Error != "" {
+			reason += ": " + firstLine(m.Error)
+		}
+		if samples[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		samples[reason] = append(samples[reason], fmt.Sprintf("#%d", m.SampleIndex))
+	}
+	for i, reason := range reasons {
+		list := samples[reason]
+		if n := len(list) - fewSamples; n > 0 {
+			list = append(list[:fewSamples:fewSamples], fmt.Sprintf("and %d more", n))
+		}
+		reasons[i] = strings.Join(list, " ") + " " + reason
+	}
+	return reasons
+}
+
+// printLines is a line for each group, then why samples failed.
+func (r *results) printLines(w io.Writer) error {
+	columns := width(w)
+	widest := 0
+	for _, g := range r.Groups {
+		widest = max(widest, utf8.RuneCountInString(g.UID))
+	}
+	widest = min(widest, max(columns/3, 12))
+	// Status, mean and std take some 30 columns, a sample about 14.
+	shown := min(max((columns-widest-30)/14, 1), fewSamples)
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
+	var all []memberResult
+	for _, g := range r.Groups {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(g.UID, widest), g.Status, number(g.Mean, "%.3f"), number(g.Std, "%.3f"), g.members(shown))
+		all = append(all, g.Members...)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	reasons := map[string]int{}
+	for _, m := range all {
+		if m.Status != schemas.StatusScored && m.Error != "" {
+			reasons[m.Status+": "+firstLine(m.Error)]++
+		}
+	}
+	for _, reason := range sortedKeys(reasons) {
+		fmt.Fprintf(w, "%s %s\n", count(reasons[reason], "sample"), reason)
 	}
 	return nil
 }
 
-// printLines is a line for each group.
-func (r *results) printLines(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE) BY SAMPLE")
-	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", g.UID, g.Status, number(g.Mean, "%.3f"), number(g.Std, "%.3f"), g.members())
-	}
-	return t.Flush()
-}
-
-// members is the short form of a table row, at most eight samples.
-func (g *groupResult) members() string {
+// members is the short form of a table row, of that many samples at most.
+func (g *groupResult) members(most int) string {
 	if g.Status == "refused" {
 		return firstLine(g.Error)
 	}
 	var cells []string
-	for _, m := range g.Members[:min(fewSamples, len(g.Members))] {
+	for _, m := range g.Members[:min(most, len(g.Members))] {
 		if m.Status != "scored" {
 			cells = append(cells, m.Status)
 			continue
 		}
 		cells = append(cells, fmt.Sprintf("%s (%s)", number(m.Reward, "%.2f"), number(m.Advantage, "%+.2f")))
 	}
-	if n := len(g.Members) - fewSamples; n > 0 {
-		cells = append(cells, fmt.Sprintf("and %d more", n))
+	if n := len(g.Members) - most; n > 0 {
+		cells = append(cells, fmt.Sprintf("+%d", n))
 	}
 	return strings.Join(cells, "  ")
 }

@@ -23,7 +23,7 @@ back, the second one ends the process at once. Whatever was stored is there at t
 next start.`,
 		Example: `  meander up
   meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
-  nats pub and every NATS client can now publish to mdr.v1.prompt.<run>`,
+  meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal, as any NATS client can`,
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !c.Flags().Changed("log-level") {
@@ -54,7 +54,7 @@ next start.`,
 			}
 			s.intake.Models = []string{model.NameOf(s.sampler.Model)}
 			if conn.server != nil {
-				fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo \"a red fox\"\n  watch    meander watch --run demo\n",
+				fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says \"OPEN\"'\n  watch    meander watch --run demo\n",
 					conn.server.ClientURL(), a.store)
 			}
 			return s.run(c.Context(), conn.Bus, log)

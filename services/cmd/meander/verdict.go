@@ -50,9 +50,9 @@ A file has one JSON object a line: {"uid": "...", "sample_index": 0, "value": 0.
 "name" for external:NAME, "comment" and "author" if you like. A line with "error" and no
 value says that there will be none. The first verdict of a sample counts.`,
 		Example: `  meander up &
-  meander publish --run demo --reward external "a red fox"
+  meander publish --run demo --reward external 'a red sign that says "OPEN"'
   meander verdict --run demo --out pictures
-  meander verdict --run demo 0000-a-red-fox 0=0.8 1=0.25
+  meander verdict --run demo p1 0=0.8 1=0.25    # p1 is the uid that it lists
   meander verdict --run demo --file verdicts.jsonl`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			ctx := c.Context()
@@ -226,7 +226,7 @@ type waitingSample struct {
 }
 
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out, stderr io.Writer) error {
-	rewards, err := readRewards(ctx, b, run)
+	rewards, err := readRewards(ctx, b, run, "*")
 	if err != nil {
 		return err
 	}

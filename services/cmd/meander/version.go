@@ -36,9 +36,13 @@ func versionCommand(a *app) *cobra.Command {
 					"subjects": schemas.Prefix + ">", "schema_version": schemas.Version,
 				})
 			}
-			_, err := fmt.Fprintf(out, "meander %s (%s, %s/%s), subjects %s>, event schemas %d\n",
-				buildVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH, schemas.Prefix, schemas.Version)
+			_, err := fmt.Fprintln(out, versionLine())
 			return err
 		},
 	}
+}
+
+func versionLine() string {
+	return fmt.Sprintf("meander %s (%s, %s/%s), subjects %s>, event schemas %d",
+		buildVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH, schemas.Prefix, schemas.Version)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -27,29 +28,38 @@ var watched = []struct{ kind, stream, filter string }{
 	{"dead", schemas.StreamDead, "dead.*.%s.*"},
 }
 
+// watcher is one watch command.
+type watcher struct {
+	*app
+	run, uid string
+	kinds    []string
+	count    int
+	printed  int
+}
+
 func watchCommand(a *app) *cobra.Command {
-	var run, uid string
-	var kinds []string
+	w := &watcher{app: a}
 	var since time.Duration
-	var all bool
-	var count int
+	var all, live bool
 	names := make([]string, len(watched))
 	for i, w := range watched {
 		names[i] = w.kind
 	}
 	c := &cobra.Command{
 		Use:   "watch",
-		Short: "print events as they happen, one line each",
-		Long: `watch follows a running pipeline: one line per event, until interrupted. It reads
-from the streams, so it can start in the past and never slows the pipeline down.`,
+		Short: "print events, one line each: what is stored of a run, then what comes",
+		Long: `watch follows a pipeline: one line per event, until interrupted. With --run or --uid
+it begins with what is stored of them; else with what comes from now on. It reads from
+the streams, so it never slows the pipeline down.`,
 		Example: `  meander watch
   meander watch --run demo --kinds trajectory,reward,advantage
-  meander watch --run demo --uid 0000-a-red-fox --all --json`,
+  meander watch --run demo --uid 0000-a-red-sign-that-says-open --json
+  meander watch --since 10m --count 100`,
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			for _, k := range kinds {
+			for _, k := range w.kinds {
 				if !slices.Contains(names, k) {
-					return usage(fmt.Errorf("--kinds: %q; must be among %s", k, strings.Join(names, ", ")))
+					return usage(oneOf("kinds", k, names))
 				}
 			}
 			log, err := a.logger()
@@ -61,24 +71,105 @@ from the streams, so it can start in the past and never slows the pipeline down.
 				return err
 			}
 			defer conn.Close()
-			options := bus.ReadOptions{Live: true, FromTime: time.Now().Add(-since)}
-			if all {
-				options = bus.ReadOptions{Live: true}
+			from := bus.ReadOptions{}
+			switch named := w.run != "*" || w.uid != ""; {
+			case c.Flags().Changed("since"):
+				from.FromTime = time.Now().Add(-since)
+			case live || !named && !all:
+				from.FromTime = time.Now()
 			}
-			fmt.Fprintf(c.ErrOrStderr(), "watching %s\n", conn.where)
-			return a.watch(c.Context(), conn, kinds, run, uid, options, count, c.OutOrStdout())
+			fmt.Fprintf(c.ErrOrStderr(), "watching %s; Ctrl-C ends\n", conn.where)
+			return w.watch(c.Context(), conn, from, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
-	c.Flags().StringVar(&run, "run", "*", "only this run")
-	c.Flags().StringVar(&uid, "uid", "", "only this group")
-	c.Flags().StringSliceVar(&kinds, "kinds", names, "kinds of events to print")
-	c.Flags().DurationVar(&since, "since", 0, "start this long ago")
-	c.Flags().BoolVar(&all, "all", false, "start at the beginning of what is stored")
-	c.Flags().IntVar(&count, "count", 0, "stop after this many events; 0: never")
+	f := c.Flags()
+	f.StringVar(&w.run, "run", "*", "only this run")
+	f.StringVar(&w.uid, "uid", "", "only this group")
+	f.StringSliceVar(&w.kinds, "kinds", names, "kinds of events to print")
+	f.DurationVar(&since, "since", 0, "begin this long ago")
+	f.BoolVar(&all, "all", false, "begin at the beginning, whatever the run")
+	f.BoolVar(&live, "live", false, "begin now, also of a run or group that is named")
+	f.IntVar(&w.count, "count", 0, "stop after this many events; 0: never")
+	c.MarkFlagsMutuallyExclusive("since", "all", "live")
 	return c
 }
 
-func (a *app) watch(ctx context.Context, conn *connection, kinds []string, run, uid string, options bus.ReadOptions, count int, out io.Writer) error {
+// watching is one kind of events: where it is, and where the next read begins.
+type watching struct {
+	kind, stream, filter string
+	from                 bus.ReadOptions
+}
+
+// errEnough ends a watch that has printed --count events.
+var errEnough = errors.New("enough")
+
+func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOptions, out, stderr io.Writer) error {
+	var sources []*watching
+	for _, k := range watched {
+		if !slices.Contains(w.kinds, k.kind) {
+			continue
+		}
+		filter := bus.RewardFilter(w.run, "*", "*")
+		if k.filter != "" {
+			filter = schemas.Prefix + fmt.Sprintf(k.filter, w.run)
+		}
+		sources = append(sources, &watching{kind: k.kind, stream: k.stream, filter: filter, from: from})
+	}
+	err := w.stored(ctx, conn, sources, out)
+	if err == nil {
+		fmt.Fprintf(stderr, "%s stored; waiting for what comes\n", count(w.printed, "event"))
+		err = w.live(ctx, conn, sources, out)
+	}
+	if errors.Is(err, errEnough) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// stored prints what is there, in the order in which it was stored.
+func (w *watcher) stored(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
+	type head struct {
+		*watching
+		m    *bus.Message
+		next func() (*bus.Message, error, bool)
+	}
+	var heads []*head
+	// advance takes a source's next message, and the source out when it has none.
+	advance := func(h *head) error {
+		m, err, ok := h.next()
+		switch {
+		case err != nil:
+			return fmt.Errorf("watch %s: %w", h.kind, err)
+		case !ok:
+			heads = slices.DeleteFunc(heads, func(x *head) bool { return x == h })
+		default:
+			h.m, h.from = m, bus.ReadOptions{FromSeq: m.Seq + 1}
+		}
+		return nil
+	}
+	for _, s := range sources {
+		next, stop := iter.Pull2(conn.Read(ctx, s.stream, []string{s.filter}, s.from))
+		defer stop()
+		h := &head{watching: s, next: next}
+		heads = append(heads, h)
+		if err := advance(h); err != nil {
+			return err
+		}
+	}
+	for len(heads) > 0 {
+		first := slices.MinFunc(heads, func(a, b *head) int { return a.m.Time.Compare(b.m.Time) })
+		if err := w.print(first.kind, first.m, out); err != nil {
+			return err
+		}
+		if err := advance(first); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// live prints what comes, as it comes.
+func (w *watcher) live(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type item struct {
@@ -87,54 +178,54 @@ func (a *app) watch(ctx context.Context, conn *connection, kinds []string, run, 
 		err  error
 	}
 	events := make(chan item)
-	for _, w := range watched {
-		if !slices.Contains(kinds, w.kind) {
-			continue
-		}
-		filter := bus.RewardFilter(run, "*", "*")
-		if w.filter != "" {
-			filter = schemas.Prefix + fmt.Sprintf(w.filter, run)
-		}
+	for _, s := range sources {
+		s.from.Live = true
 		go func() {
-			for m, err := range conn.Read(ctx, w.stream, []string{filter}, options) {
+			for m, err := range conn.Read(ctx, s.stream, []string{s.filter}, s.from) {
 				select {
-				case events <- item{w.kind, m, err}:
+				case events <- item{s.kind, m, err}:
 				case <-ctx.Done():
 					return
 				}
 			}
 		}()
 	}
-	for n := 0; count == 0 || n < count; {
+	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case e := <-events:
-			if errors.Is(e.err, context.Canceled) {
-				return nil
-			}
 			if e.err != nil {
 				return fmt.Errorf("watch %s: %w", e.kind, e.err)
 			}
-			line, owner, err := describe(e.kind, e.m)
-			if err != nil {
-				line = "unreadable: " + err.Error()
-			}
-			if line == "" || uid != "" && owner != uid {
-				continue
-			}
-			n++
-			if a.json {
-				err = json.NewEncoder(out).Encode(map[string]any{
-					"kind": e.kind, "subject": e.m.Subject, "seq": e.m.Seq, "time": e.m.Time.UnixNano(), "event": jsonOfBytes(e.m.Data),
-				})
-			} else {
-				_, err = fmt.Fprintf(out, "%s  %-10s %s\n", e.m.Time.Local().Format("15:04:05.000"), e.kind, line)
-			}
-			if err != nil {
+			if err := w.print(e.kind, e.m, out); err != nil {
 				return err
 			}
 		}
+	}
+}
+
+// print is one line, or none for what is not asked for.
+func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
+	line, owner, err := describe(kind, m)
+	if err != nil {
+		line = "unreadable: " + err.Error()
+	}
+	if line == "" || w.uid != "" && owner != w.uid {
+		return nil
+	}
+	if w.json {
+		err = json.NewEncoder(out).Encode(map[string]any{
+			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": jsonOfBytes(m.Data),
+		})
+	} else {
+		_, err = fmt.Fprintf(out, "%s  %-10s %s\n", m.Time.Local().Format("15:04:05.000"), kind, line)
+	}
+	if err != nil {
+		return err
+	}
+	if w.printed++; w.count > 0 && w.printed >= w.count {
+		return errEnough
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ func didYouMean(key string, fields []*field) string {
 	for i, f := range fields {
 		names[i] = f.path
 	}
-	return nearest(key, names)
+	return hint(key, names)
 }
 
 func didYouMeanEnv(variable string, fields []*field) string {
@@ -16,20 +16,26 @@ func didYouMeanEnv(variable string, fields []*field) string {
 	for i, f := range fields {
 		names[i] = f.env
 	}
-	return nearest(variable, names)
+	return hint(variable, names)
 }
 
-func nearest(word string, names []string) string {
-	best, distance := "", 4 // more than three edits is another word
-	for _, n := range names {
-		if d := edits(word, n); d < distance {
-			best, distance = n, d
-		}
-	}
+func hint(word string, names []string) string {
+	best := Nearest(word, names)
 	if best == "" {
 		return ""
 	}
 	return "; did you mean " + best + "?"
+}
+
+// Nearest is the name that a misspelt word most likely meant; empty when none is near.
+func Nearest(word string, names []string) string {
+	best, distance := "", 4 // more than three edits is another word
+	for _, n := range names {
+		if d := edits(word, n); d < distance && 2*d <= len(word) {
+			best, distance = n, d
+		}
+	}
+	return best
 }
 
 // edits is the Levenshtein distance of two short names; long ones are far apart.

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+// Headings of --help, in the order in which commands register them.
+const (
+	promptSection    = "Prompts"
+	samplingSection  = "Sampling"
+	rewardSection    = "Rewards"
+	advantageSection = "Advantages"
+	groupSection     = "Groups and batches"
+	outputSection    = "Run and output"
+	pipelineSection  = "Pipeline, where this command runs it"
+)
+
+// sectionKey annotates a flag with its heading.
+const sectionKey = "meander_section"
+
+// section puts the flags that register adds under a heading of --help.
+func section(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
+	own := pflag.NewFlagSet(title, pflag.ContinueOnError)
+	own.SortFlags = false
+	register(own)
+	own.VisitAll(func(flag *pflag.Flag) {
+		if flag.Annotations == nil {
+			flag.Annotations = map[string][]string{}
+		}
+		flag.Annotations[sectionKey] = []string{title}
+		f.AddFlag(flag)
+	})
+	f.SortFlags = false
+}
+
+// flagHelp lists a command's own flags under their headings, in that many columns.
+func flagHelp(c *cobra.Command, columns int) string {
+	sections := map[string]*pflag.FlagSet{}
+	var titles []string
+	c.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+		title := "Flags"
+		if names := flag.Annotations[sectionKey]; len(names) > 0 {
+			title = names[0]
+		}
+		if sections[title] == nil {
+			sections[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
+			sections[title].SortFlags = c.Flags().SortFlags
+			titles = append(titles, title)
+		}
+		sections[title].AddFlag(flag)
+	})
+	var s strings.Builder
+	for _, title := range titles {
+		fmt.Fprintf(&s, "\n%s:\n%s", bold(os.Stdout, title), sections[title].FlagUsagesWrapped(columns))
+	}
+	return s.String()
+}
+
+// usageTemplate is cobra's, with the flags of a command under headings.
+const usageTemplate = `Usage:{{if .Runnable}}
+  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} COMMAND{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
+
+Commands:{{range .Commands}}{{if or .IsAvailableCommand (eq .Name "help")}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}
+{{flagHelp .}}{{if .HasAvailableInheritedFlags}}
+Everywhere:
+{{globalHelp .}}{{end}}{{if .HasAvailableSubCommands}}
+See '{{.CommandPath}} COMMAND --help' for a command.
+{{end}}`
+
+// teach gives the command and all below it help with headings, and errors with the
+// nearest flag or command.
+func teach(root *cobra.Command) {
+	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, width(os.Stdout)) })
+	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
+		return c.InheritedFlags().FlagUsagesWrapped(width(os.Stdout))
+	})
+	cobra.AddTemplateFunc("reflow", func(text string) string { return reflow(text, min(width(os.Stdout), plainWidth)) })
+	root.SetHelpTemplate("{{reflow (or .Long .Short)}}\n\n{{.UsageString}}")
+	root.SetUsageTemplate(usageTemplate)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		hint := ""
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && len(unknown.GetSpecifiedName()) > 1 {
+			var names []string
+			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+			if name := boot.Nearest(unknown.GetSpecifiedName(), names); name != "" {
+				hint = "; did you mean --" + name + "?"
+			}
+		}
+		return usage(fmt.Errorf("%w%s\nSee '%s --help'", err, hint, c.CommandPath()))
+	})
+}
+
+// noSuchCommand is the Args of commands that only have others below them.
+func noSuchCommand(c *cobra.Command, given []string) error {
+	if len(given) == 0 {
+		return nil
+	}
+	hint := ""
+	var names []string
+	for _, sub := range c.Commands() {
+		names = append(names, sub.Name())
+	}
+	if name := boot.Nearest(given[0], names); name != "" {
+		hint = fmt.Sprintf("; did you mean '%s %s'?", c.CommandPath(), name)
+	}
+	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
+}
