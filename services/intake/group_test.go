@@ -68,7 +68,7 @@ func TestResolveGroup_Defaults(t *testing.T) {
 
 // The model's own reward function reads; a prompt that says nothing gets one that does not.
 func TestResolveGroup_DefaultReward(t *testing.T) {
-	for prompt, want := range map[string]string{says: "glyph", "a red fox": "jpeg_compressibility"} {
+	for prompt, want := range map[string]string{says: "glyph", "a red fox": "synthetic"} {
 		g, err := groupOf(&schemas.Prompt{UID: "u", Prompt: prompt})
 		if err != nil || len(g.Reward) != 1 || g.Reward[0].Name != want {
 			t.Errorf("%q: %+v, %v, want %s", prompt, g, err, want)
