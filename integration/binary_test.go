@@ -95,16 +95,19 @@ func serve(t *testing.T, dir string) natsd.Info {
 		_ = up.Process.Signal(os.Interrupt)
 		_ = up.Wait()
 	})
-	var info natsd.Info
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	return running(t, dir)
+}
+
+// running waits until somebody serves the store of dir.
+func running(t *testing.T, dir string) (info natsd.Info) {
+	t.Helper()
+	eventually(t, 20*time.Second, "meander up", func() error {
 		var ok bool
-		if info, ok = natsd.Running(filepath.Join(dir, "meander-data")); ok && info.URL != "" {
-			break
+		if info, ok = natsd.Running(filepath.Join(dir, "meander-data")); !ok || info.URL == "" {
+			return errors.New("does not serve")
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("meander up does not serve")
-		}
-	}
+		return nil
+	})
 	return info
 }
 

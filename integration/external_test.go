@@ -2,11 +2,9 @@ package integration_test
 
 import (
 	"bytes"
-	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -15,13 +13,31 @@ import (
 // process is a long-running program of a test.
 type process struct {
 	cmd *exec.Cmd
-	log *bytes.Buffer
+	log *logbook
+}
+
+// logbook is what a program has written, while it writes.
+type logbook struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logbook) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logbook) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // launch starts a program that is stopped, with time to drain, at the end of the test.
 func launch(t *testing.T, dir, path string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(path, args...), log: &bytes.Buffer{}}
+	p := &process{cmd: exec.Command(path, args...), log: &logbook{}}
 	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -46,37 +62,11 @@ func launch(t *testing.T, dir, path string, args ...string) *process {
 	return p
 }
 
-// natsServer builds and runs the server that go.mod names, as a process of its own.
+// natsServer runs the server that go.mod names, as a process of its own.
 func natsServer(t *testing.T) (url string) {
 	t.Helper()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nats-server")
-	if out, err := exec.Command("go", "build", "-o", path, "github.com/nats-io/nats-server/v2").CombinedOutput(); err != nil {
-		t.Fatalf("build nats-server: %v\n%s", err, out)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().(*net.TCPAddr)
-	_ = l.Close()
-	cmd := exec.Command(path, "-a", "127.0.0.1", "-p", strconv.Itoa(address.Port), "-js", "-sd", filepath.Join(dir, "store"))
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait()
-	})
-	for range 100 {
-		if c, err := net.Dial("tcp", address.String()); err == nil {
-			_ = c.Close()
-			return "nats://" + address.String()
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Fatal("nats-server does not listen")
-	return ""
+	url, _ = mortalServer(t)
+	return url
 }
 
 // Four programs around a NATS server of their own give the digest of the single process.

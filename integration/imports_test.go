@@ -52,12 +52,12 @@ var layers = map[string][]string{
 	"pkg/client":                    {"schemas", "pkg/bus"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
-	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor"},
-	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors"},
+	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
+	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "services/internal/instrument"},
 	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
-	"services/internal/boot":       {"pkg/bus"},
-	"services/internal/instrument": nil,
+	"services/internal/boot":       {"pkg/bus", "services/internal/instrument"},
+	"services/internal/instrument": {"schemas", "pkg/bus"},
 
 	// A thin main is one service and what all mains share.
 	"services/cmd/meander-intake":    {"services/intake", "services/internal/boot"},
@@ -67,7 +67,7 @@ var layers = map[string][]string{
 	// The all-in-one and command line joins everything.
 	"services/cmd/meander": {
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
-		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot",
+		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
 	},
 }
 

@@ -306,6 +306,8 @@ type StreamStats struct {
 // ConsumerStats is how far one durable consumer is.
 type ConsumerStats struct {
 	Name string `json:"name"`
+	// Stage of the pipeline that the durable serves.
+	Stage string `json:"stage"`
 	// Pending messages wait to be delivered, AckPending are in someone's hands,
 	// Redelivered of those came more than once.
 	Pending     uint64 `json:"pending"`
@@ -333,7 +335,7 @@ func (b *Bus) Stats(ctx context.Context) ([]StreamStats, error) {
 		for c := range consumers.Info() {
 			if c.Config.Durable != "" {
 				stats.Consumers = append(stats.Consumers, ConsumerStats{
-					Name: c.Name, Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered,
+					Name: c.Name, Stage: stageOf(c.Name), Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered,
 				})
 			}
 		}

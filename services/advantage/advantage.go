@@ -25,7 +25,11 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/instrument"
 )
+
+// Summary is what the service does, for help and service discovery.
+const Summary = "closes groups of rewards and computes their advantages"
 
 // Config of the advantage service.
 type Config struct {
@@ -100,14 +104,16 @@ type worker struct {
 	publisher *bus.Publisher
 	log       zerolog.Logger
 	metrics   *instruments
-	sub       *bus.Subscription
-	decoder   schemas.RewardDecoder
-	reward    schemas.Reward    // that was received last
-	groups    map[string]*group // by run and uid
-	batches   map[string]*batch // explicit batches, by run and batch id
-	opened    []*group          // to be looked up, should they stay open; oldest first
-	storing   []storing         // oldest first
-	again     bool              // something that could have closed has not
+	// deliveries counts what the partition's consumer does.
+	deliveries instrument.Deliveries
+	sub        *bus.Subscription
+	decoder    schemas.RewardDecoder
+	reward     schemas.Reward    // that was received last
+	groups     map[string]*group // by run and uid
+	batches    map[string]*batch // explicit batches, by run and batch id
+	opened     []*group          // to be looked up, should they stay open; oldest first
+	storing    []storing         // oldest first
+	again      bool              // something that could have closed has not
 }
 
 // storing is a result on its way to the server.
@@ -130,6 +136,7 @@ const (
 
 func (w *worker) run(ctx context.Context, partition int) error {
 	consumer := w.cfg.consumer(partition)
+	w.deliveries = w.metrics.set.Deliveries(consumer.Stream)
 	consumer.OnRelease = w.forget
 	sub, err := w.bus.Subscription(ctx, consumer)
 	if err != nil {
@@ -227,11 +234,7 @@ func (w *worker) forgetGroup(g *group) {
 
 // receive takes one reward; whatever goes wrong is retried by redelivery.
 func (w *worker) receive(ctx context.Context, m *bus.Message) {
-	delivery := "first"
-	if m.Delivered > 1 {
-		delivery = "again"
-	}
-	w.metrics.rewards.WithLabelValues(delivery).Inc()
+	w.deliveries.Came(m)
 	err := w.decoder.Decode(m.Data, &w.reward)
 	if err != nil {
 		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
@@ -245,7 +248,7 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 
 // refuse writes a dead letter for a reward that can never be used.
 func (w *worker) refuse(ctx context.Context, m *bus.Message, code, reason string) error {
-	w.metrics.dead.WithLabelValues(code).Inc()
+	w.deliveries.Dead(code)
 	if err := w.bus.Dead(ctx, "advantage", code, reason, m); err != nil {
 		return err
 	}
@@ -349,7 +352,7 @@ func part(a *schemas.Advantage, index int64) bool {
 }
 
 func (w *worker) late(ctx context.Context, m *bus.Message) error {
-	w.metrics.dead.WithLabelValues(schemas.CodeLate).Inc()
+	w.deliveries.Dead(schemas.CodeLate)
 	return w.bus.Dead(ctx, "advantage", schemas.CodeLate, "the group closed without this sample", m)
 }
 
@@ -551,6 +554,7 @@ func (w *worker) release(ctx context.Context, g *group) {
 }
 
 func (w *worker) retry(m *bus.Message, err error) {
+	w.deliveries.Retried(err)
 	w.log.Warn().Err(err).Str("subject", m.Subject).Uint64("delivered", m.Delivered).Msg("reward not taken, will be redelivered")
 	w.settle(m.NakWithDelay(min(time.Duration(m.Delivered)*time.Second, 30*time.Second)))
 }

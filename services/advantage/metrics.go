@@ -14,23 +14,23 @@ import (
 
 // instruments are what the service counts, for all workers of a process.
 type instruments struct {
-	rewards, dead, groups, batches *prometheus.CounterVec
-	refilled                       prometheus.Counter
-	refillsGivenUp                 *prometheus.CounterVec
-	openGroups, held               prometheus.Gauge
-	latency, estimate              prometheus.Observer
-	batchMetric                    *prometheus.GaugeVec
+	set               instrument.Set
+	groups, batches   *prometheus.CounterVec
+	refilled          prometheus.Counter
+	refillsGivenUp    *prometheus.CounterVec
+	openGroups, held  prometheus.Gauge
+	latency, estimate prometheus.Observer
+	batchMetric       *prometheus.GaugeVec
 }
 
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "advantage")
 	return &instruments{
-		rewards:        s.Counter("rewards_total", "rewards received, by delivery: first or again", "delivery"),
-		dead:           s.Counter("dead_total", "rewards that could not be used, by code", "code"),
-		groups:         s.Counter("groups_total", "groups closed, by status", "status"),
-		batches:        s.Counter("batches_total", "batches closed, by status", "status"),
+		set:            s,
+		groups:         instrument.Zero(s.Counter("groups_total", "groups closed, by status", "status"), schemas.GroupStatuses...),
+		batches:        instrument.Zero(s.Counter("batches_total", "batches closed, by status", "status"), schemas.BatchStatuses...),
 		refilled:       s.Counter("refills_total", "groups asked for in place of others").WithLabelValues(),
-		refillsGivenUp: s.Counter("refills_given_up_total", "groups that were not replaced, by reason: rounds, deadline or prompt", "reason"),
+		refillsGivenUp: instrument.Zero(s.Counter("refills_given_up_total", "groups that were not replaced, by reason: rounds, deadline or prompt", "reason"), "rounds", "deadline", "prompt"),
 		openGroups:     s.Gauge("open_groups", "groups that wait for rewards").WithLabelValues(),
 		held:           s.Gauge("held_rewards", "rewards of open groups and batches").WithLabelValues(),
 		latency:        s.Seconds("latency_seconds", "from the last reward of a group to its stored advantage").WithLabelValues(),

@@ -246,7 +246,7 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 	if len(got) != len(want) {
 		t.Errorf("%d results, want %d", len(got), len(want))
 	}
-	if n := counted(t, registry, "meander_advantage_rewards_total", "again"); n < float64(len(rewards))/4 {
+	if n := counted(t, registry, "meander_advantage_deliveries_total", "again"); n < float64(len(rewards))/4 {
 		t.Errorf("%v rewards were delivered again, want about %d", n, again)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -19,6 +20,9 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
+
+// Summary is what the service does, for help and service discovery.
+const Summary = "turns prompts into one request per sample"
 
 // Config of the intake service.
 type Config struct {
@@ -35,6 +39,8 @@ type Config struct {
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
 	// DrainTimeout bounds the work in hand at shutdown.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
+	// Metrics is where the service counts; nil: nowhere.
+	Metrics prometheus.Registerer `koanf:"-"`
 }
 
 // DefaultConfig is one that works for a laptop and for a cluster.
@@ -85,24 +91,30 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err != nil {
 		return err
 	}
-	s := &service{cfg: cfg, bus: b, lanes: lanes}
-	return b.Consume(ctx, bus.ConsumerConfig{
+	s := &service{cfg: cfg, bus: b, lanes: lanes, metrics: newInstruments(cfg.Metrics)}
+	consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
 		Stream: schemas.StreamPrompts, Durable: "intake",
 		AckWait: cfg.AckWait, Slots: cfg.Slots, DrainTimeout: cfg.DrainTimeout,
 		OnGiveUp: s.refuse,
 	}, s.handle)
+	return b.Consume(ctx, consumer, handle)
 }
 
 type service struct {
 	cfg   Config
 	bus   *bus.Bus
 	lanes *lanes
+
+	metrics *instruments
 }
 
 // handle resolves one prompt and publishes its requests. It is idempotent: a
 // group that has its advantage, and samples that have their trajectory, are not
 // asked for again.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
+	began := time.Now()
+	s.metrics.resolving.Inc()
+	defer s.metrics.resolving.Dec()
 	run := runOf(m.Subject)
 	if err := schemas.CheckToken("run", run); err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
@@ -137,17 +149,33 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	for _, r := range todo {
-		// A full request stream is backpressure, no fault of the prompt: wait.
-		if _, err := s.bus.Publish(ctx, r, bus.WaitForSpace()); err != nil {
+		if err := s.publish(ctx, r); err != nil {
 			return fmt.Errorf("publish request %d: %w", r.SampleIndex, err)
 		}
 	}
+	s.metrics.prompts.Inc()
+	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", run).Str("uid", p.UID).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
 	return s.answer(m, &schemas.Receipt{
 		Accepted: true, Run: run, UID: p.UID, Samples: int64(len(requests)),
 		NumInferenceSteps: int64(len(requests[0].Transitions)), SDEStepIndices: stochastic(requests[0].Transitions),
 	})
+}
+
+// publish stores a request. A full stream of them is backpressure, no fault of the
+// prompt: it waits.
+func (s *service) publish(ctx context.Context, r *schemas.Request) error {
+	_, err := s.bus.Publish(ctx, r)
+	if errors.Is(err, bus.ErrStreamFull) {
+		over := s.metrics.stalling()
+		_, err = s.bus.Publish(ctx, r, bus.WaitForSpace())
+		over()
+	}
+	if err == nil {
+		s.metrics.requests.Inc()
+	}
+	return err
 }
 
 // missing returns the requests that have no result yet, and refuses a uid that the

@@ -92,6 +92,7 @@ const (
 func (l *lane) start(stopping <-chan struct{}) *lane {
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.stopping, l.pace = stopping, firstPace
+	l.metrics.lane(l.name)
 	return l
 }
 
@@ -287,6 +288,7 @@ func (l *lane) settle(samples int, away error, probe bool, took time.Duration) {
 			l.breaker.abandon()
 		}
 	case l.line > 0:
+		was := l.breaker.open()
 		if l.breaker.saw(away, probe, now) {
 			for _, j := range l.queue {
 				j.done <- scored{Result: scorer.Result{Err: fmt.Errorf("%s %w", j.scorer.Name(), &sparedError{l.breaker.until.Sub(now), away})}, version: j.scorer.Version()}
@@ -294,11 +296,12 @@ func (l *lane) settle(samples int, away error, probe bool, took time.Duration) {
 			l.metrics.waiting.WithLabelValues(l.name).Sub(float64(len(l.queue)))
 			l.queue = nil
 		}
-		open := 0.0
-		if l.breaker.open() {
-			open = 1
+		switch gauge := l.metrics.breaker.WithLabelValues(l.name); {
+		case l.breaker.open() && !was:
+			gauge.Inc()
+		case was && !l.breaker.open():
+			gauge.Dec()
 		}
-		l.metrics.breaker.WithLabelValues(l.name).Set(open)
 	}
 	if samples > 0 {
 		l.pace += (took/time.Duration(samples) - l.pace) / 8

@@ -23,6 +23,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// Summary is what the service does, for help and service discovery.
+const Summary = "scores the pictures of trajectories"
+
 // Config of the reward service.
 type Config struct {
 	// Workers is how many samples are scored in this process at once.
@@ -113,19 +116,21 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		return b.Consume(ctx, bus.ConsumerConfig{
+		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
 			Stream: schemas.StreamTrajectories, Durable: "reward",
 			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: s.catalog.slots(),
 			// What was put back still counts as in hand, and must not keep others out.
 			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures, OnGiveUp: s.fail,
 		}, s.handle)
+		return b.Consume(ctx, consumer, handle)
 	})
 	g.Go(func() error {
-		return b.Consume(ctx, bus.ConsumerConfig{
+		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
 			Stream: schemas.StreamVerdicts, Durable: "reward-verdicts",
 			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: verdictSlots,
 			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures,
 		}, s.verdict)
+		return b.Consume(ctx, consumer, handle)
 	})
 	return g.Wait()
 }

@@ -150,6 +150,7 @@ func (a *attempt) advance() {
 		return
 	}
 	a.steps = append(a.steps, future)
+	a.s.metrics.steps.Inc()
 	if a.rollout.Done() {
 		a.finish(nil)
 	}
@@ -161,6 +162,7 @@ func (a *attempt) finish(err error) {
 	}
 	a.finished, a.err = true, err
 	a.denoise = time.Since(a.started)
+	a.s.metrics.denoising.Dec()
 	close(a.done)
 }
 

@@ -21,6 +21,8 @@ type engine struct {
 	batch int
 	joins <-chan *attempt
 
+	metrics *instruments
+
 	active []*attempt
 	ticks  uint64
 	rows   rows
@@ -81,6 +83,7 @@ func (e *engine) join(ctx context.Context) bool {
 func (e *engine) admit(a *attempt) {
 	a.started = time.Now()
 	e.active = append(e.active, a)
+	e.metrics.denoising.Inc()
 }
 
 // pick returns the attempts to advance: those of the picture size that has waited
@@ -123,7 +126,10 @@ func (e *engine) step(ctx context.Context, batch []*attempt) {
 	}
 	began := time.Now()
 	err := e.model.Velocity(ctx, e.rows.dst, e.rows.x, e.rows.sigma, e.rows.cond, int(batch[0].req.Height), int(batch[0].req.Width))
-	share := time.Since(began) / time.Duration(len(batch))
+	took := time.Since(began)
+	share := took / time.Duration(len(batch))
+	e.metrics.step.Observe(took.Seconds())
+	e.metrics.fill.Observe(float64(len(batch)) / float64(e.batch))
 	if err != nil {
 		for _, a := range batch {
 			a.finish(fmt.Errorf("evaluate model: %w", err))

@@ -19,12 +19,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 )
+
+// Summary is what the service does, for help and service discovery.
+const Summary = "denoises requests into steps and trajectories"
 
 // Config of the sampler service.
 type Config struct {
@@ -53,6 +57,8 @@ type Config struct {
 	MaxDeliver int `koanf:"max_deliver" help:"failures of a request before it fails for good; a killed or restarted process counts for a tenth of one"`
 	// DrainTimeout bounds the samples in hand at shutdown; what is not finished is handed back.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in hand at shutdown; the rest is handed back"`
+	// Metrics is where the service counts; nil: nowhere.
+	Metrics prometheus.Registerer `koanf:"-"`
 }
 
 // DefaultConfig fits a laptop.
@@ -124,10 +130,14 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	if cfg.Instance == "" {
 		cfg.Instance = "sampler-" + strings.ToLower(rand.Text()[:8])
 	}
+	metrics := newInstruments(cfg.Metrics)
+	metrics.places.Add(float64(cfg.Batch * cfg.Workers))
+	defer metrics.places.Sub(float64(cfg.Batch * cfg.Workers))
 	publisher := b.NewPublisher(4096, cfg.PublishWindowMiB<<20)
 	defer publisher.Close()
+	defer metrics.watch(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
-		cfg: cfg, bus: b, model: m, card: card, publisher: publisher,
+		cfg: cfg, bus: b, model: m, card: card, publisher: publisher, metrics: metrics,
 		token: strings.ToLower(rand.Text()[:8]), joins: make(chan *attempt),
 	}
 	if err := b.SetPolicy(ctx, s.policy()); err != nil {
@@ -139,9 +149,11 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	engines, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	for range cfg.Workers {
-		wg.Go(func() { (&engine{model: m, card: card, batch: cfg.Batch, joins: s.joins}).run(engines) })
+		wg.Go(func() {
+			(&engine{model: m, card: card, batch: cfg.Batch, joins: s.joins, metrics: metrics}).run(engines)
+		})
 	}
-	err := b.Consume(ctx, bus.ConsumerConfig{
+	consumer, handle := metrics.set.Count(bus.ConsumerConfig{
 		Stream: schemas.StreamRequests, Durable: "sampler-" + cfg.Lane,
 		Filters: []string{schemas.Prefix + "request.*." + cfg.Lane + ".*.*"},
 		AckWait: cfg.AckWait, MaxDeliver: cfg.MaxDeliver, DrainTimeout: cfg.DrainTimeout,
@@ -149,6 +161,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 		Slots:    2 * cfg.Batch * cfg.Workers,
 		OnGiveUp: s.fail,
 	}, s.handle)
+	err := b.Consume(ctx, consumer, handle)
 	stop()
 	wg.Wait()
 	return err
@@ -160,6 +173,7 @@ type service struct {
 	model     model.Model
 	card      model.Card
 	publisher *bus.Publisher
+	metrics   *instruments
 	joins     chan *attempt
 	// token and count make the attempt token: unique per process and delivery, so
 	// that events of two attempts never share a subject.
@@ -197,9 +211,12 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
+	s.metrics.joining.Inc()
 	select {
 	case s.joins <- a:
+		s.metrics.joining.Dec()
 	case <-ctx.Done():
+		s.metrics.joining.Dec()
 		return ctx.Err()
 	}
 	<-a.done
@@ -210,7 +227,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.bus.Publish(ctx, t); err != nil {
+	if err := s.publish(ctx, t); err != nil {
 		return fmt.Errorf("publish trajectory: %w", err)
 	}
 	zerolog.Ctx(ctx).Info().Str("run", req.Run).Str("uid", req.UID).Int64("sample_index", req.SampleIndex).
@@ -230,6 +247,13 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
 	t.LogProbs = make([]*float64, len(req.Transitions))
 	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
-	_, err := s.bus.Publish(ctx, t)
+	return s.publish(ctx, t)
+}
+
+func (s *service) publish(ctx context.Context, t *schemas.Trajectory) error {
+	ack, err := s.bus.Publish(ctx, t)
+	if err == nil && !ack.Duplicate {
+		s.metrics.stored(t)
+	}
 	return err
 }

@@ -13,7 +13,7 @@ func main() {
 	defaults.Metrics = prometheus.DefaultRegisterer // what the health endpoint shows
 	boot.Main(boot.Service[advantage.Config]{
 		Name:       "advantage",
-		Summary:    "closes groups of rewards and computes their advantages",
+		Summary:    advantage.Summary,
 		Default:    defaults,
 		HealthAddr: "127.0.0.1:8084",
 		Examples: []string{

@@ -2,15 +2,19 @@
 package main
 
 import (
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 func main() {
+	defaults := intake.DefaultConfig()
+	defaults.Metrics = prometheus.DefaultRegisterer // what the health endpoint shows
 	boot.Main(boot.Service[intake.Config]{
 		Name:       "intake",
-		Summary:    "turns prompts into one request per sample",
-		Default:    intake.DefaultConfig(),
+		Summary:    intake.Summary,
+		Default:    defaults,
 		HealthAddr: "127.0.0.1:8081",
 		Setup:      true, // the one program every pipeline has once
 		Examples: []string{

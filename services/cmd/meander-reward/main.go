@@ -13,7 +13,7 @@ func main() {
 	defaults.Metrics = prometheus.DefaultRegisterer // what the health endpoint shows
 	boot.Main(boot.Service[reward.Config]{
 		Name:       "reward",
-		Summary:    "scores the pictures of trajectories",
+		Summary:    reward.Summary,
 		Default:    defaults,
 		HealthAddr: "127.0.0.1:8083",
 		Examples: []string{

@@ -2,15 +2,19 @@
 package main
 
 import (
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/sampler"
 )
 
 func main() {
+	defaults := sampler.DefaultConfig()
+	defaults.Metrics = prometheus.DefaultRegisterer // what the health endpoint shows
 	boot.Main(boot.Service[sampler.Config]{
 		Name:       "sampler",
-		Summary:    "denoises requests into steps and trajectories",
-		Default:    sampler.DefaultConfig(),
+		Summary:    sampler.Summary,
+		Default:    defaults,
 		HealthAddr: "127.0.0.1:8082",
 		Examples: []string{
 			"meander-sampler --model synthetic --batch 16",

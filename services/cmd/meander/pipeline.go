@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/instrument"
 	"github.com/meander-rl/meander/services/reward"
 	"github.com/meander-rl/meander/services/sampler"
 )
@@ -129,13 +131,26 @@ func (s *services) validate() error {
 // which data flows.
 func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error {
 	boot.SpareGC()
-	named := func(name string) zerolog.Logger { return log.With().Str("service", name).Logger() }
+	registry := prometheus.DefaultRegisterer
+	s.intake.Metrics, s.sampler.Metrics, s.reward.Metrics, s.advantage.Metrics = registry, registry, registry, registry
+	defer instrument.Plane(registry, b)()
 	g, work := errgroup.WithContext(ctx)
 	for range s.replicas {
-		g.Go(func() error { return intake.Run(work, s.intake, b, named("intake")) })
-		g.Go(func() error { return sampler.Run(work, s.sampler, b, named("sampler")) })
-		g.Go(func() error { return reward.Run(work, s.reward, b, named("reward")) })
-		g.Go(func() error { return advantage.Run(work, s.advantage, b, named("advantage")) })
+		serve := func(name, summary string, run func(zerolog.Logger) error) {
+			g.Go(func() error {
+				log := log.With().Str("service", name).Logger()
+				leave, err := boot.Announce(b, name, summary, boot.NewInstance(), log)
+				if err != nil {
+					return err
+				}
+				defer leave()
+				return run(log)
+			})
+		}
+		serve("intake", intake.Summary, func(log zerolog.Logger) error { return intake.Run(work, s.intake, b, log) })
+		serve("sampler", sampler.Summary, func(log zerolog.Logger) error { return sampler.Run(work, s.sampler, b, log) })
+		serve("reward", reward.Summary, func(log zerolog.Logger) error { return reward.Run(work, s.reward, b, log) })
+		serve("advantage", advantage.Summary, func(log zerolog.Logger) error { return advantage.Run(work, s.advantage, b, log) })
 	}
 	g.Go(func() error { return b.WatchAdvisories(work) })
 	err := g.Wait()

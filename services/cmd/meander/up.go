@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -36,7 +35,6 @@ next start.`,
 			if err := s.validate(); err != nil {
 				return err
 			}
-			s.reward.Metrics, s.advantage.Metrics = prometheus.DefaultRegisterer, prometheus.DefaultRegisterer
 			health := boot.NewHealth("meander", boot.NewInstance())
 			_, stop, err := health.Serve(metrics, log)
 			if err != nil {

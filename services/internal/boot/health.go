@@ -105,7 +105,7 @@ func (h *Health) Serve(addr string, log zerolog.Logger) (listening string, stop 
 			log.Error().Err(err).Msg("health endpoint stopped")
 		}
 	})
-	log.Debug().Stringer("addr", l.Addr()).Msg("health endpoint")
+	log.Info().Stringer("addr", l.Addr()).Msg("health endpoint")
 	return l.Addr().String(), func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()

@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/micro"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
 // Service is one program that serves one stage of the pipeline until it is stopped.
@@ -161,12 +163,13 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 	if err := prepare(ctx); err != nil {
 		return err
 	}
-	discovery, err := micro.AddService(b.Conn(), micro.Config{
-		Name: "meander-" + s.Name, Version: semver(Version()), Description: s.Summary,
-		Metadata: map[string]string{"instance": cfg.Common.Instance, "version": Version()},
-	})
+	leave, err := Announce(b, s.Name, s.Summary, cfg.Common.Instance, log)
 	if err != nil {
-		return fmt.Errorf("service discovery: %w", err)
+		return err
+	}
+	if cfg.Common.Setup {
+		// Whoever sets the streams up also shows how full they are.
+		defer instrument.Plane(prometheus.DefaultRegisterer, b)()
 	}
 	health.Check("nats", func() error {
 		if !b.Conn().IsConnected() {
@@ -181,11 +184,26 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 	defer draining()
 	err = s.runBounded(ctx, cfg, b, log)
 	health.SetReady(false)
-	if stopping := discovery.Stop(); stopping != nil {
-		log.Warn().Err(stopping).Msg("left service discovery without a word") // the server is gone
-	}
+	leave()
 	log.Info().Err(err).Msg("stopped")
 	return err
+}
+
+// Announce shows a service in NATS's service discovery (nats micro ls) as
+// meander-<name>, until leave.
+func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (leave func(), err error) {
+	discovery, err := micro.AddService(b.Conn(), micro.Config{
+		Name: "meander-" + name, Version: semver(Version()), Description: summary,
+		Metadata: map[string]string{"instance": instance, "version": Version()},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("service discovery: %w", err)
+	}
+	return func() {
+		if err := discovery.Stop(); err != nil {
+			log.Warn().Err(err).Msg("left service discovery without a word") // the server is gone
+		}
+	}, nil
 }
 
 // runBounded runs the service and, once ctx has ended, waits for it no longer than the

@@ -1,0 +1,44 @@
+package intake
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/meander-rl/meander/services/internal/instrument"
+)
+
+// instruments are what the service counts, for all copies of a process. Prompts that are
+// refused are dead letters, by code.
+type instruments struct {
+	set           instrument.Set
+	prompts       prometheus.Counter
+	requests      prometheus.Counter
+	resolving     prometheus.Gauge
+	stalled       prometheus.Gauge
+	stall         prometheus.Counter
+	promptSeconds prometheus.Observer
+}
+
+func newInstruments(r prometheus.Registerer) *instruments {
+	s := instrument.New(r, "intake")
+	return &instruments{
+		set:           s,
+		prompts:       s.Counter("prompts_total", "prompts accepted; one that comes again counts again").WithLabelValues(),
+		requests:      s.Counter("requests_total", "requests published, one per sample").WithLabelValues(),
+		resolving:     s.Gauge("resolving_prompts", "prompts in hand, those that wait for a sampler or for room included").WithLabelValues(),
+		stalled:       s.Gauge("stalled_publishes", "publishes that wait now because the stream of requests is full").WithLabelValues(),
+		stall:         s.Counter("publish_stall_seconds_total", "time that publishes waited because the stream of requests was full").WithLabelValues(),
+		promptSeconds: s.Seconds("prompt_seconds", "time from a prompt to its published requests").WithLabelValues(),
+	}
+}
+
+// stalling counts a publish that waits, until over.
+func (i *instruments) stalling() (over func()) {
+	began := time.Now()
+	i.stalled.Inc()
+	return func() {
+		i.stalled.Dec()
+		i.stall.Add(time.Since(began).Seconds())
+	}
+}

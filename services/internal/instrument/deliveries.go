@@ -1,0 +1,92 @@
+package instrument
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Deliveries counts what comes of one stream and what cannot be used of it.
+type Deliveries struct {
+	stream        string
+	first, again  prometheus.Counter
+	retries, dead *prometheus.CounterVec
+}
+
+// Deliveries makes the counters of a stream that the service consumes.
+func (s Set) Deliveries(stream string) Deliveries {
+	came := s.Counter("deliveries_total", "messages received, by stream and delivery: first or again", "stream", "delivery")
+	d := Deliveries{
+		stream: stream, first: came.WithLabelValues(stream, "first"), again: came.WithLabelValues(stream, "again"),
+		retries: s.Counter("retries_total", "tries that failed for what may pass, by stream and reason: full (the next stream has no room) or error", "stream", "reason"),
+		dead:    s.Counter("dead_total", "messages refused or given up, by stream and code of their dead letter", "stream", "code"),
+	}
+	for _, reason := range []string{retryError, retryFull} {
+		d.retries.WithLabelValues(stream, reason)
+	}
+	for _, code := range schemas.DeadCodes {
+		d.dead.WithLabelValues(stream, code)
+	}
+	return d
+}
+
+// Came counts a message that was received.
+func (d Deliveries) Came(m *bus.Message) {
+	if m.Delivered > 1 {
+		d.again.Inc()
+	} else {
+		d.first.Inc()
+	}
+}
+
+// Retried counts a try that failed for what may pass.
+func (d Deliveries) Retried(err error) {
+	reason := retryError
+	if errors.Is(err, bus.ErrStreamFull) {
+		reason = retryFull
+	}
+	d.retries.WithLabelValues(d.stream, reason).Inc()
+}
+
+// Reasons of a retry.
+const (
+	retryError = "error"
+	retryFull  = "full"
+)
+
+// Dead counts a dead letter.
+func (d Deliveries) Dead(code string) { d.dead.WithLabelValues(d.stream, code).Inc() }
+
+// Count is the consumer that counts what c and h do.
+func (s Set) Count(c bus.ConsumerConfig, h bus.Handler) (bus.ConsumerConfig, bus.Handler) {
+	d := s.Deliveries(c.Stream)
+	giveUp := c.OnGiveUp
+	c.OnGiveUp = func(ctx context.Context, m *bus.Message, cause error) error {
+		if giveUp != nil {
+			if err := giveUp(ctx, m, cause); err != nil {
+				return err
+			}
+		}
+		d.Dead(bus.Code(cause))
+		return nil
+	}
+	var held sync.Map // of messages whose handler runs again: the delivery is the same
+	return c, func(ctx context.Context, m *bus.Message) error {
+		if _, again := held.LoadAndDelete(m); !again {
+			d.Came(m)
+		}
+		err := h(ctx, m)
+		if _, terminal := errors.AsType[*bus.TerminalError](err); err != nil && !terminal && !m.Settled() && ctx.Err() == nil {
+			d.Retried(err)
+			if errors.Is(err, bus.ErrStreamFull) {
+				held.Store(m, nil)
+			}
+		}
+		return err
+	}
+}

@@ -1,0 +1,77 @@
+package instrument
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/meander-rl/meander/pkg/bus"
+)
+
+// planeTimeout bounds the questions to the server of one scrape.
+const planeTimeout = 3 * time.Second
+
+// Plane shows the streams and the queue of every durable consumer, asking the server
+// whenever somebody looks, until stop. One program of a pipeline does this for all stages,
+// so that the queue of a stage nobody serves is seen, too.
+func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
+	if r == nil {
+		return func() {}
+	}
+	label := func(subsystem, name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(prometheus.BuildFQName("meander", subsystem, name), help, labels, nil)
+	}
+	p := &plane{
+		bus:      b,
+		up:       label("stream", "up", "1 when the server answered what the other metrics of streams and queues say"),
+		messages: label("stream", "messages", "messages in a stream", "stream"),
+		bytes:    label("stream", "bytes", "size of a stream in bytes", "stream"),
+		limit:    label("stream", "limit_bytes", "most bytes of a stream; not there for a stream without a limit", "stream"),
+		waiting:  label("queue", "waiting_messages", "messages that a consumer has not yet been given", "stage", "durable"),
+		inHand:   label("queue", "in_hand_messages", "messages that were given out and not confirmed", "stage", "durable"),
+		again:    label("queue", "redelivered_messages", "messages in hand that came more than once", "stage", "durable"),
+	}
+	if register(r, p) != p {
+		return func() {} // the process shows them already
+	}
+	return func() { r.Unregister(p) }
+}
+
+type plane struct {
+	bus                        *bus.Bus
+	up, messages, bytes, limit *prometheus.Desc
+	waiting, inHand, again     *prometheus.Desc
+}
+
+func (p *plane) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{p.up, p.messages, p.bytes, p.limit, p.waiting, p.inHand, p.again} {
+		ch <- d
+	}
+}
+
+func (p *plane) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), planeTimeout)
+	defer cancel()
+	streams, err := p.bus.Stats(ctx)
+	if err != nil {
+		gauge(p.up, 0) // the rest of the scrape is as good as ever
+		return
+	}
+	gauge(p.up, 1)
+	for _, s := range streams {
+		gauge(p.messages, float64(s.Messages), s.Name)
+		gauge(p.bytes, float64(s.Bytes), s.Name)
+		if s.MaxBytes > 0 {
+			gauge(p.limit, float64(s.MaxBytes), s.Name)
+		}
+		for _, c := range s.Consumers {
+			gauge(p.waiting, float64(c.Pending), c.Stage, c.Name)
+			gauge(p.inHand, float64(c.AckPending), c.Stage, c.Name)
+			gauge(p.again, float64(c.Redelivered), c.Stage, c.Name)
+		}
+	}
+}

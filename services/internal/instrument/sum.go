@@ -1,0 +1,46 @@
+package instrument
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// sum is one number that the copies of a service make together.
+type sum struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+
+	mu    sync.Mutex
+	ended float64 // what copies counted that are gone
+	next  int
+	parts map[int]func() float64
+}
+
+func (s *sum) add(read func() float64, stays bool) (stop func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := s.next
+	s.next++
+	s.parts[id] = read
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if stays {
+			s.ended += read()
+		}
+		delete(s.parts, id)
+	}
+}
+
+func (s *sum) Describe(ch chan<- *prometheus.Desc) { ch <- s.desc }
+
+func (s *sum) Collect(ch chan<- prometheus.Metric) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	value := s.ended
+	for _, read := range s.parts {
+		value += read()
+	}
+	ch <- prometheus.MustNewConstMetric(s.desc, s.kind, value)
+}

@@ -1,0 +1,70 @@
+package sampler
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/instrument"
+)
+
+// instruments are what the service counts, for all copies of a process.
+type instruments struct {
+	set                                     instrument.Set
+	pictures                                *prometheus.CounterVec
+	steps                                   prometheus.Counter
+	joining, denoising, places              prometheus.Gauge
+	step, fill                              prometheus.Observer
+	encode, denoise, decode, publish, whole prometheus.Observer
+}
+
+func newInstruments(r prometheus.Registerer) *instruments {
+	s := instrument.New(r, "sampler")
+	return &instruments{
+		set:       s,
+		pictures:  instrument.Zero(s.Counter("pictures_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
+		steps:     s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
+		joining:   s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
+		denoising: s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
+		places:    s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
+		step:      s.Seconds("step_seconds", "time of one evaluation of the model, for a micro-batch").WithLabelValues(),
+		fill:      s.Ratio("batch_fill_ratio", "share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
+		encode:    s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
+		denoise:   s.Seconds("denoise_seconds", "time of a sample in micro-batches").WithLabelValues(),
+		decode:    s.Seconds("decode_seconds", "time to decode the latents of a sample").WithLabelValues(),
+		publish:   s.Seconds("publish_seconds", "time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
+		whole:     s.Seconds("picture_seconds", "time of a sample from its request to its stored trajectory").WithLabelValues(),
+	}
+}
+
+// stored counts a trajectory.
+func (i *instruments) stored(t *schemas.Trajectory) {
+	i.pictures.WithLabelValues(t.StopReason).Inc()
+	if t.StopReason != schemas.StopCompleted {
+		return
+	}
+	whole := time.Since(time.Unix(0, t.Timings.Received))
+	began := time.Since(time.Unix(0, t.Timings.Started))
+	denoise, decode := time.Duration(t.Timings.DenoiseNS), time.Duration(t.Timings.DecodeNS)
+	i.encode.Observe(time.Duration(t.Timings.EncodeNS).Seconds())
+	i.denoise.Observe(denoise.Seconds())
+	i.decode.Observe(decode.Seconds())
+	i.publish.Observe((began - denoise - decode).Seconds())
+	i.whole.Observe(whole.Seconds())
+}
+
+// watch shows the window of step events on their way to the server, until stop.
+func (i *instruments) watch(p *bus.Publisher, windowBytes int) (stop func()) {
+	stops := []func(){
+		i.set.CounterOf("publish_stall_seconds_total", "time that steps waited for room among those that are not yet stored", func() float64 { return p.Stats().Stalled.Seconds() }),
+		i.set.GaugeOf("publish_pending_bytes", "step events that are not yet stored", func() float64 { return float64(p.Stats().PendingBytes) }),
+		i.set.GaugeOf("publish_window_bytes", "most of step events that are not yet stored", func() float64 { return float64(windowBytes) }),
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
