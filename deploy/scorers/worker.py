@@ -53,6 +53,8 @@ def answer(data):
         if max(img.size) > MAX_SIDE:
             raise ValueError(f"picture of {img.size}: want at most {MAX_SIDE} a side")
         score = colourfulness(img)
+        if not math.isfinite(score):
+            raise ValueError(f"score is {score}: want a finite number")
         reply = {"v": PROTOCOL, "score": score, "detail": f"colourfulness {100 * score:.0f}"}
     except MemoryError:
         reply = {"v": PROTOCOL, "error": "out of memory", "retry": True}  # it may pass

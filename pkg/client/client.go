@@ -110,16 +110,17 @@ func (c *Client) Trajectories(ctx context.Context, run string) iter.Seq2[*schema
 	return read[schemas.Trajectory](ctx, c.bus, schemas.StreamTrajectories, schemas.Prefix+"trajectory."+run+".*.*")
 }
 
-// read decodes a live stream.
+// read decodes a live stream. What is not the event that its subject is for is left out:
+// the services take it off the stream, and its true event comes.
 func read[T any, E interface {
 	*T
-	schemas.Event
+	schemas.Keyed
 }](ctx context.Context, b *bus.Bus, stream, filter string) iter.Seq2[*T, error] {
 	return func(yield func(*T, error) bool) {
 		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true}) {
 			var e T
-			if err == nil {
-				err = schemas.Decode(m.Data, E(&e))
+			if err == nil && bus.Fits(m, E(&e)) != nil {
+				continue
 			}
 			if ctx.Err() != nil || !yield(&e, err) || err != nil {
 				return
@@ -132,21 +133,15 @@ func read[T any, E interface {
 var ErrJudged = errors.New("the sample has a verdict already")
 
 // Verdict stores the reward that a person or a batch job gives a sample which waits for
-// external, or external:NAME. Storing the same value twice is no error.
+// external, or external:NAME. Storing the same value twice is no error. A malformed
+// verdict is refused, and one that is there already does not count.
 func (c *Client) Verdict(ctx context.Context, v *schemas.Verdict) error {
-	if err := v.Validate(); err != nil {
-		return err
-	}
 	ack, err := c.bus.Publish(ctx, v)
 	if err != nil || !ack.Duplicate {
 		return err
 	}
-	m, err := c.bus.Last(ctx, schemas.StreamVerdicts, v.Subject())
-	if err != nil {
-		return fmt.Errorf("verdict that was there before: %w", err)
-	}
 	var first schemas.Verdict
-	if err := schemas.Decode(m.Data, &first); err != nil {
+	if err := schemas.Decode(ack.First.Data, &first); err != nil {
 		return fmt.Errorf("verdict that was there before: %w", err)
 	}
 	switch {
@@ -165,18 +160,16 @@ func (c *Client) Trajectory(ctx context.Context, run, uid string, sample int64) 
 		return nil, fmt.Errorf("trajectory %s %d of run %s: %w", uid, sample, run, err)
 	}
 	var t schemas.Trajectory
-	return &t, schemas.Decode(m.Data, &t)
+	return &t, bus.Fits(m, &t)
 }
 
-// Steps returns the step events of a trajectory in order, with their latents.
+// Steps returns the step events of a trajectory in order, with their latents, checked
+// against the digests that it names.
 func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.Step, error) {
 	steps := make([]*schemas.Step, len(t.Steps))
 	for i, ref := range t.Steps {
-		m, err := c.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
-		if err != nil {
-			return nil, fmt.Errorf("step %d: %w", i, err)
-		}
-		if steps[i], err = c.bus.LoadStep(ctx, m); err != nil {
+		var err error
+		if steps[i], err = c.bus.LoadStepRef(ctx, ref); err != nil {
 			return nil, fmt.Errorf("step %d: %w", i, err)
 		}
 	}

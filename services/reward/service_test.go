@@ -441,6 +441,52 @@ func TestService_Verdicts(t *testing.T) {
 	}
 }
 
+// A malformed verdict, or one that nobody waits for, does not keep out the right one.
+func TestService_MalformedVerdicts(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	forge := func(v *schemas.Verdict) {
+		t.Helper()
+		data, err := schemas.Encode(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		subject := schemas.VerdictSubject("r", "u", v.SampleIndex, v.Name)
+		if _, err := p.PublishRaw(t.Context(), subject, data, nil, schemas.MessageID(subject)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forge(verdict("u", 0, "human", new(math.NaN()))) // before the service, and before its sample
+	sample := func(i int64) *schemas.Trajectory { return trajectory(t, "r", "u", i, 3, 7, "external:human") }
+	p.put(t, sample(0), sample(1), sample(2))
+	p.serve(t, testConfig())
+	forge(verdict("u", 1, "human", new(math.Inf(1))))
+	forge(verdict("elsewhere", 2, "human", new(1.0)))
+	free := func(i int64) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			_, err := p.Last(t.Context(), schemas.StreamVerdicts, schemas.VerdictSubject("r", "u", i, "human"))
+			if errors.Is(err, bus.ErrNotFound) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("sample %d: its subject is not free: %v", i, err)
+			}
+		}
+	}
+	for i := range int64(3) {
+		free(i)
+		if ack, err := p.Publish(t.Context(), verdict("u", i, "human", new(float64(i)))); err != nil || ack.Duplicate {
+			t.Errorf("sample %d: got %+v, %v; want stored", i, ack, err)
+		}
+	}
+	for name, r := range p.rewards(t, "r", 3, 20*time.Second) {
+		if r.Status != "scored" || *r.Reward != float64(r.SampleIndex) {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
 // A group is rated as a whole when all of it is there, failed samples left out, and at
 // the deadline with what there is.
 func TestService_Diversity(t *testing.T) {

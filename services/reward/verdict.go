@@ -15,11 +15,8 @@ import (
 // there is nothing to do: the trajectory's handler will find the verdict.
 func (s *service) verdict(ctx context.Context, m *bus.Message) error {
 	var v schemas.Verdict
-	if err := schemas.DecodeValid(m.Data, &v); err != nil {
-		return s.refuse(schemas.CodeDecode, err)
-	}
-	if v.Subject() != m.Subject {
-		return s.refuse(schemas.CodeInvalid, fmt.Errorf("verdict for %s: published on another subject", v.Subject()))
+	if err := bus.Fits(m, &v); err != nil {
+		return s.refuse(bus.Garbage(schemas.CodeDecode, err))
 	}
 	t, seq, err := s.subjectOf(ctx, &v)
 	if err != nil || t == nil {
@@ -27,7 +24,7 @@ func (s *service) verdict(ctx context.Context, m *bus.Message) error {
 	}
 	switch r, err := s.stored(ctx, t); {
 	case err == nil && !used(r, &v):
-		return s.refuse(schemas.CodeLate, errors.New("the sample has its reward already, without this verdict"))
+		return s.refuse(bus.Terminal(schemas.CodeLate, errors.New("the sample has its reward already, without this verdict")))
 	case err == nil:
 		s.metrics.verdicts.WithLabelValues("used").Inc()
 		return nil
@@ -47,9 +44,11 @@ func (s *service) verdict(ctx context.Context, m *bus.Message) error {
 	return putBack(ctx, m, p)
 }
 
-func (s *service) refuse(code string, err error) error {
+// refuse counts a verdict that is not used. One that is garbage leaves its subject to
+// another; one that came too late keeps it, for the sample may be scored again.
+func (s *service) refuse(err error) error {
 	s.metrics.verdicts.WithLabelValues("dead").Inc()
-	return bus.Terminal(code, err)
+	return err
 }
 
 // subjectOf is the trajectory that a verdict is for; nil when it is not there yet. A
@@ -83,16 +82,16 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 	switch {
 	case known == nil:
 	case v.SampleIndex >= known.GroupSize:
-		return nil, 0, s.refuse(schemas.CodeInvalid, fmt.Errorf("sample_index: %d; group %s has %d samples", v.SampleIndex, v.UID, known.GroupSize))
+		return nil, 0, s.refuse(bus.Garbage(schemas.CodeInvalid, fmt.Errorf("sample_index: %d; group %s has %d samples", v.SampleIndex, v.UID, known.GroupSize)))
 	case !slices.ContainsFunc(known.Group.Reward, func(r schemas.RewardSpec) bool { return scorer.VerdictName(r.Name) == v.Name }):
-		return nil, 0, s.refuse(schemas.CodeInvalid, fmt.Errorf("name: %q; group %s waits for no such verdict", v.Name, v.UID))
+		return nil, 0, s.refuse(bus.Garbage(schemas.CodeInvalid, fmt.Errorf("name: %q; group %s waits for no such verdict", v.Name, v.UID)))
 	}
 	if t != nil {
 		return t, seq, nil
 	}
 	switch _, err := s.bus.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(v.Run, v.UID)); {
 	case err == nil:
-		return nil, 0, s.refuse(schemas.CodeLate, fmt.Errorf("group %s has closed", v.UID))
+		return nil, 0, s.refuse(bus.Terminal(schemas.CodeLate, fmt.Errorf("group %s has closed", v.UID)))
 	case !errors.Is(err, bus.ErrNotFound):
 		return nil, 0, fmt.Errorf("look up advantage: %w", err)
 	}

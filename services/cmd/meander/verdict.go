@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,8 +122,8 @@ func parseJudgements(given []string) ([]judgement, error) {
 		left, right, _ := strings.Cut(s, "=")
 		sample, err1 := strconv.ParseInt(left, 10, 64)
 		value, err2 := strconv.ParseFloat(right, 64)
-		if err := errors.Join(err1, err2); err != nil {
-			return nil, fmt.Errorf("%q; want SAMPLE=VALUE, such as 0=0.8", s)
+		if err := errors.Join(err1, err2); err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
+			return nil, fmt.Errorf("%q; want SAMPLE=VALUE, such as 0=0.8, and a finite value", s)
 		}
 		out = append(out, judgement{UID: given[0], SampleIndex: &sample, Value: &value})
 	}
@@ -244,12 +245,12 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out,
 			continue
 		}
 		for _, name := range externals(&t.Group) {
-			_, err := b.Last(ctx, schemas.StreamVerdicts, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
-			if err == nil {
-				continue
-			}
-			if !errors.Is(err, bus.ErrNotFound) {
+			m, err := b.Last(ctx, schemas.StreamVerdicts, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
+			if err != nil && !errors.Is(err, bus.ErrNotFound) {
 				return fmt.Errorf("look up verdict: %w", err)
+			}
+			if err == nil && bus.Fits(m, &schemas.Verdict{}) == nil {
+				continue // one that does not fit is as good as none
 			}
 			w := waitingSample{UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline}
 			if dir != "" {

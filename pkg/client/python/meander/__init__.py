@@ -9,6 +9,6 @@ Events are plain dicts with the names of the contract (schemas/jsonschema in the
 """
 
 from . import loss
-from .client import Client, EventError, Group, Refused, Sample, connect, tensor
+from .client import Client, EventError, Group, Judged, Refused, Sample, connect, tensor
 
-__all__ = ["Client", "EventError", "Group", "Refused", "Sample", "connect", "loss", "tensor"]
+__all__ = ["Client", "EventError", "Group", "Judged", "Refused", "Sample", "connect", "loss", "tensor"]

@@ -6,16 +6,23 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import logging
+import math
+import re
 import time
 from collections.abc import AsyncIterator
 
 import msgpack
 import nats
 import numpy as np
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
+
+_log = logging.getLogger("meander")
 
 PREFIX = "mdr.v1."
 MAX_EVENT = 8 << 20
+_TOKEN = re.compile("[A-Za-z0-9_-]{1,64}")
+_REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1"}
 
 
@@ -30,6 +37,10 @@ class Refused(ValueError):
         super().__init__(receipt.get("error", ""))
         self.code = receipt.get("code", "")
         self.receipt = receipt
+
+
+class Judged(ValueError):
+    """The sample has a verdict of that name, another one: the first counts."""
 
 
 @dataclasses.dataclass
@@ -66,6 +77,15 @@ def decode(data: bytes) -> dict:
     if not isinstance(event, dict):
         raise EventError(f"event is a {type(event).__name__}; want a map")
     return event
+
+
+def _finite(x: object) -> bool:
+    """Whether all numbers of an event are finite, as the contract has them."""
+    if isinstance(x, dict):
+        return all(_finite(v) for v in x.values())
+    if isinstance(x, list):
+        return all(_finite(v) for v in x)
+    return not isinstance(x, float) or math.isfinite(x)
 
 
 def _no_extension(code: int, _data: bytes) -> None:
@@ -121,7 +141,16 @@ class Client:
         sub = await self.js.subscribe(subject, ordered_consumer=True)
         try:
             async for m in sub.messages:
-                yield decode(m.data)
+                # Whatever a stranger stored: the services take it off the stream, and its true event comes.
+                try:
+                    event = decode(m.data)
+                except (ValueError, msgpack.exceptions.UnpackException) as e:
+                    _log.warning("skipped %s: %s", m.subject, e)
+                    continue
+                if _finite(event):
+                    yield event
+                else:
+                    _log.warning("skipped %s: it has a number that is not finite", m.subject)
         finally:
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
@@ -189,17 +218,75 @@ class Client:
             raise EventError(f"sample {trajectory['sample_index']} has no picture: it {trajectory['stop_reason']}")
         return image["data"] if image.get("data") else await self.blob(image["ref"])
 
-    async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "") -> None:
+    async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "", timeout: float = 10) -> None:
         """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).
 
-        Without a value, error says why there is none. A second verdict for one sample and name is refused.
+        Without a value, error says why there is none. A malformed verdict raises ValueError. The first verdict of a sample
+        and name counts: another raises Judged, the same once more is no error. One that is stored and malformed does not
+        count; the reward service takes it away, which is waited for up to timeout seconds.
         """
         event = {"v": 1, "run": run, "uid": uid, "sample_index": sample_index, "name": name, "value": value, "at": time.time_ns()}
         for key, text in (("error", error), ("comment", comment), ("author", author)):
             if text:
                 event[key] = text
+        if value is not None:
+            event["value"] = float(value)
+        if fault := verdict_fault(event):
+            raise ValueError(fault)
         subject = f"{PREFIX}verdict.{run}.{uid}.{sample_index}.{name}"
-        await self.js.publish(subject, msgpack.packb(event), headers={"Mdr-Type": "verdict/1", "Nats-Msg-Id": subject.removeprefix(PREFIX)})
+        late = time.monotonic() + timeout
+        while True:
+            try:
+                # Without a message id: the subject keeps one verdict, and says so by an error.
+                await self.js.publish(subject, msgpack.packb(event), headers={"Mdr-Type": "verdict/1", "Content-Type": "application/msgpack"})
+                return
+            except APIError as e:
+                if e.err_code != _REFUSED:
+                    raise
+                first = await self._verdict(subject, e)
+            if first is not None:
+                if (first.get("value"), first.get("error", "")) == (event["value"], error):
+                    return
+                raise Judged(f"the sample has a verdict already: {first.get('error') if first.get('value') is None else first['value']}")
+            if time.monotonic() > late:
+                raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
+            await asyncio.sleep(0.05)
+
+    async def _verdict(self, subject: str, refusal: APIError) -> dict | None:
+        """The verdict on a subject; None when it is malformed, or gone."""
+        try:
+            m = await self.js.get_last_msg("MDR_VERDICTS", subject)
+        except NotFoundError:
+            if "per subject" in (refusal.description or ""):
+                return None
+            raise refusal from None  # the stream is full
+        try:
+            first = decode(m.data)
+        except (ValueError, msgpack.exceptions.UnpackException):
+            return None
+        named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
+        return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
+
+
+def verdict_fault(event: dict) -> str:
+    """What is wrong with a verdict, by the rules of its schema; empty when nothing is."""
+    for field in ("run", "uid", "name"):
+        if not _TOKEN.fullmatch(str(event.get(field))):
+            return f"{field}: {event.get(field)!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -"
+    index, value, error = event.get("sample_index"), event.get("value"), event.get("error", "")
+    if type(index) is not int or not 0 <= index < 1024:
+        return f"sample_index: {index!r}; must be between 0 and 1023"
+    if value is None and not error:
+        return "error: ''; must say why there is no value"
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+        return f"value: {value!r}; must be a finite number"
+    if value is not None and error:
+        return f"error: {error!r}; must be empty when there is a value"
+    for field, most in (("error", 4096), ("comment", 4096), ("author", 256)):
+        text = event.get(field, "")
+        if not isinstance(text, str) or len(text.encode()) > most:
+            return f"{field}: must be at most {most} bytes of UTF-8"
+    return ""
 
 
 def _checked(data: bytes, ref: dict) -> bytes:

@@ -85,6 +85,74 @@ def test_verdicts_and_batches():
     run(test)
 
 
+@pipeline
+def test_second_verdict():
+    async def test(client, name):
+        give = lambda value, **fields: client.verdict(name, "fox", 0, value, name="human", **fields)  # noqa: E731
+        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}, {"name": "external:robot"}])
+        await give(np.float32(0.5))
+        await give(0.5)
+        await give(0.5, author="lin")
+        with pytest.raises(meander.Judged, match="already: 0.5"):
+            await give(0.25)
+        with pytest.raises(meander.Judged):
+            await give(None, error="none")
+
+    run(test)
+
+
+@pipeline
+def test_malformed_verdict_is_replaced():
+    async def test(client, name):
+        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}])
+        await first(client.trajectories(name))
+        subject = f"mdr.v1.verdict.{name}.fox.0.human"
+        nan = {"v": 1, "run": name, "uid": "fox", "sample_index": 0, "name": "human", "value": float("nan"), "at": 1}
+        await client.js.publish(subject, msgpack.packb(nan), headers={"Nats-Msg-Id": subject.removeprefix("mdr.v1.")})
+        await client.verdict(name, "fox", 0, 0.75, name="human")
+        advantage = await first(client.advantages(name))
+        assert advantage["members"][0]["reward"] == 0.75
+
+    run(test)
+
+
+@pipeline
+def test_readers_skip_garbage():
+    async def test(client, name):
+        for uid, data in {"bytes": b"\xc1", "nan": msgpack.packb({"v": 1, "run": name, "uid": "nan", "mean": float("nan")})}.items():
+            await client.js.publish(f"mdr.v1.advantage.{name}.{uid}", data)
+        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        assert (await first(client.advantages(name)))["uid"] == "fox"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"value": float("nan")}, "value: nan; must be a finite number"),
+        ({"value": float("-inf")}, "value: -inf"),
+        ({"value": None}, "error: ''; must say why"),
+        ({"value": 1, "error": "none"}, "must be empty"),
+        ({"value": 1, "name": "a.b"}, "name: 'a.b'"),
+        ({"value": 1, "uid": ""}, "uid: ''"),
+        ({"value": 1, "sample_index": -1}, "sample_index: -1"),
+        ({"value": 1, "sample_index": 1024}, "sample_index: 1024"),
+        ({"value": 1, "comment": "x" * 4097}, "comment: must be at most 4096"),
+    ],
+)
+def test_refuses_malformed_verdicts(fields, says):
+    with pytest.raises(ValueError, match=says):
+        asyncio.run(meander.Client(NoServer()).verdict(**{"run": "r", "uid": "u", "sample_index": 0, **fields}))
+
+
+class NoServer:
+    """Nothing may be sent."""
+
+    def jetstream(self):
+        return None
+
+
 def test_tensor():
     values = np.array([[1.5, -2.0], [0.0, 3.25]], np.float32)
     for dtype, raw in {"F32": values.tobytes(), "F16": values.astype("<f2").tobytes(), "BF16": (values.view("<u4") >> 16).astype("<u2").tobytes()}.items():
