@@ -65,6 +65,15 @@ func storedSubject(spec schemas.StreamSpec, subject string) string {
 	return schemas.Prefix + "reward." + strconv.Itoa(Partition(tokens[1])) + "." + rest
 }
 
+// publishedSubject is the subject that an event stored under subject was published on.
+func publishedSubject(subject string) string {
+	rest, reward := strings.CutPrefix(subject, schemas.Prefix+"reward.")
+	if _, unpartitioned, ok := strings.Cut(rest, "."); reward && ok && strings.Count(rest, ".") == 4 {
+		return schemas.Prefix + "reward." + unpartitioned
+	}
+	return subject
+}
+
 // Partition is the partition of MDR_REWARDS that holds a batch: the server's own hash
 // (FNV-1a, 32 bits) modulo schemas.RewardPartitions.
 func Partition(batch string) int {

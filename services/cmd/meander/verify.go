@@ -5,8 +5,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 
@@ -33,7 +35,11 @@ same build, model and backend. It also checks schedules, digests of step events 
 what each trajectory says of itself.
 
 A step can be recomputed when the latents before and after it were kept
-(return_step_indices).`,
+(return_step_indices). What has been removed since, by age or by hand, is counted, and
+the rest is checked.
+
+Exit status: 0 only if every log-prob that the run has latents for was recomputed, at
+least one, and all are right.`,
 		Example: `  meander verify
   meander verify --run demo --model synthetic --json`,
 		Args: args(cobra.NoArgs),
@@ -69,11 +75,18 @@ A step can be recomputed when the latents before and after it were kept
 type verifyReport struct {
 	Run          string `json:"run"`
 	Trajectories int    `json:"trajectories"`
-	// Steps were recomputed; StepsSkipped are stochastic but lack a stored latent.
-	Steps        int        `json:"steps"`
-	StepsSkipped int        `json:"steps_skipped"`
-	MaxRatio     float64    `json:"max_abs_ratio_minus_1"`
-	Mismatches   []mismatch `json:"mismatches"`
+	// Failed of the trajectories are of samples that could not be made.
+	Failed int `json:"failed"`
+	// Steps were recomputed; StepsSkipped are stochastic, but their latents were not kept.
+	Steps        int `json:"steps"`
+	StepsSkipped int `json:"steps_skipped"`
+	// StepsGone are events that trajectories name and that are stored no more, or not whole.
+	StepsGone  int        `json:"steps_gone"`
+	MaxRatio   float64    `json:"max_abs_ratio_minus_1"`
+	Mismatches []mismatch `json:"mismatches"`
+	// Unproven is why the run counts as not verified although nothing is wrong; empty: it
+	// is verified, or something is wrong.
+	Unproven string `json:"unproven,omitempty"`
 }
 
 type mismatch struct {
@@ -83,30 +96,59 @@ type mismatch struct {
 	What        string `json:"what"`
 }
 
+// judge says why nothing, or not all, is proven.
+func (r *verifyReport) judge() {
+	switch {
+	case len(r.Mismatches) > 0:
+	case r.StepsGone > 0:
+		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", count(r.StepsGone, "step event"))
+	case r.Steps > 0:
+	case r.Failed == r.Trajectories:
+		r.Unproven = "nothing was checked: every sample failed"
+	case r.StepsSkipped > 0:
+		r.Unproven = "nothing was checked: no step has both latents; keep them with --return-steps"
+	default:
+		r.Unproven = "nothing was checked: no step is stochastic, so there are no log-probs"
+	}
+}
+
 func (a *app) printVerify(out io.Writer, r *verifyReport, tolerance float64) error {
-	bad := len(r.Mismatches) > 0 || !(r.MaxRatio <= tolerance)
+	r.judge()
+	bad := len(r.Mismatches) > 0 || !(r.MaxRatio <= tolerance) || r.Unproven != ""
 	if a.json {
 		if err := json.NewEncoder(out).Encode(r); err != nil {
 			return err
 		}
 	} else {
-		fmt.Fprintf(out, "run %s: %d trajectories, %d log-probs recomputed", r.Run, r.Trajectories, r.Steps)
-		if r.StepsSkipped > 0 {
-			fmt.Fprintf(out, " (%d more lack stored latents)", r.StepsSkipped)
-		}
-		fmt.Fprintf(out, "\nmax |ratio-1| = %g\n%d mismatches\n", r.MaxRatio, len(r.Mismatches))
-		for i, m := range r.Mismatches {
-			if i == 20 {
-				fmt.Fprintf(out, "  and %d more, see --json\n", len(r.Mismatches)-i)
-				break
-			}
-			fmt.Fprintf(out, "  %s #%d step %d: %s\n", m.UID, m.SampleIndex, m.StepIndex, m.What)
-		}
+		r.print(out)
 	}
 	if bad {
 		return &exitError{status: exitFailed}
 	}
 	return nil
+}
+
+func (r *verifyReport) print(out io.Writer) {
+	fmt.Fprintf(out, "run %s: %d trajectories, %d log-probs recomputed", r.Run, r.Trajectories, r.Steps)
+	for _, part := range []struct {
+		n    int
+		what string
+	}{{r.Failed, "samples failed"}, {r.StepsSkipped, "more lack stored latents"}, {r.StepsGone, "step events are gone"}} {
+		if part.n > 0 {
+			fmt.Fprintf(out, ", %d %s", part.n, part.what)
+		}
+	}
+	fmt.Fprintf(out, "\nmax |ratio-1| = %g\n%d mismatches\n", r.MaxRatio, len(r.Mismatches))
+	for i, m := range r.Mismatches {
+		if i == 20 {
+			fmt.Fprintf(out, "  and %d more, see --json\n", len(r.Mismatches)-i)
+			break
+		}
+		fmt.Fprintf(out, "  %s #%d step %d: %s\n", m.UID, m.SampleIndex, m.StepIndex, m.What)
+	}
+	if r.Unproven != "" {
+		fmt.Fprintf(out, "not verified: %s\n", r.Unproven)
+	}
 }
 
 type verifier struct {
@@ -124,18 +166,22 @@ func (v *verifier) close() {
 }
 
 func (v *verifier) run(ctx context.Context, stderr io.Writer) error {
-	for t, err := range storedTrajectories(ctx, v.bus, v.report.Run, "*") {
+	filter := schemas.Prefix + "trajectory." + v.report.Run + ".*.*"
+	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
 		if err != nil {
-			return err
-		}
-		if err := t.Validate(); err != nil {
-			return fmt.Errorf("trajectory %s: %w", t.message.Subject, err)
+			return fmt.Errorf("read trajectories: %w", err)
 		}
 		v.report.Trajectories++
-		if t.StopReason != schemas.StopCompleted {
+		t := &schemas.Trajectory{}
+		if err := schemas.DecodeValid(m.Data, t); err != nil {
+			v.report.Mismatches = append(v.report.Mismatches, mismatch{m.Subject, t.SampleIndex, -1, err.Error()})
 			continue
 		}
-		if err := v.trajectory(ctx, t.Trajectory); err != nil {
+		if t.StopReason != schemas.StopCompleted {
+			v.report.Failed++
+			continue
+		}
+		if err := v.trajectory(ctx, t); err != nil {
 			return fmt.Errorf("%s sample %d: %w", t.UID, t.SampleIndex, err)
 		}
 		if v.report.Trajectories%100 == 0 {
@@ -177,10 +223,7 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	if err != nil {
 		return err
 	}
-	latents, err := storedLatents(t, steps, fault)
-	if err != nil {
-		return err
-	}
+	latents := storedLatents(t, steps, fault)
 	plan := planOf(t)
 	prompts := []string{t.Prompt}
 	if t.TrueCFGScale > 1 {
@@ -188,7 +231,8 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	}
 	conds, err := v.model.Encode(ctx, prompts)
 	if err != nil {
-		return fmt.Errorf("encode prompt: %w", err)
+		fault(-1, "encode prompt: %v", err)
+		return ctx.Err()
 	}
 	for i, kind := range t.Transitions {
 		stored := t.LogProbs[i]
@@ -204,16 +248,22 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 			fault(int64(i), "log_prob: null on a %s step", kind)
 			continue
 		case x == nil || next == nil:
-			v.report.StepsSkipped++
+			if !slices.Contains(t.LatentStepIndices, int64(i)) || !slices.Contains(t.LatentStepIndices, int64(i)+1) {
+				v.report.StepsSkipped++ // else the step event is gone, which is counted
+			}
 			continue
 		}
 		velocity, err := v.velocity(ctx, t, x, t.Sigmas[i], conds)
-		if err != nil {
-			return err
+		var got flow.LogProb
+		if err == nil {
+			got, err = flow.Score(plan, i, x, velocity, next)
 		}
-		got, err := flow.Score(plan, i, x, velocity, next)
 		if err != nil {
-			return fmt.Errorf("score step %d: %w", i, err)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			fault(int64(i), "%v", err)
+			continue
 		}
 		v.report.Steps++
 		off := math.Abs(math.Exp(got.Mean-*stored) - 1)
@@ -225,69 +275,92 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	return nil
 }
 
-// steps loads the step events the trajectory names and checks them against it.
+// steps loads the step events the trajectory names and checks them against it. Those that
+// are gone are counted and nil.
 func (v *verifier) steps(ctx context.Context, t *schemas.Trajectory, fault func(int64, string, ...any)) ([]*schemas.Step, error) {
 	if len(t.Steps) != len(t.Transitions) {
 		fault(-1, "steps: %d stored, %d were taken", len(t.Steps), len(t.Transitions))
 	}
-	var steps []*schemas.Step
+	steps := make([]*schemas.Step, len(t.Steps))
 	var content [][32]byte
 	for i, ref := range t.Steps {
 		m, err := v.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
-		if err != nil {
+		var step *schemas.Step
+		if err == nil {
+			if sum := sha256.Sum256(m.Data); hex.EncodeToString(sum[:]) != ref.Digest {
+				fault(int64(i), "digest: the stored event has %x, the trajectory says %.16s", sum[:8], ref.Digest)
+				continue
+			}
+			step, err = v.bus.LoadStep(ctx, m)
+		}
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+			v.report.StepsGone++
+			continue
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err != nil && m == nil: // the server does not answer
 			return nil, fmt.Errorf("step %d, sequence %d: %w", i, ref.Seq, err)
+		case err != nil:
+			fault(int64(i), "%v", err)
+			continue
 		}
-		if sum := sha256.Sum256(m.Data); hex.EncodeToString(sum[:]) != ref.Digest {
-			fault(int64(i), "digest: the stored event has %x, the trajectory says %.16s", sum[:8], ref.Digest)
-		}
-		step, err := v.bus.LoadStep(ctx, m)
-		if err != nil {
-			return nil, fmt.Errorf("step %d: %w", i, err)
-		}
-		if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.Attempt || step.StepIndex != int64(i) {
-			fault(int64(i), "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID, step.SampleIndex, step.Attempt)
-		}
-		if step.ScheduleDigest != t.ScheduleDigest {
-			fault(int64(i), "schedule_digest: %.16s, the trajectory has %.16s", step.ScheduleDigest, t.ScheduleDigest)
-		}
-		if !sameNumber(step.LogProb, t.LogProbs[i]) {
-			fault(int64(i), "log_prob: the event has %s, the trajectory %s", number(step.LogProb, "%v"), number(t.LogProbs[i], "%v"))
-		}
+		checkStep(t, int64(i), step, ref, fault)
 		digest, err := step.ContentDigest()
 		if err != nil {
-			return nil, fmt.Errorf("step %d: %w", i, err)
+			fault(int64(i), "%v", err)
+			continue
 		}
 		content = append(content, digest)
-		steps = append(steps, step)
+		steps[i] = step
 	}
-	if got := schemas.StepsDigest(content); got != t.ContentDigest {
-		fault(-1, "content_digest: stored %.16s, the steps give %.16s", t.ContentDigest, got)
+	if len(content) == len(steps) {
+		if got := schemas.StepsDigest(content); got != t.ContentDigest {
+			fault(-1, "content_digest: stored %.16s, the steps give %.16s", t.ContentDigest, got)
+		}
 	}
 	return steps, nil
 }
 
-// storedLatents are the latents by index, decoded to float32.
-func storedLatents(t *schemas.Trajectory, steps []*schemas.Step, fault func(int64, string, ...any)) (map[int64][]float32, error) {
+// checkStep compares a step event with what its trajectory says of it.
+func checkStep(t *schemas.Trajectory, i int64, step *schemas.Step, ref schemas.StepRef, fault func(int64, string, ...any)) {
+	if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.Attempt || step.StepIndex != i {
+		fault(i, "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID, step.SampleIndex, step.Attempt)
+	}
+	if step.ScheduleDigest != t.ScheduleDigest {
+		fault(i, "schedule_digest: %.16s, the trajectory has %.16s", step.ScheduleDigest, t.ScheduleDigest)
+	}
+	if int(i) < len(t.LogProbs) && !sameNumber(step.LogProb, t.LogProbs[i]) {
+		fault(i, "log_prob: the event has %s, the trajectory %s", number(step.LogProb, "%v"), number(t.LogProbs[i], "%v"))
+	}
+}
+
+// storedLatents are the latents by index, decoded to float32, of the steps that are there.
+func storedLatents(t *schemas.Trajectory, steps []*schemas.Step, fault func(int64, string, ...any)) map[int64][]float32 {
 	latents := map[int64][]float32{}
-	for _, s := range steps {
+	whole := true
+	for i, s := range steps {
+		if s == nil {
+			whole = false
+			continue
+		}
 		for _, l := range s.Latents {
+			if !slices.Equal(l.Tensor.Shape, t.LatentsShape) || len(t.LatentsShape) != 2 {
+				fault(int64(i), "latents %d: shape %v, the trajectory has %v", l.Index, l.Tensor.Shape, t.LatentsShape)
+				continue
+			}
 			x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
 			if err := tensor.DType(l.Tensor.DType).DecodeFloats(x, l.Tensor.Data); err != nil {
-				return nil, fmt.Errorf("latents %d: %w", l.Index, err)
+				fault(int64(i), "latents %d: %v", l.Index, err)
+				continue
 			}
 			latents[l.Index] = x
 		}
 	}
-	if kept := slices.Sorted(func(yield func(int64) bool) {
-		for i := range latents {
-			if !yield(i) {
-				return
-			}
-		}
-	}); !slices.Equal(kept, t.LatentStepIndices) {
+	if kept := slices.Sorted(maps.Keys(latents)); whole && !slices.Equal(kept, t.LatentStepIndices) {
 		fault(-1, "latent_step_indices: stored %v, the trajectory says %v", kept, t.LatentStepIndices)
 	}
-	return latents, nil
+	return latents
 }
 
 // velocity is the guided model output at (x, sigma).

@@ -1,0 +1,100 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Replay publishes the original of a dead letter again, from the letter or from the
+// object store, and removes the letter once the original is stored. seq is the letter's
+// in MDR_DEAD. It returns where the original is and the subject it was published on.
+//
+// A refused event of a guarded stream is still on its subject, and its consumer is done
+// with it: it is taken out first, so that what is stored in its place is delivered as
+// new. A subject that holds another event by now is left alone, and so is the letter.
+func (b *Bus) Replay(ctx context.Context, seq uint64) (Ack, string, error) {
+	letter, err := b.Get(ctx, schemas.StreamDead, seq)
+	if err != nil {
+		return Ack{}, "", fmt.Errorf("replay: %w", err)
+	}
+	d := &schemas.Dead{}
+	if err := schemas.Decode(letter.Data, d); err != nil {
+		return Ack{}, "", fmt.Errorf("replay: letter %d: %w", seq, err)
+	}
+	subject := publishedSubject(d.OriginalSubject)
+	spec, ok := specOf(subject)
+	if !ok || spec.Name == schemas.StreamAdvisories {
+		return Ack{}, subject, fmt.Errorf("replay: letter %d: subject: %q; no stream takes events on it", seq, subject)
+	}
+	data, err := b.DeadData(ctx, d)
+	if err != nil {
+		return Ack{}, subject, fmt.Errorf("replay: letter %d: %w", seq, err)
+	}
+	ack, err := b.restore(ctx, spec, subject, d, data, fmt.Sprintf("replay.%d.%d", seq, d.At))
+	if err != nil {
+		return Ack{}, subject, fmt.Errorf("replay: letter %d: %w", seq, err)
+	}
+	if err := b.Delete(ctx, schemas.StreamDead, seq); err != nil {
+		return ack, subject, fmt.Errorf("replay: letter %d is stored again as %s %d, but stays: %w", seq, ack.Stream, ack.Seq, err)
+	}
+	return ack, subject, nil
+}
+
+// restore stores the original on its subject.
+func (b *Bus) restore(ctx context.Context, spec schemas.StreamSpec, subject string, d *schemas.Dead, data []byte, id string) (Ack, error) {
+	unique := spec.Guarded || spec.WorkQueue
+	if unique {
+		there, err := b.holder(ctx, spec, subject, data)
+		switch {
+		case err != nil:
+			return Ack{}, err
+		case there == nil:
+		case there.Seq != d.StreamSeq: // a replay that was cut off before it removed the letter
+			return Ack{Stream: spec.Name, Seq: there.Seq, Duplicate: true}, nil
+		default:
+			if err := b.Delete(ctx, spec.Name, there.Seq); err != nil {
+				return Ack{}, err
+			}
+		}
+	}
+	header := nats.Header{}
+	for _, h := range d.Headers {
+		if !strings.HasPrefix(h.Name, "Nats-") && h.Name != schemas.HeaderReply && h.Name != HeaderRef {
+			header.Add(h.Name, h.Value)
+		}
+	}
+	ack, err := b.PublishRaw(ctx, subject, data, header, id)
+	if err == nil && ack.Duplicate && unique {
+		// Stored by a replay before this one, or by someone else in between.
+		there, err := b.holder(ctx, spec, subject, data)
+		if err != nil {
+			return Ack{}, err
+		}
+		if there == nil {
+			return Ack{}, fmt.Errorf("stored and removed again within %v; try later", schemas.DedupWindow)
+		}
+	}
+	return ack, err
+}
+
+// holder is the message on a subject of its own: nil when there is none, an error when it
+// is another one than data.
+func (b *Bus) holder(ctx context.Context, spec schemas.StreamSpec, subject string, data []byte) (*Message, error) {
+	m, err := b.Last(ctx, spec.Name, storedSubject(spec, subject))
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !bytes.Equal(m.Data, data):
+		return nil, fmt.Errorf("%q holds another event by now, sequence %d of %s; only one can be there", subject, m.Seq, spec.Name)
+	}
+	return m, nil
+}
