@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -105,15 +106,15 @@ func total(families map[string]*family, name string, labels ...string) (sum floa
 	return sum
 }
 
-// healthAddr waits until a program has said where it serves its metrics.
-func healthAddr(t *testing.T, p *process) string {
+// healthAddr waits until a program has written where it serves its metrics.
+func healthAddr(t *testing.T, log *logbook) string {
 	t.Helper()
 	said := regexp.MustCompile(`"addr":"([^"]+)","time":"[^"]*","message":"health endpoint"|health endpoint addr=(\S+)`)
 	var addr string
 	eventually(t, 20*time.Second, "the health endpoint", func() error {
-		m := said.FindStringSubmatch(p.log.String())
+		m := said.FindStringSubmatch(log.String())
 		if m == nil {
-			return fmt.Errorf("not in %q", p.log.String())
+			return fmt.Errorf("not in %q", log.String())
 		}
 		addr = m[1] + m[2]
 		return nil
@@ -229,7 +230,7 @@ func TestMetrics_Programs(t *testing.T) {
 
 	all := map[string]*family{}
 	for service, p := range programs {
-		families := scrape(t, healthAddr(t, p))
+		families := scrape(t, healthAddr(t, p.log))
 		for name, f := range families {
 			owner := strings.Split(name, "_")[1]
 			if owner == "stream" || owner == "queue" {
@@ -359,7 +360,7 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 	dir := t.TempDir()
 	up := launch(t, dir, program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0",
 		"--replicas", "2", "--batch", "4", "--workers", "1", "--metrics-addr", "127.0.0.1:0")
-	addr := healthAddr(t, up)
+	addr := healthAddr(t, up.log)
 	info := running(t, dir)
 	b, err := bus.Connect(t.Context(), bus.Config{URL: info.URL, Token: info.Token, Name: "test"}, zerolog.Nop())
 	if err != nil {
@@ -397,4 +398,26 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 	if want := map[string]int{"meander-intake": 2, "meander-sampler": 2, "meander-reward": 2, "meander-advantage": 2}; !maps.Equal(found, want) {
 		t.Errorf("service discovery lists %v, want %v", found, want)
 	}
+}
+
+// A run shows what it does while it lasts.
+func TestMetrics_OfARun(t *testing.T) {
+	log := &logbook{}
+	run := exec.Command(program(t, "meander"), "run", "--model", "synthetic", "-n", "2", "--height", "32", "--width", "32",
+		"--reward", "external", "--deadline", "1h", "--log-level", "info", "--metrics-addr", "127.0.0.1:0", "a red fox")
+	run.Dir, run.Stderr = t.TempDir(), log
+	if err := run.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = run.Process.Kill()
+		_ = run.Wait()
+	}()
+	addr := healthAddr(t, log)
+	eventually(t, 20*time.Second, "two pictures", func() error {
+		if n := total(scrape(t, addr), "meander_sampler_pictures_total"); n != 2 {
+			return fmt.Errorf("%v", n)
+		}
+		return nil
+	})
 }

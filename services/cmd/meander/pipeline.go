@@ -103,6 +103,8 @@ type services struct {
 	replicas  int
 	// ackWait is that of all four.
 	ackWait time.Duration
+	// metricsAddr is where metrics and health are served; empty: nowhere.
+	metricsAddr string
 }
 
 func defaultServices() services {
@@ -134,6 +136,15 @@ func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error
 	registry := prometheus.DefaultRegisterer
 	s.intake.Metrics, s.sampler.Metrics, s.reward.Metrics, s.advantage.Metrics = registry, registry, registry, registry
 	defer instrument.Plane(registry, b)()
+	health := boot.NewHealth("meander", boot.NewInstance())
+	_, stop, err := health.Serve("--metrics-addr", s.metricsAddr, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	health.Connected(b)
+	health.SetReady(true)
+	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
 	g, work := errgroup.WithContext(ctx)
 	for range s.replicas {
 		serve := func(name, summary string, run func(zerolog.Logger) error) {
@@ -153,7 +164,7 @@ func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error
 		serve("advantage", advantage.Summary, func(log zerolog.Logger) error { return advantage.Run(work, s.advantage, b, log) })
 	}
 	g.Go(func() error { return b.WatchAdvisories(work) })
-	err := g.Wait()
+	err = g.Wait()
 	switch {
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return nil // stopped before it was up

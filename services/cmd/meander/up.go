@@ -6,13 +6,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/services/internal/boot"
-)
+	"github.com/meander-rl/meander/pkg/model")
 
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
-	listen, metrics := "127.0.0.1:4222", ""
+	listen := "127.0.0.1:4222"
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "run the whole pipeline in this process until interrupted",
@@ -35,13 +33,6 @@ next start.`,
 			if err := s.validate(); err != nil {
 				return err
 			}
-			health := boot.NewHealth("meander", boot.NewInstance())
-			_, stop, err := health.Serve(metrics, log)
-			if err != nil {
-				return err
-			}
-			defer stop()
-			health.SetReady(true)
 			conn, err := a.connect(c.Context(), listen, "", log)
 			if err != nil {
 				return err
@@ -59,7 +50,6 @@ next start.`,
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
-	c.Flags().StringVar(&metrics, "metrics-addr", "", "host:port of /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
 	samplerFlags(c.Flags(), &s)
 	return c
 }
@@ -77,5 +67,6 @@ func samplerFlags(f *pflag.FlagSet, s *services) {
 	f.StringVar(&s.reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
 	f.DurationVar(&s.reward.ScorePatience, "score-patience", s.reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
 	f.DurationVar(&s.intake.ExternalWait, "external-wait", s.intake.ExternalWait, "how long groups wait for rewards from outside when their prompt has no deadline")
+	f.StringVar(&s.metricsAddr, "metrics-addr", "", "host:port of /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
 	f.DurationVar(&s.ackWait, "ack-wait", s.ackWait, "work of a crashed process is taken up again after this long")
 }

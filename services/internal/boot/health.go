@@ -8,12 +8,15 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
 )
 
 // Health answers /healthz (the process lives) and /readyz (it takes work) over HTTP.
@@ -44,6 +47,16 @@ func (h *Health) Check(name string, run func() error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.checks = append(h.checks, check{name, run})
+}
+
+// Connected adds the condition that b has its server.
+func (h *Health) Connected(b *bus.Bus) {
+	h.Check("nats", func() error {
+		if !b.Conn().IsConnected() {
+			return errors.New(strings.ToLower(b.Conn().Status().String()))
+		}
+		return nil
+	})
 }
 
 // Handler serves the three paths.
@@ -85,15 +98,15 @@ func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	})
 }
 
-// Serve listens on addr (host:port; port 0 picks one) and serves until stop is
-// called. It returns the address it listens on. An empty addr serves nothing.
-func (h *Health) Serve(addr string, log zerolog.Logger) (listening string, stop func(), err error) {
+// Serve listens on addr (host:port; port 0 picks one), which setting named, and serves
+// until stop is called. It returns the address it listens on. An empty addr serves nothing.
+func (h *Health) Serve(setting, addr string, log zerolog.Logger) (listening string, stop func(), err error) {
 	if addr == "" {
 		return "", func() {}, nil
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return "", nil, fmt.Errorf("health endpoint: %w; choose another --health-addr, or an empty one for none", err)
+		return "", nil, fmt.Errorf("%s: %w; choose another address, or an empty one for none", setting, err)
 	}
 	srv := &http.Server{
 		Handler: h.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,

@@ -16,7 +16,7 @@ import (
 
 func TestHealth(t *testing.T) {
 	h := boot.NewHealth("thing", "here-1")
-	addr, stop, err := h.Serve("127.0.0.1:0", zerolog.Nop())
+	addr, stop, err := h.Serve("--health-addr", "127.0.0.1:0", zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestHealth(t *testing.T) {
 		t.Errorf("got %v, want the service and the instance", body)
 	}
 
-	if _, _, err := boot.NewHealth("x", "y").Serve(addr, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "--health-addr") {
+	if _, _, err := boot.NewHealth("x", "y").Serve("--health-addr", addr, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "--health-addr") {
 		t.Errorf("taken port: got %v, want a hint at --health-addr", err)
 	}
 	stop()
@@ -77,7 +77,7 @@ func TestHealth(t *testing.T) {
 }
 
 func TestHealth_Off(t *testing.T) {
-	addr, stop, err := boot.NewHealth("x", "y").Serve("", zerolog.Nop())
+	addr, stop, err := boot.NewHealth("x", "y").Serve("--health-addr", "", zerolog.Nop())
 	if addr != "" || err != nil {
 		t.Errorf("got %q, %v; want nothing served", addr, err)
 	}

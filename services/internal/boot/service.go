@@ -138,7 +138,7 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 	ctx, stop := Signals(ctx, log)
 	defer stop()
 	health := NewHealth(s.Name, c.Instance)
-	_, stopHealth, err := health.Serve(c.HealthAddr, log)
+	_, stopHealth, err := health.Serve("--health-addr", c.HealthAddr, log)
 	if err != nil {
 		return err
 	}
@@ -171,12 +171,7 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 		// Whoever sets the streams up also shows how full they are.
 		defer instrument.Plane(prometheus.DefaultRegisterer, b)()
 	}
-	health.Check("nats", func() error {
-		if !b.Conn().IsConnected() {
-			return errors.New(strings.ToLower(b.Conn().Status().String()))
-		}
-		return nil
-	})
+	health.Connected(b)
 	health.SetReady(true)
 	log.Info().Str("server", b.Conn().ConnectedUrlRedacted()).Msg("serving")
 
