@@ -36,7 +36,7 @@ var layers = map[string][]string{
 
 	"pkg/scorer/internal/wire": {"pkg/scorer"},
 	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
-	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
+	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/onnxscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore", "pkg/scorer/onnxscore"},
 
@@ -77,7 +77,7 @@ var testLayers = map[string][]string{
 	"pkg/tensor":             {"pkg/tensor/tensortest"},
 	"pkg/model":              {"pkg/model/modeltest", "pkg/tensor/tensortest"},
 	"pkg/client":             {"pkg/natsd"},
-	"pkg/scorer/natsscore":   {"pkg/natsd", "schemas"},
+	"pkg/scorer/natsscore":   {"pkg/natsd"},
 	"services/intake":        {"pkg/natsd"},
 	"services/sampler":       {"pkg/natsd", "pkg/model/modeltest"},
 	"services/reward":        {"pkg/natsd"},

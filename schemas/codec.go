@@ -108,6 +108,10 @@ func versioned(e Event) (any, error) {
 			c.repair()
 			return &c.V
 		})
+	case *ScoreRequest:
+		v, c = copied(e, func(c *ScoreRequest) *int64 { return &c.V })
+	case *ScoreReply:
+		v, c = copied(e, func(c *ScoreReply) *int64 { return &c.V })
 	default:
 		return nil, fmt.Errorf("encode %T: not an event of this contract", e)
 	}
@@ -173,5 +177,6 @@ func New(typeName string) (Event, bool) {
 func Events() []Event {
 	return []Event{
 		&Prompt{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Dead{}, &Receipt{},
+		&ScoreRequest{}, &ScoreReply{},
 	}
 }

@@ -106,14 +106,16 @@ var (
 	StopReasons      = []string{StopCompleted, StopFailed, StopCancelled}
 	CFGRules         = []string{CFGRescaled, CFGPlain}
 	ImageFormats     = []string{ImagePNG}
-	RewardStatuses   = []string{StatusScored, StatusFailed}
-	MemberStatuses   = []string{StatusScored, StatusFailed, StatusMissing}
-	GroupStatuses    = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered}
-	BatchStatuses    = []string{StatusComplete, StatusShort, StatusPartial}
-	ZeroStdPolicies  = []string{GroupKeep, GroupDrop, GroupRefill}
-	FailedPolicies   = []string{GroupKeep, GroupRefill}
-	Stages           = []string{"intake", "sampler", "reward", "advantage"}
-	DeadCodes        = []string{
+	// ScoreImageFormats are how images travel to reward functions.
+	ScoreImageFormats = []string{ImagePNG, "jpeg"}
+	RewardStatuses    = []string{StatusScored, StatusFailed}
+	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing}
+	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered}
+	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
+	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
+	FailedPolicies    = []string{GroupKeep, GroupRefill}
+	Stages            = []string{"intake", "sampler", "reward", "advantage"}
+	DeadCodes         = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
 		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge, CodeDisplaced,
 	}

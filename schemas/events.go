@@ -31,6 +31,9 @@ const (
 	TypePolicy     = "policy/1"
 	TypeDead       = "dead/1"
 	TypeReceipt    = "receipt/1"
+
+	TypeScoreRequest = "score_request/1"
+	TypeScoreReply   = "score_reply/1"
 )
 
 func (*Prompt) Type() string     { return TypePrompt }
@@ -44,6 +47,9 @@ func (*Batch) Type() string      { return TypeBatch }
 func (*Policy) Type() string     { return TypePolicy }
 func (*Dead) Type() string       { return TypeDead }
 func (*Receipt) Type() string    { return TypeReceipt }
+
+func (*ScoreRequest) Type() string { return TypeScoreRequest }
+func (*ScoreReply) Type() string   { return TypeScoreReply }
 
 // Subject is where the event is published: its run, lane, uid and sample name it.
 func (e *Request) Subject() string {

@@ -45,6 +45,8 @@ const (
 	MaxParams     = 32
 	MaxParamName  = 64
 	MaxParamBytes = 4096
+	// MaxScoreReply bounds the encoded answer of a scoring worker.
+	MaxScoreReply = 64 << 10
 	// MaxBatchGroups is the number of groups of a batch, MaxMetrics the number of its metrics.
 	MaxBatchGroups = 4096
 	MaxMetrics     = 1024

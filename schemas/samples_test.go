@@ -152,6 +152,11 @@ func samples(t testing.TB) []sample {
 		{"receipt-accepted", &schemas.Receipt{
 			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{3, 4},
 		}},
+		{"score_request", &schemas.ScoreRequest{
+			Name: "pickscore", Prompt: "a red fox", Params: map[string]string{"layer": "12"}, Image: []byte{0x89, 'P', 'N', 'G'}, ImageFormat: "png",
+		}},
+		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
+		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 		{"receipt-refused", &schemas.Receipt{Run: "run-1", Code: "unknown_model", Error: "no sampler serves \"flux\""}},
 	}
 }

@@ -35,6 +35,8 @@ var channels = []channel{
 	{"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages, "all groups of a batch have closed", "advantage", []string{"client"}},
 	{"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies, "what a lane serves", "sampler", []string{"intake", "client"}},
 	{"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead, "input that was refused, and why", "any service", []string{"client"}},
+	{"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "", "one sample for a worker of the reward function nats:NAME, queue group NAME", "reward", []string{"scoring worker"}},
+	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none", "scoring worker", []string{"reward"}},
 	{"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake", []string{"client"}},
 }
 
@@ -47,7 +49,7 @@ var parameters = map[string]string{
 	"step":    "step_index, decimal",
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
-	"name":    "instance of the reward function external:NAME, or external",
+	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
 	"stage":   "service that refused the input",
 }
 
@@ -96,7 +98,7 @@ type (
 	}
 	replyAddress struct {
 		Description string `yaml:"description"`
-		Location    string `yaml:"location"`
+		Location    string `yaml:"location,omitempty"`
 	}
 	components struct {
 		Messages ordered[message] `yaml:"messages"`
@@ -183,6 +185,8 @@ func asyncAPI() ([]byte, error) {
 		d := channelDoc{Summary: c.summary, Messages: ordered[reference]{{c.name, reference{"#/components/messages/" + c.name}}}}
 		if c.address != "" {
 			d.Address = &c.address
+		}
+		if c.stream != "" {
 			d.JetStream = &channelStream{Stream: c.stream, Guard: guardOf(c.stream)}
 		}
 		for _, p := range placeholders(c.address) {
@@ -229,10 +233,16 @@ func operations(c channel) []entry[operation] {
 			Action: action, Channel: reference{"#/channels/" + c.name}, Summary: c.summary, Service: service,
 			Messages: []reference{{"#/channels/" + c.name + "/messages/" + c.name}},
 		}
-		if c.event == schemas.TypePrompt && action == "receive" {
+		switch {
+		case c.event == schemas.TypePrompt && action == "receive":
 			o.Reply = &reply{
 				Address: replyAddress{"the inbox of a client that wants a receipt", "$message.header#/" + schemas.HeaderReply},
 				Channel: reference{"#/channels/receipt"},
+			}
+		case c.event == schemas.TypeScoreRequest:
+			o.Reply = &reply{
+				Address: replyAddress{Description: "the reply subject of the NATS request"},
+				Channel: reference{"#/channels/score_reply"},
 			}
 		}
 		return entry[operation]{strings.ReplaceAll(service, " ", "-") + "-" + action + "-" + c.name, o}
@@ -258,7 +268,8 @@ func messageOf(c channel) message {
 		Name: c.event, Title: c.name, Summary: c.summary, ContentType: schemas.ContentType,
 		Payload: payload{Format: "application/schema+json;version=draft-2020-12", Schema: node(reference{"./" + schemaFile(c.event)})},
 		Headers: &headers{
-			Type: "object", Required: []string{schemas.HeaderType, schemas.HeaderContentType},
+			// Receivers need nothing but the payload: any client may publish.
+			Type: "object", Required: []string{},
 			Properties: ordered[headerSchema]{
 				{schemas.HeaderType, headerSchema{Type: "string", Const: c.event}},
 				{schemas.HeaderContentType, headerSchema{Type: "string", Const: schemas.ContentType}},
@@ -268,9 +279,7 @@ func messageOf(c channel) message {
 		},
 	}
 	if c.event == schemas.TypePrompt {
-		// Users may publish with any client: nothing but the payload is needed, and the
-		// message id is theirs to choose.
-		m.Headers.Required = []string{}
+		// The message id is the publisher's to choose.
 		m.Headers.Properties[2].value.Description = "deduplication id, chosen by the publisher"
 		m.Headers.Properties = append(m.Headers.Properties,
 			entry[headerSchema]{schemas.HeaderReply, headerSchema{Type: "string", Description: "inbox that wants a receipt"}})

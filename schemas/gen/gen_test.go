@@ -105,6 +105,7 @@ func TestChannels(t *testing.T) {
 		"step":       schemas.StepSubject("r", "u", 1, "a", 2),
 		"part":       schemas.PartSubject(schemas.StepSubject("r", "u", 1, "a", 2), 3),
 		"trajectory": schemas.TrajectorySubject("r", "u", 1),
+		"score":      schemas.ScoreSubject("pickscore"),
 		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
 		"reward":     schemas.RewardSubject("r", "b", "u", 1),
 		"advantage":  schemas.AdvantageSubject("r", "u"),
@@ -124,6 +125,14 @@ func TestChannels(t *testing.T) {
 		}
 		if !matches(c.address, subjects[c.name]) {
 			t.Errorf("channel %s: address %s does not fit subject %s", c.name, c.address, subjects[c.name])
+		}
+		if c.stream == "" { // core NATS: no stream has it
+			for _, s := range streams {
+				if slices.ContainsFunc(s.Subjects, func(filter string) bool { return covers(filter, subjects[c.name]) }) {
+					t.Errorf("channel %s: stream %s stores %s", c.name, s.Name, subjects[c.name])
+				}
+			}
+			continue
 		}
 		s, ok := streams[c.stream]
 		if !ok || !slices.ContainsFunc(s.Subjects, func(filter string) bool { return covers(filter, subjects[c.name]) }) {

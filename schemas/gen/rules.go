@@ -396,6 +396,13 @@ var rules = map[string][]limit{
 	"Header.name":  {text(1, schemas.MaxHeaderName)},
 	"Header.value": {text(0, schemas.MaxHeaderValue)},
 
+	"ScoreRequest.name":         {tokenText},
+	"ScoreRequest.prompt":       {text(0, schemas.MaxPromptBytes)},
+	"ScoreRequest.ground_truth": {text(0, schemas.MaxPromptBytes)},
+	"ScoreRequest.image_format": {enum(schemas.ScoreImageFormats)},
+	"ScoreReply.error":          {text(0, schemas.MaxScoreReply)},
+	"ScoreReply.detail":         {text(0, schemas.MaxScoreReply)},
+
 	"Receipt.run":                 {text(0, schemas.MaxToken)},
 	"Receipt.uid":                 {text(0, schemas.MaxToken)},
 	"Receipt.code":                {enum(schemas.DeadCodes)},

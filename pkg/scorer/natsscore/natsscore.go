@@ -3,15 +3,8 @@
 //
 //	mdr.v1.score.NAME    queue group NAME
 //
-// and answers each request, a msgpack map of one sample,
-//
-//	{v: 1, name: "pickscore", prompt: "a red fox", ground_truth: "", params: {},
-//	 image: <bytes of a PNG or JPEG file>, image_format: "png"}
-//
-// with a msgpack map of at most 64 KiB:
-//
-//	{v: 1, score: 0.27}                                   the score; detail: TEXT may say what was seen
-//	{v: 1, error: "out of memory", retry: true}           no score; with retry it may pass
+// and answers each request, the msgpack map schemas.ScoreRequest, with the msgpack map
+// schemas.ScoreReply: {v: 1, score: 0.27}, or {v: 1, error: "out of memory", retry: true}.
 //
 // This is core NATS: the server hands a request to one worker of the group and forgets it,
 // so workers come and go freely. When none is there, or none answers in time, the error
@@ -27,17 +20,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
+	"github.com/meander-rl/meander/schemas"
 )
-
-// subjectPrefix comes before the name; schemas.ScoreSubject says the same.
-const subjectPrefix = "mdr.v1.score."
-
-// maxReply bounds a reply in bytes.
-const maxReply = 64 << 10
 
 // Config of one reward function.
 type Config struct {
@@ -129,11 +116,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := msgpack.Marshal(struct {
-		V           int    `msgpack:"v"`
-		Name        string `msgpack:"name"`
-		wire.Sample `msgpack:",inline"`
-	}{wire.Version, s.name, sample})
+	data, err := schemas.Encode(&schemas.ScoreRequest{
+		Name: s.name, Prompt: sample.Prompt, GroundTruth: sample.GroundTruth, Params: sample.Params, Image: sample.Image, ImageFormat: sample.ImageFormat,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)
 	}
@@ -153,10 +138,10 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	patience := wire.Patience(ctx, s.cfg.Timeout)
 	asked, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	msg, err := s.nc.RequestWithContext(asked, subjectPrefix+s.name, data)
+	msg, err := s.nc.RequestWithContext(asked, schemas.ScoreSubject(s.name), data)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		return nil, s.missed(ctx, fmt.Errorf("no worker listens on %s", subjectPrefix+s.name))
+		return nil, s.missed(ctx, fmt.Errorf("no worker listens on %s", schemas.ScoreSubject(s.name)))
 	case errors.Is(err, context.DeadlineExceeded):
 		return nil, s.missed(ctx, fmt.Errorf("no worker answered within %v: %w", patience, err))
 	case err != nil:
@@ -174,8 +159,8 @@ func (s *Scorer) missed(ctx context.Context, err error) error {
 }
 
 func read(data []byte) (scorer.Result, error) {
-	if len(data) > maxReply {
-		return scorer.Result{}, fmt.Errorf("reply of %d bytes: want at most %d", len(data), maxReply)
+	if len(data) > schemas.MaxScoreReply {
+		return scorer.Result{}, fmt.Errorf("reply of %d bytes: want at most %d", len(data), schemas.MaxScoreReply)
 	}
 	m, err := wire.Decode(wire.FormatMsgpack, data)
 	if err != nil {

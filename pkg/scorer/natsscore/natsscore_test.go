@@ -346,3 +346,45 @@ func FuzzReply(f *testing.F) {
 		}
 	})
 }
+
+// What goes over the wire is what the contract says, in both directions.
+func TestScorer_Contract(t *testing.T) {
+	asks, nc := connect(t, natsd.Options{})
+	replies := map[string][]byte{
+		"score":           pack(t, "v", 1, "score", 0.27),
+		"whole score":     pack(t, "v", 1, "score", 3, "detail", "three"),
+		"error":           pack(t, "v", 1, "error", "out of memory", "retry", true),
+		"another version": pack(t, "v", 2, "score", 0.27),
+		"neither":         pack(t, "v", 1),
+		"nan":             pack(t, "v", 1, "score", math.NaN()),
+		"text":            pack(t, "v", 1, "score", "0.27"),
+		"no map":          {0x01},
+	}
+	var reply []byte
+	defer work(t, nc, func(m *nats.Msg) {
+		var r schemas.ScoreRequest
+		if err := schemas.DecodeValid(m.Data, &r); err != nil || r.Name != "pickscore" || len(r.Image) == 0 {
+			t.Errorf("request %+v: %v", r, err)
+		}
+		respond(t, m, reply)
+	})()
+	s := open(t, asks, config())
+	for name, data := range replies {
+		reply = data
+		var contract schemas.ScoreReply
+		err := schemas.DecodeValid(data, &contract)
+		result := s.ScoreDetail(t.Context(), picture(8, 8))
+		switch {
+		case err == nil && contract.Score != nil:
+			if result.Err != nil || result.Value != *contract.Score || result.Detail != contract.Detail {
+				t.Errorf("%s: %+v, want %+v", name, result, contract)
+			}
+		case err == nil:
+			if !strings.Contains(fmt.Sprint(result.Err), contract.Error) || errors.Is(result.Err, scorer.ErrUnavailable) != contract.Retry {
+				t.Errorf("%s: %v, want %+v", name, result.Err, contract)
+			}
+		case result.Err == nil:
+			t.Errorf("%s: %+v; the contract refuses it: %v", name, result, err)
+		}
+	}
+}
