@@ -1,10 +1,13 @@
 package flow_test
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -82,55 +85,128 @@ func TestSample_Python(t *testing.T) {
 	}
 }
 
-// testdata/diffusers.json is written by testdata/diffusers_golden.py: sigmas of 16
-// schedules, and whole ODE runs of UniPC, DPM-Solver++ and Euler on the Gaussian field
-// from x = 1. Upstream computes in float32 throughout.
-func TestDiffusersGolden(t *testing.T) {
+// bits are little-endian float32 values in base64.
+type bits []float32
+
+func (b *bits) UnmarshalJSON(text []byte) error {
+	var raw []byte
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return err
+	}
+	for ; len(raw) >= 4; raw = raw[4:] {
+		*b = append(*b, math.Float32frombits(binary.LittleEndian.Uint32(raw)))
+	}
+	return nil
+}
+
+// diffusersGolden is testdata/diffusers.json, written by deploy/golden/make_schedules.py.
+type diffusersGolden struct {
+	Schedules []struct {
+		Config json.RawMessage
+		Cases  []struct {
+			Steps, Tokens     int
+			Given             []float64 // sigmas that the caller chose
+			Sigmas, Timesteps bits      // [T+1], [T]
+		}
+	}
+	Runs []struct {
+		Solver flow.Solver
+		Shift  float64
+		Steps  int
+		Sigmas bits
+		Path   []float64
+	}
+}
+
+func readDiffusersGolden(t *testing.T) diffusersGolden {
+	t.Helper()
 	b, err := os.ReadFile("testdata/diffusers.json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var file struct {
-		Schedules []struct {
-			Config        json.RawMessage
-			Steps, Tokens int
-			Sigmas        []float64
-		}
-		Runs []struct {
-			Solver flow.Solver
-			Shift  float64
-			Steps  int
-			Sigmas []float64
-			Path   []float64
-		}
-	}
+	var file diffusersGolden
 	if err := json.Unmarshal(b, &file); err != nil {
 		t.Fatal(err)
 	}
-	if len(file.Schedules) == 0 || len(file.Runs) == 0 {
-		t.Fatal("no cases")
+	if len(file.Schedules) < 200 || len(file.Runs) == 0 {
+		t.Fatalf("%d schedules and %d runs, want 200 and some", len(file.Schedules), len(file.Runs))
 	}
-	for _, c := range file.Schedules {
-		s, err := flow.ParseSchedule(c.Config)
+	return file
+}
+
+// Sigmas and timesteps are those of QwenImagePipeline in every bit, and a trainer finds
+// each timestep of ours in the table of a scheduler of its own as index_for_timestep
+// looks: by equality.
+func TestSchedule_Diffusers(t *testing.T) {
+	above, cases := 0, 0
+	for _, g := range readDiffusersGolden(t).Schedules {
+		s, err := flow.ParseSchedule(g.Config)
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("%s: %v", g.Config, err)
 		}
-		got, err := s.Sigmas(c.Steps, c.Tokens)
-		if err != nil {
-			t.Fatal(err)
+		for _, c := range g.Cases {
+			cases++
+			name := fmt.Sprintf("%s, %d steps, given %v, %d tokens", g.Config, c.Steps, c.Given, c.Tokens)
+			var got []float32
+			if c.Given != nil {
+				got, err = s.Shifted(c.Given, c.Tokens)
+			} else {
+				got, err = s.Sigmas(c.Steps, c.Tokens)
+			}
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if c.Sigmas[0] > 1 && c.Sigmas[0] < 1+1e-6 { // by roundings; ours is 1, which no trainer finds there
+				c.Sigmas[0], c.Timesteps[0] = 1, 1000
+				above++
+			}
+			if !slices.Equal(got, c.Sigmas) {
+				t.Errorf("%s: sigmas %v, want %v", name, got, c.Sigmas)
+				continue
+			}
+			if len(c.Timesteps) != len(got)-1 {
+				t.Fatalf("%s: %d timesteps for %d sigmas", name, len(c.Timesteps), len(got))
+			}
+			for i, sigma := range got[:len(got)-1] {
+				if at := indexForTimestep(c.Timesteps, flow.Timestep(sigma)); at != i {
+					t.Errorf("%s: timestep %v of step %d is at %d of diffusers' table", name, flow.Timestep(sigma), i, at)
+				}
+			}
 		}
-		allNear(t, fmt.Sprintf("%s, %d steps: sigmas", c.Config, c.Steps), got, c.Sigmas, 1e-6)
 	}
-	for _, c := range file.Runs {
+	t.Logf("%d cases; diffusers' first sigma is above 1 in %d", cases, above)
+}
+
+// indexForTimestep is FlowMatchEulerDiscreteScheduler.index_for_timestep, with -1 where
+// that raises.
+func indexForTimestep(table []float32, timestep float32) int {
+	var indices []int
+	for i, t := range table {
+		if t == timestep {
+			indices = append(indices, i)
+		}
+	}
+	switch {
+	case len(indices) == 0:
+		return -1
+	case len(indices) > 1:
+		return indices[1]
+	}
+	return indices[0]
+}
+
+// Whole ODE runs of UniPC, DPM-Solver++ and Euler on the Gaussian field from x = 1.
+// Upstream computes in float32 throughout.
+func TestSample_Diffusers(t *testing.T) {
+	for _, c := range readDiffusersGolden(t).Runs {
 		name := fmt.Sprintf("%s, shift %v, %d steps: ", c.Solver, c.Shift, c.Steps)
 		got, err := staticShift(c.Shift).SolverSigmas(c.Solver, c.Steps, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		allNear(t, name+"sigmas", got, c.Sigmas, 1e-6)
-		for i, sigma := range c.Sigmas {
-			got[i] = float32(sigma)
+		if !slices.Equal(got, c.Sigmas) {
+			t.Errorf("%ssigmas %v, want %v", name, got, c.Sigmas)
 		}
-		allNear(t, name+"x", path(t, odePlan(c.Solver, got), 1, gaussian{0.5}.velocity)[1:], c.Path, f32)
+		allNear(t, name+"x", path(t, odePlan(c.Solver, c.Sigmas), 1, gaussian{0.5}.velocity)[1:], c.Path, f32)
 	}
 }

@@ -132,7 +132,7 @@ func (r *Rollout) advance(v []float32) (*Step, error) {
 	}
 	step := &Step{
 		Index: r.index, Transition: k.Transition, Sigma: k.Sigma, SigmaNext: k.SigmaNext,
-		Timestep: float32(1000 * k.Sigma), StdDevT: k.StdDevT, NoiseStd: k.NoiseStd,
+		Timestep: Timestep(r.plan.Sigmas[r.index]), StdDevT: k.StdDevT, NoiseStd: k.NoiseStd,
 		X: r.x, Next: r.next, Mean: r.mean, Velocity: v,
 	}
 	if k.Transition.Stochastic() {

@@ -18,8 +18,8 @@ const (
 	maxConfigBytes = 1 << 20
 )
 
-// Schedule makes sigmas as the FlowMatchEulerDiscreteScheduler of diffusers does. Its
-// fields are the keys of scheduler_config.json.
+// Schedule makes sigmas as diffusers' QwenImagePipeline does with its
+// FlowMatchEulerDiscreteScheduler. Its fields are the keys of scheduler_config.json.
 type Schedule struct {
 	NumTrainTimesteps int `json:"num_train_timesteps"`
 	// Shift s maps sigma to s*sigma/(1+(s-1)*sigma) when UseDynamicShifting is off.
@@ -30,8 +30,8 @@ type Schedule struct {
 	MaxShift           float64 `json:"max_shift"`
 	BaseImageSeqLen    int     `json:"base_image_seq_len"`
 	MaxImageSeqLen     int     `json:"max_image_seq_len"`
-	// ShiftTerminal, when set, stretches the shifted sigmas so that the last non-zero
-	// one is exactly this.
+	// ShiftTerminal, when set and not 0, stretches the shifted sigmas so that the last
+	// non-zero one is this, to the rounding of float32.
 	ShiftTerminal *float64 `json:"shift_terminal"`
 	// TimeShiftType of dynamic shifting: "exponential" or "linear".
 	TimeShiftType string `json:"time_shift_type"`
@@ -92,7 +92,7 @@ func (s Schedule) Validate() error {
 		check(s.TimeShiftType == "exponential" || s.TimeShiftType == "linear", "time_shift_type", fmt.Sprintf("%q", s.TimeShiftType), "exponential or linear")
 	}
 	if t := s.ShiftTerminal; t != nil {
-		check(*t > 0 && *t < 1, "shift_terminal", *t, "null or a number between 0 and 1")
+		check(*t >= 0 && *t < 1, "shift_terminal", *t, "null, or a number from 0 to below 1")
 	}
 	for _, sw := range []struct {
 		key string
@@ -118,11 +118,11 @@ func (s Schedule) Mu(imageSeqLen int) float64 {
 }
 
 // Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of
-// imageSeqLen latent tokens: strictly decreasing from at most 1, the last is 0.
-//
-// With dynamic shifting the grid is the Qwen-Image pipeline's, T points from 1 to
-// 1/T. Without it is the scheduler's own, from 1 down to the already shifted
-// smallest training sigma, so that its low end is shifted twice.
+// imageSeqLen latent tokens: strictly decreasing from at most 1, the last is 0. They are
+// those of diffusers' QwenImagePipeline to the bit: T points from 1 to 1/T, which the
+// pipeline hands to every scheduler, shifted and stretched. One value differs: under some
+// static shifts, such as 4.03, roundings take diffusers' first sigma above 1 by 1e-7 (a
+// terminal stretch may make that 1e-6); it is 1 here.
 func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -130,11 +130,7 @@ func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) 
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	last := 1 / float64(numInferenceSteps)
-	if !s.UseDynamicShifting {
-		last = shiftBy(s.Shift, 1.0/trainTimesteps)
-	}
-	return s.finish(linspace(1, last, numInferenceSteps), imageSeqLen)
+	return s.finish(linspace(1, 1/float64(numInferenceSteps), numInferenceSteps), imageSeqLen)
 }
 
 // Shifted turns a caller's T pre-shift sigmas, strictly decreasing in (0, 1], into the
@@ -154,7 +150,7 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	return s.finish(append([]float64(nil), sigmas...), imageSeqLen)
+	return s.finish(sigmas, imageSeqLen)
 }
 
 // SolverSigmas returns the T+1 sigmas that diffusers' multistep schedulers use in
@@ -180,61 +176,91 @@ func (s Schedule) SolverSigmas(solver Solver, numInferenceSteps, imageSeqLen int
 		}
 		grid = reversed
 	}
-	if err := s.shift(grid, imageSeqLen); err != nil {
+	if err := shift(s, grid, imageSeqLen); err != nil {
 		return nil, err
 	}
 	if solver == UniPC && math.Abs(grid[0]-1) < 1e-6 {
 		grid[0] -= 1e-6
 	}
-	return roundSigmas(grid)
+	return terminate(float32s(grid))
 }
 
+// finish rounds grid to float32 before it is shifted, as the scheduler does.
 func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
-	if err := s.shift(grid, imageSeqLen); err != nil {
+	sigmas := float32s(grid)
+	if err := shift(s, sigmas, imageSeqLen); err != nil {
 		return nil, err
 	}
-	return roundSigmas(grid)
+	sigmas[0] = min(sigmas[0], 1)
+	return terminate(sigmas)
 }
 
-// shift applies the shift and the terminal stretch in place.
-func (s Schedule) shift(grid []float64, imageSeqLen int) error {
-	factor := s.Shift
+// shift applies the shift and the terminal stretch in place, in the order of operations
+// of diffusers. As in NumPy 2, arithmetic is that of the array: constants are computed in
+// float64, then rounded to F.
+func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 	if s.UseDynamicShifting {
-		if imageSeqLen <= 0 {
-			return fmt.Errorf("image_seq_len = %d: want a number above 0 with use_dynamic_shifting", imageSeqLen)
+		factor, err := s.dynamicShift(imageSeqLen)
+		if err != nil {
+			return err
 		}
-		mu := s.Mu(imageSeqLen)
-		if math.Abs(mu) > 50 || s.TimeShiftType == "linear" && mu <= 0 {
-			return fmt.Errorf("image_seq_len = %d: its %s shift mu = %v is out of range", imageSeqLen, s.TimeShiftType, mu)
-		}
-		factor = mu
-		if s.TimeShiftType == "exponential" {
-			factor = exp(mu)
-		}
-	}
-	for i, sigma := range grid {
-		grid[i] = shiftBy(factor, sigma)
-	}
-	// A grid of one sigma that is 1 has nothing to stretch.
-	if last := grid[len(grid)-1]; s.ShiftTerminal != nil && last < 1 {
-		scale := (1 - *s.ShiftTerminal) / (1 - last)
 		for i, sigma := range grid {
-			grid[i] = 1 - float64((1-sigma)*scale)
+			grid[i] = F(factor) / (F(factor) + (1/sigma - 1))
+		}
+	} else {
+		factor, less := F(s.Shift), F(s.Shift-1)
+		for i, sigma := range grid {
+			grid[i] = F(factor*sigma) / (1 + F(less*sigma))
+		}
+	}
+	// A grid of one sigma that is 1 has nothing to stretch; diffusers divides 0 by 0 there.
+	if last := grid[len(grid)-1]; s.terminal() > 0 && last < 1 {
+		scale := (1 - last) / F(1-s.terminal())
+		for i, sigma := range grid {
+			grid[i] = 1 - (1-sigma)/scale
 		}
 	}
 	return nil
 }
 
-// shiftBy is f*sigma / (1 + (f-1)*sigma), written with 1/sigma as upstream does.
-func shiftBy(f, sigma float64) float64 { return f / (f + (1/sigma - 1)) }
-
-// roundSigmas appends the terminal 0. Sigmas that are distinct in float64 may
-// coincide in float32, which no step can cross.
-func roundSigmas(grid []float64) ([]float32, error) {
-	sigmas := make([]float32, 0, len(grid)+1)
-	for _, sigma := range grid {
-		sigmas = append(sigmas, float32(sigma))
+// dynamicShift is e^mu, or mu itself where the shift is linear.
+func (s Schedule) dynamicShift(imageSeqLen int) (float64, error) {
+	if imageSeqLen <= 0 {
+		return 0, fmt.Errorf("image_seq_len = %d: want a number above 0 with use_dynamic_shifting", imageSeqLen)
 	}
+	mu := s.Mu(imageSeqLen)
+	if math.Abs(mu) > 50 || s.TimeShiftType == "linear" && mu <= 0 {
+		return 0, fmt.Errorf("image_seq_len = %d: its %s shift mu = %v is out of range", imageSeqLen, s.TimeShiftType, mu)
+	}
+	if s.TimeShiftType == "linear" {
+		return mu, nil
+	}
+	return exp(mu), nil
+}
+
+// terminal is the shift_terminal, 0 for none.
+func (s Schedule) terminal() float64 {
+	if s.ShiftTerminal == nil {
+		return 0
+	}
+	return *s.ShiftTerminal
+}
+
+// Timestep is what diffusers' schedulers call the timestep of sigma: a float32 product,
+// 0 to 1000. Trainers look a step up by it, exactly.
+func Timestep(sigma float32) float32 { return float32(trainTimesteps * sigma) }
+
+func float32s(grid []float64) []float32 {
+	sigmas := make([]float32, len(grid), len(grid)+1)
+	for i, sigma := range grid {
+		sigmas[i] = float32(sigma)
+	}
+	return sigmas
+}
+
+// terminate appends the final 0. Sigmas that are distinct in float64 may coincide in
+// float32, which no step can cross.
+func terminate(sigmas []float32) ([]float32, error) {
 	sigmas = append(sigmas, 0)
 	return sigmas, checkSigmas(sigmas)
 }
