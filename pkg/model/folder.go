@@ -64,7 +64,7 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 	c.vae, errs[2] = readVAEConfig(folder, "vae")
 	c.scheduler, errs[3] = folder.Read(schedulerFile, maxConfigFile)
 	if errs[3] == nil && !json.Valid(c.scheduler) {
-		errs[3] = fmt.Errorf("read %s: not JSON", schedulerFile)
+		c.scheduler, errs[3] = nil, fmt.Errorf("read %s: not JSON", schedulerFile)
 	}
 	if errs[4] = readJSON(folder, defaultsFile, &c.defaults); errors.Is(errs[4], fs.ErrNotExist) {
 		errs[4] = nil

@@ -20,6 +20,9 @@ type Info struct {
 	Height, Width, NumInferenceSteps int
 	TrueCFGScale                     float64
 	Reward                           []string
+	// SchedulerConfig is the scheduler_config.json, unread but for being JSON; nil where
+	// there is none.
+	SchedulerConfig []byte
 	// Problems is everything for which OpenQwenImage would refuse the folder: files,
 	// tensors and fields that are missing, mis-shaped, unexpected or not supported. None
 	// means that it loads.
@@ -68,6 +71,7 @@ func InspectQwenImage(dir string) (_ *Info, err error) {
 	}
 	d := c.defaults
 	info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.Reward = d.Height, d.Width, d.NumInferenceSteps, d.TrueCFGScale, d.Reward
+	info.SchedulerConfig = c.scheduler
 	if c.transformer != nil && c.vae != nil {
 		info.LatentChannels, info.PixelsPerToken = c.transformer.In, c.pixelsPerToken()
 	}

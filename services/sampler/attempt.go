@@ -268,7 +268,7 @@ func (s *service) trajectory(r *schemas.Request, token string) *schemas.Trajecto
 		Sampler: s.cfg.Instance, Backend: "cpu", Group: r.Group,
 	}
 	for _, sigma := range r.Sigmas {
-		t.Timesteps = append(t.Timesteps, 1000*sigma)
+		t.Timesteps = append(t.Timesteps, flow.Timestep(sigma))
 	}
 	return t
 }

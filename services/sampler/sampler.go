@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -118,7 +119,11 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err != nil {
 		return err
 	}
-	err = serve(ctx, cfg, m, b, log)
+	if _, err = flow.ParseSchedule(m.Card().SchedulerConfig); err != nil {
+		err = fmt.Errorf("model %q: %w", m.Card().Name, err)
+	} else {
+		err = serve(ctx, cfg, m, b, log)
+	}
 	return errors.Join(err, m.Close())
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
 )
 
@@ -32,6 +33,11 @@ not the weights, and says whether meander can run it. Exit status 1 when it cann
 			info, err := model.InspectQwenImage(dir)
 			if err != nil {
 				return usage(err)
+			}
+			if info.SchedulerConfig != nil {
+				if _, err := flow.ParseSchedule(info.SchedulerConfig); err != nil {
+					info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
+				}
 			}
 			if a.json {
 				err = json.NewEncoder(c.OutOrStdout()).Encode(infoJSON(info))
