@@ -15,7 +15,8 @@ type Step struct {
 	NoiseLevel float64 `msgpack:"noise_level"`
 	Sigma      float32 `msgpack:"sigma"`
 	SigmaNext  float32 `msgpack:"sigma_next"`
-	// Timestep is 1000 * Sigma.
+	// Timestep is the float32 product 1000 * Sigma: to the bit what diffusers' scheduler
+	// has, so that its index_for_timestep finds it.
 	Timestep float32 `msgpack:"timestep"`
 	// StdDevT is the diffusion coefficient g; NoiseStd is the standard deviation of the transition.
 	StdDevT  float64 `msgpack:"std_dev_t"`

@@ -25,7 +25,7 @@ type Trajectory struct {
 	NoiseSeed    uint64  `msgpack:"noise_seed"`
 	// InitialLatents are the group's x_T [n, S, C] where the prompt gave them.
 	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
-	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma.
+	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them.
 	Sigmas    []float32 `msgpack:"sigmas"`
 	Timesteps []float32 `msgpack:"timesteps"`
 	// Transitions [T], LogProbs [T] (null on ode steps).

@@ -92,10 +92,11 @@ func (e *Step) Validate() error {
 	return f.err()
 }
 
-// timestep is 1000 * sigma in 32-bit floats, however the writer rounded it.
+// timestep is the float32 nearest to 1000 * sigma, as diffusers has it: trainers look a
+// step up by it.
 func (f *faults) timestep(field string, t, sigma float32) {
-	if !(math.Abs(float64(t)-1000*float64(sigma)) <= 1e-3) {
-		f.add(field, formatFloat32(t), "must be 1000 * sigma")
+	if want := float32(1000 * sigma); t != want {
+		f.add(field, formatFloat32(t), "must be "+formatFloat32(want)+", 1000 * sigma")
 	}
 }
 
