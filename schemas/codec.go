@@ -70,6 +70,13 @@ func versioned(e Event) (any, error) {
 	switch e := e.(type) {
 	case *Prompt:
 		v, c = copied(e, func(c *Prompt) *int64 { return &c.V })
+	case *Opening:
+		return versioned((*GroupRecord)(e))
+	case *GroupRecord:
+		v, c = copied(e, func(c *GroupRecord) *int64 {
+			c.Error = legalText(c.Error, MaxText)
+			return &c.V
+		})
 	case *Request:
 		v, c = copied(e, func(c *Request) *int64 { return &c.V })
 	case *Step:
@@ -176,7 +183,7 @@ func New(typeName string) (Event, bool) {
 // Events returns a new empty event of every type, in the order data flows.
 func Events() []Event {
 	return []Event{
-		&Prompt{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Dead{}, &Receipt{},
+		&Prompt{}, &GroupRecord{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Dead{}, &Receipt{},
 		&ScoreRequest{}, &ScoreReply{},
 	}
 }

@@ -22,6 +22,7 @@ type Keyed interface {
 const (
 	TypePrompt     = "prompt/1"
 	TypeRequest    = "request/1"
+	TypeGroup      = "group/1"
 	TypeStep       = "step/1"
 	TypeTrajectory = "trajectory/1"
 	TypeReward     = "reward/1"
@@ -36,17 +37,21 @@ const (
 	TypeScoreReply   = "score_reply/1"
 )
 
-func (*Prompt) Type() string     { return TypePrompt }
-func (*Request) Type() string    { return TypeRequest }
-func (*Step) Type() string       { return TypeStep }
-func (*Trajectory) Type() string { return TypeTrajectory }
-func (*Reward) Type() string     { return TypeReward }
-func (*Verdict) Type() string    { return TypeVerdict }
-func (*Advantage) Type() string  { return TypeAdvantage }
-func (*Batch) Type() string      { return TypeBatch }
-func (*Policy) Type() string     { return TypePolicy }
-func (*Dead) Type() string       { return TypeDead }
-func (*Receipt) Type() string    { return TypeReceipt }
+func (*Prompt) Type() string      { return TypePrompt }
+func (*GroupRecord) Type() string { return TypeGroup }
+func (*Request) Type() string     { return TypeRequest }
+func (*Step) Type() string        { return TypeStep }
+func (*Trajectory) Type() string  { return TypeTrajectory }
+func (*Reward) Type() string      { return TypeReward }
+func (*Verdict) Type() string     { return TypeVerdict }
+func (*Advantage) Type() string   { return TypeAdvantage }
+func (*Batch) Type() string       { return TypeBatch }
+func (*Policy) Type() string      { return TypePolicy }
+func (*Dead) Type() string        { return TypeDead }
+func (*Receipt) Type() string     { return TypeReceipt }
+
+// Subject is the claim of the uid: its run and uid name it.
+func (e *GroupRecord) Subject() string { return GroupSubject(e.Run, e.UID) }
 
 func (*ScoreRequest) Type() string { return TypeScoreRequest }
 func (*ScoreReply) Type() string   { return TypeScoreReply }

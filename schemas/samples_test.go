@@ -40,6 +40,13 @@ func samples(t testing.TB) []sample {
 			Reward:  []schemas.RewardSpec{{Name: "ocr", Weight: new(1.0), Required: new(false)}, {Name: "length", Weight: new(0.0)}},
 		}},
 		{"prompt-initial-latents", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(2)), InitialLatents: initialLatents(true)}},
+		{"group-accepted", &schemas.GroupRecord{
+			Run: "run-1", UID: "p17", GroupSize: 8, PromptDigest: digestOf("prompt"), Prompt: "a blue sign that says \"4071\"", NegativePrompt: " ", Lane: "tiny",
+			SampleSeed: math.MaxUint64, NoiseSeed: 7, ScheduleDigest: digestOf("schedule"), Group: policyGroup(t),
+		}},
+		{"group-refused", &schemas.GroupRecord{
+			Run: "run-1", UID: "p18", GroupSize: 1, Error: "height: 100; must be a multiple of 16", Group: schemas.Group{Batch: "p18"},
+		}},
 		{"request-full", fullRequest(t)},
 		{"request-initial-latents", func() *schemas.Request {
 			r := fullRequest(t)

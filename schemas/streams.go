@@ -5,6 +5,7 @@ import "time"
 // Stream names.
 const (
 	StreamPrompts      = "MDR_PROMPTS"
+	StreamGroups       = "MDR_GROUPS"
 	StreamRequests     = "MDR_REQUESTS"
 	StreamSteps        = "MDR_STEPS"
 	StreamTrajectories = "MDR_TRAJECTORIES"
@@ -63,6 +64,10 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "prompt.*"}, DiscardNew: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
+			Name: StreamGroups, Purpose: "exactly one record per group: the claim of its uid, and the facts of the group",
+			Subjects: []string{Prefix + "group.*.*"}, Guarded: true, MaxBytes: gib / 2,
+		},
+		{
 			Name: StreamRequests, Purpose: "samples waiting for a sampler; full means backpressure on intake",
 			Subjects: []string{Prefix + "request.*.*.*.*"}, WorkQueue: true, DiscardNew: true, MaxMsgs: 10_000, MaxBytes: gib,
 		},
@@ -79,10 +84,10 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "verdict.*.*.*.*"}, Guarded: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamRewards, Purpose: "exactly one reward per sample, partitioned by batch",
-			Subjects: []string{Prefix + "reward.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
-			TransformSource: Prefix + "reward.*.*.*.*",
-			TransformDest:   Prefix + "reward.{{partition(16,2)}}.{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}.{{wildcard(4)}}",
+			Name: StreamRewards, Purpose: "the opening of each group, and exactly one reward per sample, partitioned by batch",
+			Subjects: []string{Prefix + "opening.*.*.*", Prefix + "reward.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
+			TransformSource: Prefix + "*.*.*.>",
+			TransformDest:   Prefix + "{{wildcard(1)}}.{{partition(16,3)}}.{{wildcard(2)}}.{{wildcard(3)}}.>",
 		},
 		{
 			Name: StreamAdvantages, Purpose: "exactly one result per group and per batch",

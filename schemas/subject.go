@@ -24,6 +24,15 @@ const (
 // PromptSubject is where users publish prompts of a run.
 func PromptSubject(run string) string { return Prefix + "prompt." + run }
 
+// GroupSubject is the record of one group, the claim of its uid.
+func GroupSubject(run, uid string) string { return Prefix + "group." + run + "." + uid }
+
+// OpeningSubject is the record of one group on the way that its rewards take. It is stored
+// with a partition token, as they are.
+func OpeningSubject(run, batch, uid string) string {
+	return Prefix + "opening." + run + "." + batch + "." + uid
+}
+
 // RequestSubject is the request of one sample.
 func RequestSubject(run, lane, uid string, sample int64) string {
 	return Prefix + "request." + run + "." + lane + "." + uid + "." + itoa(sample)
@@ -82,7 +91,7 @@ func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefi
 func RunOf(subject string) (run string, ok bool) {
 	t := strings.Split(MessageID(subject), ".")
 	at := 1
-	if t[0] == "dead" || t[0] == "reward" && len(t) == 6 {
+	if t[0] == "dead" || t[0] == "reward" && len(t) == 6 || t[0] == "opening" && len(t) == 5 {
 		at = 2 // behind the stage, or the partition
 	}
 	if len(t) <= at || MessageID(subject) == subject || t[0] == "policy" {

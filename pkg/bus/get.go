@@ -236,7 +236,7 @@ func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
 	return nil
 }
 
-// Purge removes everything stored about a run: prompts, requests, steps,
+// Purge removes everything stored about a run: prompts, groups, requests, steps,
 // trajectories, rewards, advantages and batches, and the run's spec. Pictures and
 // other blobs stay, because other runs may refer to the same content; dead letters
 // stay, because nobody has looked at them. It returns the number of messages removed.
@@ -249,10 +249,11 @@ func (b *Bus) Purge(ctx context.Context, run string) (uint64, error) {
 	removed := uint64(0)
 	for stream, filters := range map[string][]string{
 		schemas.StreamPrompts:      {schemas.PromptSubject(run)},
+		schemas.StreamGroups:       {schemas.GroupSubject(run, "*")},
 		schemas.StreamRequests:     {schemas.Prefix + "request." + run + ".>"},
 		schemas.StreamSteps:        {schemas.Prefix + "step." + run + ".>"},
 		schemas.StreamTrajectories: {schemas.Prefix + "trajectory." + run + ".>"},
-		schemas.StreamRewards:      {schemas.Prefix + "reward.*." + run + ".>"},
+		schemas.StreamRewards:      {schemas.Prefix + "reward.*." + run + ".>", schemas.Prefix + "opening.*." + run + ".>"},
 		schemas.StreamAdvantages:   {schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")},
 	} {
 		for _, filter := range filters {

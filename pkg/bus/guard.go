@@ -50,11 +50,7 @@ func Fits(m *Message, e schemas.Keyed) error {
 	if err := schemas.DecodeValid(m.Data, e); err != nil {
 		return err
 	}
-	subject := e.Subject()
-	if spec, ok := specOf(subject); ok {
-		subject = storedSubject(spec, subject)
-	}
-	if subject != m.Subject {
+	if subject := StoredSubject(e.Subject()); subject != m.Subject {
 		return fmt.Errorf("an event of %q, stored on %q", subject, m.Subject)
 	}
 	return nil
@@ -77,7 +73,7 @@ func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, keep fun
 	if first == nil {
 		spec, _ := specOf(m.Subject)
 		var err error
-		first, err = b.Last(ctx, spec.Name, storedSubject(spec, m.Subject))
+		first, err = b.Last(ctx, spec.Name, StoredSubject(m.Subject))
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, err
 		}

@@ -87,7 +87,7 @@ func (b *Bus) restore(ctx context.Context, spec schemas.StreamSpec, subject stri
 // holder is the message on a subject of its own: nil when there is none, an error when it
 // is another one than data.
 func (b *Bus) holder(ctx context.Context, spec schemas.StreamSpec, subject string, data []byte) (*Message, error) {
-	m, err := b.Last(ctx, spec.Name, storedSubject(spec, subject))
+	m, err := b.Last(ctx, spec.Name, StoredSubject(subject))
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return nil, nil

@@ -51,18 +51,19 @@ func matches(pattern, subject string) bool {
 	}
 }
 
-// storedSubject is the subject a stream keeps an event under.
-func storedSubject(spec schemas.StreamSpec, subject string) string {
-	if spec.TransformDest == "" {
+// StoredSubject is the subject that the event published on subject is kept under: rewards
+// and openings get a partition token.
+func StoredSubject(subject string) string {
+	if spec, ok := specOf(subject); !ok || spec.TransformDest == "" {
 		return subject
 	}
-	// The one transform there is: mdr.v1.reward.<partition>.<run>.<batch>.<uid>.<sample>.
-	rest := strings.TrimPrefix(subject, schemas.Prefix+"reward.")
+	// The one transform there is: mdr.v1.<kind>.<partition>.<run>.<batch>.<uid>[.<sample>].
+	kind, rest, _ := strings.Cut(strings.TrimPrefix(subject, schemas.Prefix), ".")
 	tokens := strings.Split(rest, ".")
-	if len(tokens) != 4 {
+	if len(tokens) < 3 {
 		return subject
 	}
-	return schemas.Prefix + "reward." + strconv.Itoa(Partition(tokens[1])) + "." + rest
+	return schemas.Prefix + kind + "." + strconv.Itoa(Partition(tokens[1])) + "." + rest
 }
 
 // publishedSubject is the subject that an event stored under subject was published on.

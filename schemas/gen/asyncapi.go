@@ -25,6 +25,8 @@ type channel struct {
 // channels are the subjects of the contract in the order data flows.
 var channels = []channel{
 	{"prompt", schemas.Prefix + "prompt.{run}", schemas.TypePrompt, schemas.StreamPrompts, "what users publish", "client", []string{"intake"}},
+	{"group", schemas.Prefix + "group.{run}.{uid}", schemas.TypeGroup, schemas.StreamGroups, "the record of one group, the claim of its uid", "intake", []string{"client"}},
+	{"opening", schemas.Prefix + "opening.{run}.{batch}.{uid}", schemas.TypeGroup, schemas.StreamRewards, "the same record, where the rewards of the group will come", "intake", []string{"advantage"}},
 	{"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests, "one sample to be made, fully resolved", "intake", []string{"sampler"}},
 	{"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps, "one denoising step as it happens", "sampler", []string{"client"}},
 	{"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps, "a part of a step's tensors that were too large for one message", "sampler", []string{"client"}},

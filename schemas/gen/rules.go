@@ -185,6 +185,16 @@ var rules = map[string][]limit{
 	"Group.batch_epoch":  {notNegative},
 	"Group.source_run":   {tokenText},
 
+	"GroupRecord.run":             {tokenText},
+	"GroupRecord.uid":             {tokenText},
+	"GroupRecord.group_size":      {groupSize},
+	"GroupRecord.error":           {errorText},
+	"GroupRecord.prompt_digest":   {digestOrEmpty},
+	"GroupRecord.prompt":          {promptText},
+	"GroupRecord.negative_prompt": {promptText},
+	"GroupRecord.lane":            {text(0, schemas.MaxToken)},
+	"GroupRecord.schedule_digest": {digestOrEmpty},
+
 	"Request.run":                 {tokenText},
 	"Request.uid":                 {tokenText},
 	"Request.sample_index":        {sampleIndex},

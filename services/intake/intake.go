@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -108,9 +107,9 @@ type service struct {
 	metrics *instruments
 }
 
-// handle resolves one prompt and publishes its requests. It is idempotent: a
-// group that has its advantage, and samples that have their trajectory, are not
-// asked for again.
+// handle resolves one prompt, claims its uid and publishes its requests. It is
+// idempotent: a group that has its advantage, and samples that have their trajectory,
+// are not asked for again.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	began := time.Now()
 	s.metrics.resolving.Inc()
@@ -144,7 +143,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
-	todo, err := s.missing(ctx, requests)
+	todo, err := s.claim(ctx, requests)
 	if err != nil {
 		return err
 	}
@@ -176,39 +175,6 @@ func (s *service) publish(ctx context.Context, r *schemas.Request) error {
 		s.metrics.requests.Inc()
 	}
 	return err
-}
-
-// missing returns the requests that have no result yet, and refuses a uid that the
-// run already used for something else.
-func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
-	first := requests[0]
-	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
-		[]string{schemas.Prefix + "trajectory." + first.Run + "." + first.UID + ".*"})
-	if err != nil {
-		return nil, fmt.Errorf("look up stored trajectories of %s: %w", first.UID, err)
-	}
-	done := make(map[int64]bool, len(stored))
-	for _, m := range stored {
-		var t schemas.Trajectory
-		if err := schemas.Decode(m.Data, &t); err != nil {
-			return nil, fmt.Errorf("stored trajectory %s: %w", m.Subject, err)
-		}
-		if t.Prompt != first.Prompt || !sameTensor(t.InitialLatents, first.InitialLatents) || t.GroupSize != first.GroupSize || t.ScheduleDigest != first.ScheduleDigest ||
-			t.SampleIndex < t.GroupSize && t.SampleSeed != requests[t.SampleIndex].SampleSeed {
-			return nil, bus.Terminal(schemas.CodeUIDConflict, fmt.Errorf(
-				"uid: %q is already used in run %q by another prompt (%q); choose another uid or another run", first.UID, first.Run, t.Prompt))
-		}
-		done[t.SampleIndex] = true
-	}
-	return slices.DeleteFunc(slices.Clone(requests), func(r *schemas.Request) bool { return done[r.SampleIndex] }), nil
-}
-
-// sameTensor compares blobs by their digests.
-func sameTensor(a, b *schemas.Tensor) bool {
-	if a == nil || b == nil || a.Ref == nil || b.Ref == nil {
-		return a == b
-	}
-	return a.Ref.Digest == b.Ref.Digest && a.DType == b.DType && slices.Equal(a.Shape, b.Shape)
 }
 
 // refuse tells the client that asked, and the batch that waits for the group, before

@@ -237,8 +237,7 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 
 // stored is the reward of a sample, or bus.ErrNotFound.
 func (s *service) stored(ctx context.Context, t *schemas.Trajectory) (*schemas.Reward, error) {
-	subject := fmt.Sprintf("%sreward.%d.%s.%s.%s.%d", schemas.Prefix, bus.Partition(t.Group.Batch), t.Run, t.Group.Batch, t.UID, t.SampleIndex)
-	m, err := s.bus.Last(ctx, schemas.StreamRewards, subject)
+	m, err := s.bus.Last(ctx, schemas.StreamRewards, bus.StoredSubject(schemas.RewardSubject(t.Run, t.Group.Batch, t.UID, t.SampleIndex)))
 	if err != nil {
 		return nil, fmt.Errorf("look up reward: %w", err)
 	}

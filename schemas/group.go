@@ -1,0 +1,132 @@
+package schemas
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"reflect"
+)
+
+// GroupRecord is what a prompt's group is, from the prompt on: intake stores it before it
+// asks for the first sample. Its subject is the claim of the uid, which one prompt alone
+// can have. The same record opens the group where its rewards will come (see Opening).
+type GroupRecord struct {
+	V         int64  `msgpack:"v"`
+	Run       string `msgpack:"run"`
+	UID       string `msgpack:"uid"`
+	GroupSize int64  `msgpack:"group_size"`
+	// Error says why the prompt was refused; empty: it was accepted. A refused prompt has a
+	// result all the same, and keeps its uid.
+	Error string `msgpack:"error,omitempty"`
+	// PromptDigest names the resolved prompt (see Request.PromptDigest); empty when refused.
+	PromptDigest string `msgpack:"prompt_digest"`
+	// Prompt to ScheduleDigest are those of the request of sample 0, empty when refused: they
+	// tell in what another prompt of the same uid differs.
+	Prompt         string `msgpack:"prompt"`
+	NegativePrompt string `msgpack:"negative_prompt"`
+	Lane           string `msgpack:"lane"`
+	SampleSeed     uint64 `msgpack:"sample_seed"`
+	NoiseSeed      uint64 `msgpack:"noise_seed"`
+	ScheduleDigest string `msgpack:"schedule_digest"`
+	// Group is what later stages need. It counts, whatever an event of the group says.
+	Group Group `msgpack:"group"`
+}
+
+// Opening is a GroupRecord on the way that the rewards of its group take.
+type Opening GroupRecord
+
+// Type is that of the record.
+func (*Opening) Type() string { return TypeGroup }
+
+// Subject is where the record opens the group: its run, batch and uid name it.
+func (o *Opening) Subject() string { return OpeningSubject(o.Run, o.Group.Batch, o.UID) }
+
+// Validate joins every fault of the record.
+func (o *Opening) Validate() error { return (*GroupRecord)(o).Validate() }
+
+// Record is the record of the group whose sample 0 is asked for by e.
+func (e *Request) Record() (*GroupRecord, error) {
+	digest, err := e.PromptDigest()
+	return &GroupRecord{
+		Run: e.Run, UID: e.UID, GroupSize: e.GroupSize, PromptDigest: digest,
+		Prompt: e.Prompt, NegativePrompt: e.NegativePrompt, Lane: e.Lane,
+		SampleSeed: e.SampleSeed, NoiseSeed: e.NoiseSeed, ScheduleDigest: e.ScheduleDigest, Group: e.Group,
+	}, err
+}
+
+// PromptDigest is the SHA-256, in lower-case hex, of the encoded request of a group's
+// sample 0, all that a prompt says of what is made and how it is judged. What may change
+// when a prompt is published again is zero in it: priority, group.deadline,
+// group.prompt_seq and group.created.
+func (e *Request) PromptDigest() (string, error) {
+	c := *e
+	c.Priority, c.Group.Deadline, c.Group.PromptSeq, c.Group.Created = 0, 0, 0, 0
+	data, err := Encode(&c)
+	if err != nil {
+		return "", fmt.Errorf("digest of the prompt %s: %w", e.UID, err)
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// Differences names what two prompts of one uid do not have in common, mostly by the
+// fields of a Prompt; nil when they are the same.
+func (e *GroupRecord) Differences(other *GroupRecord) []string {
+	if e.PromptDigest == other.PromptDigest {
+		return nil
+	}
+	a, b := &e.Group, &other.Group
+	var names []string
+	for _, part := range []struct {
+		name string
+		a, b any
+	}{
+		{"prompt", e.Prompt, other.Prompt},
+		{"negative_prompt", e.NegativePrompt, other.NegativePrompt},
+		{"model", e.Lane, other.Lane},
+		{"group_size", e.GroupSize, other.GroupSize},
+		{"seed", e.SampleSeed, other.SampleSeed},
+		{"initial_noise", e.NoiseSeed == e.SampleSeed, other.NoiseSeed == other.SampleSeed},
+		{"schedule", e.ScheduleDigest, other.ScheduleDigest},
+		{"reward", a.Reward, b.Reward},
+		{"advantage", a.Advantage, b.Advantage},
+		{"batch", []any{a.Batch, a.BatchGroups, a.BatchStep, a.BatchEpoch}, []any{b.Batch, b.BatchGroups, b.BatchStep, b.BatchEpoch}},
+		{"group_policy", a.GroupPolicy, b.GroupPolicy},
+		{"refill", a.Refill, b.Refill},
+		{"metadata", a.Metadata, b.Metadata},
+		{"validate", a.Validate, b.Validate},
+	} {
+		if !reflect.DeepEqual(part.a, part.b) {
+			names = append(names, part.name)
+		}
+	}
+	if names == nil {
+		return []string{"rollout"} // what is kept of each step, or what the samples start from
+	}
+	return names
+}
+
+// Validate joins every fault of the record.
+func (e *GroupRecord) Validate() error {
+	var f faults
+	f.version(e.V)
+	f.token("run", e.Run)
+	f.token("uid", e.UID)
+	f.within("group_size", e.GroupSize, 1, MaxGroupSize)
+	f.text("error", e.Error, 0, MaxText)
+	f.text("prompt", e.Prompt, 0, MaxPromptBytes)
+	f.text("negative_prompt", e.NegativePrompt, 0, MaxPromptBytes)
+	if e.Error == "" {
+		f.digest("prompt_digest", e.PromptDigest)
+		f.token("lane", e.Lane)
+		f.digest("schedule_digest", e.ScheduleDigest)
+	} else {
+		f.optionalDigest("prompt_digest", e.PromptDigest)
+		f.optionalDigest("schedule_digest", e.ScheduleDigest)
+		if e.Lane != "" {
+			f.token("lane", e.Lane)
+		}
+	}
+	e.Group.validate(f.in("group"), e.UID)
+	return f.err()
+}
