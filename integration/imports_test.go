@@ -73,17 +73,18 @@ var layers = map[string][]string{
 
 // testLayers is what tests may import besides what their package may.
 var testLayers = map[string][]string{
-	"pkg/bus":                {"pkg/natsd", "pkg/bus/bustest"},
-	"pkg/tensor":             {"pkg/tensor/tensortest"},
-	"pkg/model":              {"pkg/model/modeltest", "pkg/tensor/tensortest"},
-	"pkg/client":             {"pkg/natsd"},
-	"pkg/scorer/natsscore":   {"pkg/natsd"},
-	"services/intake":        {"pkg/natsd"},
-	"services/sampler":       {"pkg/natsd", "pkg/model/modeltest"},
-	"services/reward":        {"pkg/natsd"},
-	"services/advantage":     {"pkg/natsd"},
-	"services/internal/boot": {"pkg/natsd", "schemas"},
-	"services/cmd/meander":   {"pkg/model/modeltest"},
+	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
+	"pkg/tensor":                   {"pkg/tensor/tensortest"},
+	"pkg/model":                    {"pkg/model/modeltest", "pkg/tensor/tensortest"},
+	"pkg/client":                   {"pkg/natsd"},
+	"pkg/scorer/natsscore":         {"pkg/natsd"},
+	"services/intake":              {"pkg/natsd"},
+	"services/sampler":             {"pkg/natsd", "pkg/model/modeltest"},
+	"services/reward":              {"pkg/natsd"},
+	"services/advantage":           {"pkg/natsd"},
+	"services/internal/boot":       {"pkg/natsd", "schemas"},
+	"services/internal/instrument": {"pkg/natsd"},
+	"services/cmd/meander":         {"pkg/model/modeltest"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -398,6 +399,8 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	c := assemble(t)
 	c.config.intake.AckWait = time.Second
 	c.config.intake.Models = []string{"synthetic"}
+	registry := prometheus.NewRegistry()
+	c.config.intake.Metrics = registry
 	c.up(t, "sampler") // announces the model
 	eventually(t, 10*time.Second, "the model is announced", func() error {
 		policies, err := c.Policies(t.Context())
@@ -434,6 +437,9 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	if info := c.consumer(t, schemas.StreamPrompts, "intake"); info.NumRedelivered != 0 || info.NumAckPending == 0 {
 		t.Errorf("intake: %d redelivered, %d in hand; want none and some", info.NumRedelivered, info.NumAckPending)
 	}
+	if n := gathered(t, registry, "meander_intake_stalled_publishes"); n == 0 {
+		t.Error("no publish counts as stalled")
+	}
 	c.up(t, "sampler")
 	c.advantages(t, "r", groups)
 	settled(t, c.Bus, 10*time.Second)
@@ -442,7 +448,27 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	if k.steps != groups*size*steps {
 		t.Errorf("%d steps, want %d: some sample was made twice", k.steps, groups*size*steps)
 	}
+	if now, all := gathered(t, registry, "meander_intake_stalled_publishes"), gathered(t, registry, "meander_intake_publish_stall_seconds_total"); now != 0 || all <= 0 {
+		t.Errorf("%v publishes stalled at the end and %v s of stalls; want none and some", now, all)
+	}
 	noDead(t, c.Bus)
+}
+
+// gathered is the sum of a counter or gauge.
+func gathered(t *testing.T, r *prometheus.Registry, name string) (sum float64) {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return sum
 }
 
 // While the steps are full, the samplers wait with their samples in hand: longer than
@@ -454,6 +480,8 @@ func TestPipeline_StepsFull(t *testing.T) {
 	c := assemble(t)
 	c.config.sampler.AckWait = time.Second
 	c.config.sampler.Batch, c.config.sampler.Workers = 4, 1
+	registry := prometheus.NewRegistry()
+	c.config.sampler.Metrics = registry
 	c.resize(t, schemas.StreamSteps, room)
 	c.up(t, stages...)
 	asked := map[string]int64{}
@@ -475,6 +503,9 @@ func TestPipeline_StepsFull(t *testing.T) {
 	}
 	if info := c.consumer(t, schemas.StreamRequests, "sampler-synthetic"); info.NumRedelivered != 0 || info.NumAckPending == 0 {
 		t.Errorf("sampler: %d redelivered, %d in hand; want none and some", info.NumRedelivered, info.NumAckPending)
+	}
+	if n := gathered(t, registry, "meander_sampler_publish_pending_bytes"); n == 0 {
+		t.Error("no step counts as waiting to be stored")
 	}
 
 	purged := map[string]bool{}

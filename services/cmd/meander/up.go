@@ -6,7 +6,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/pkg/model")
+	"github.com/meander-rl/meander/pkg/model"
+)
 
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
