@@ -30,7 +30,7 @@ type Advantage struct {
 	// Opened is when the first reward was stored, Closed when the last one was (or the deadline), Unix nanoseconds.
 	Opened int64 `msgpack:"opened"`
 	Closed int64 `msgpack:"closed"`
-	// Mode, AdvClipMax and Gamma are the estimator's options, where it has them.
+	// Mode, AdvClipMax, Gamma and Singleton are the estimator's options, where it has them.
 	Mode       string   `msgpack:"mode,omitempty"`
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty"`
 	Gamma      *float64 `msgpack:"gamma,omitempty"`
@@ -45,6 +45,7 @@ type Advantage struct {
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
 	SourceRun string `msgpack:"source_run,omitempty"`
+	Singleton string `msgpack:"singleton,omitempty"`
 }
 
 // Member is one sample of a group.

@@ -305,7 +305,7 @@ func (e *Reward) contentDigest() [32]byte {
 // group_size, members (list of sample_index, reward, advantage, status), mean, std,
 // scale, std_basis, estimator, epsilon, trained_steps, schedule_digest,
 // policy_version_min and policy_version_max; then, each only where it is there, mode,
-// adv_clip_max, gamma, each member's step_advantages and refilled_by.
+// adv_clip_max, gamma, singleton, each member's step_advantages and refilled_by.
 func (e *Advantage) contentDigest() [32]byte {
 	d := newDigester("meander advantage 1")
 	d.text(e.UID)
@@ -338,6 +338,9 @@ func (e *Advantage) contentDigest() [32]byte {
 	}
 	if e.Gamma != nil {
 		d.optional(e.Gamma)
+	}
+	if e.Singleton != "" {
+		d.text(e.Singleton)
 	}
 	for i := range e.Members {
 		for _, a := range e.Members[i].StepAdvantages {

@@ -28,7 +28,7 @@ const (
 	WindowNoncontiguous = "noncontiguous"
 )
 
-// Scales of an advantage, and the bases of the standard deviation.
+// Scales of an advantage, the bases of the standard deviation, and what a group of one gets.
 const (
 	StdGroup  = "group"
 	StdGlobal = "global"
@@ -37,6 +37,9 @@ const (
 	BasisSample     = "sample"     // unbiased, n-1
 	BasisExpanded   = "expanded"   // unbiased over rewards repeated for each trained step
 	BasisPopulation = "population" // n
+
+	SingletonReward = "reward"
+	SingletonZero   = "zero"
 )
 
 // Why a trajectory ended.
@@ -103,6 +106,7 @@ var (
 	WindowStrategies = []string{WindowRandom, WindowProgressive, WindowNoncontiguous}
 	StdScales        = []string{StdGroup, StdGlobal, StdNone}
 	StdBases         = []string{BasisSample, BasisExpanded, BasisPopulation}
+	Singletons       = []string{SingletonReward, SingletonZero}
 	StopReasons      = []string{StopCompleted, StopFailed, StopCancelled}
 	CFGRules         = []string{CFGRescaled, CFGPlain}
 	ImageFormats     = []string{ImagePNG}

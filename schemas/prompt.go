@@ -118,9 +118,13 @@ type RewardSpec struct {
 type AdvantageSpec struct {
 	// Estimator defaults to flow_grpo.
 	Estimator string `msgpack:"estimator,omitempty"`
-	// Std is the scale: group (default), global (needs a batch) or none (Dr.GRPO).
+	// Std is the scale: group, global (needs a batch) or none (Dr.GRPO); default the estimator's.
+	// flow_grpo has group, where Flow-GRPO's code and verl-omni have global: advantages of a group
+	// that stands for itself are there when it closes, and its prompt needs no batch.
 	Std string `msgpack:"std,omitempty"`
-	// StdBasis is sample (default), expanded or population.
+	// StdBasis is sample, expanded or population; default the estimator's: population of per_prompt,
+	// expanded of those that whiten (reinforce_plus_plus, its baseline form, gdpo), as verl whitens
+	// samples and steps, but sample where no step is trained; sample of all others.
 	StdBasis string `msgpack:"std_basis,omitempty"`
 	// Epsilon is added to the scale; default the estimator's, 1e-4 for flow_grpo.
 	Epsilon *float64 `msgpack:"epsilon,omitempty"`
@@ -131,6 +135,10 @@ type AdvantageSpec struct {
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty"`
 	// Gamma discounts over the trained steps; default 1. Only reinforce_plus_plus has it.
 	Gamma *float64 `msgpack:"gamma,omitempty"`
+	// Singleton is what a group of one sample gets from grpo, rloo, reinforce_plus_plus_baseline, opo,
+	// gpg and gdpo: reward (default, as in verl: its reward, as if the mean of its group were 0 and
+	// its spread 1) or zero. All others have no choice.
+	Singleton string `msgpack:"singleton,omitempty"`
 }
 
 // GroupPolicy says which groups count. A group that does not count has a result with

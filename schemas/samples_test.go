@@ -122,6 +122,14 @@ func samples(t testing.TB) []sample {
 			Mean:    new(1.0), Std: new(0.5), Scale: "none", StdBasis: "expanded", Estimator: "reinforce_plus_plus", TrainedSteps: 2,
 			Gamma: new(0.9), AdvClipMax: new(5.0), Mode: "x", BatchSamples: 16, Refill: &schemas.Refill{Root: "p19", Round: 1}, Evaluation: true, SourceRun: "run-0", Metadata: metadata(t),
 		}},
+		{"prompt-singleton", &schemas.Prompt{
+			V: schemas.Version, UID: "p20", Prompt: "a sign", GroupSize: new(int64(1)), Advantage: schemas.AdvantageSpec{Estimator: "rloo", Singleton: "zero"},
+		}},
+		{"advantage-singleton", &schemas.Advantage{
+			Run: "run-1", UID: "p20", Batch: "p20", Status: "complete", GroupSize: 1,
+			Members: []schemas.Member{{SampleIndex: 0, Status: "scored", Reward: new(0.5), Advantage: new(0.5), TrajectorySeq: 11}},
+			Mean:    new(0.5), Std: new(0.0), Scale: "none", StdBasis: "sample", Estimator: "rloo", Singleton: "reward",
+		}},
 		{"batch-short", &schemas.Batch{
 			Run: "run-1", Batch: "b3", Groups: 1, UIDs: []string{"p17"}, Samples: 8, Mean: new(0.5), Std: new(0.25), StdBasis: "sample", Metrics: []schemas.Metric{{Name: "critic/rewards/mean", Value: 0.5}},
 			Status: "short", Expected: 2, Refills: 3, Dropped: []string{"p19", "p19-r1"}, Step: new(int64(12)), Epoch: new(int64(1)),

@@ -271,6 +271,7 @@ func (a *AdvantageSpec) validate(f *faults, batch bool) {
 	}
 	optional(a.AdvClipMax, func(x float64) { f.number("adv_clip_max", x, 0, MaxAdvClip) })
 	optional(a.Gamma, func(x float64) { f.number("gamma", x, 0, 1) })
+	f.optionalEnum("singleton", a.Singleton, Singletons)
 	if a.Std == StdGlobal && !batch {
 		f.add("std", quote(a.Std), "needs a batch: without one there is nothing beyond the group")
 	}

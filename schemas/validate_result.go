@@ -107,6 +107,7 @@ func (e *Advantage) Validate() error {
 	}
 	optional(e.AdvClipMax, func(x float64) { f.number("adv_clip_max", x, 0, MaxAdvClip) })
 	optional(e.Gamma, func(x float64) { f.number("gamma", x, 0, 1) })
+	f.optionalEnum("singleton", e.Singleton, Singletons)
 	f.within("batch_samples", e.BatchSamples, 0, MaxBatchGroups*MaxGroupSize)
 	e.Refill.validate(f.in("refill"))
 	if e.RefilledBy != "" {

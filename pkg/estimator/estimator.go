@@ -4,6 +4,20 @@
 //
 // Sums run in the order given, so equal input gives equal bits; callers that gather
 // rewards as they arrive sort them first (groups by uid, samples by sample_index).
+//
+// Estimators of verl and verl-omni have their meaning, groups of one and the whitening of
+// samples and steps included; testdata/verl.json holds what their functions make of random
+// rewards. What is otherwise is so on purpose:
+//
+//   - FlowGRPO and DanceGRPO have StdGroup and BasisSample by default, verl-omni StdGlobal
+//     and BasisExpanded: a group that stands for itself has its advantages when it closes,
+//     needs no batch, and they do not depend on the number of trained steps.
+//   - DrGRPO gives a group of one 0, its distance from its mean, as verl-omni does; verl's
+//     own form is GRPO with StdNone.
+//   - GRPOPassK gives a group of one 0, where verl refuses the batch: a group may have lost
+//     its other samples.
+//   - Equal rewards have a spread of exactly 0 and advantages of exactly 0, where verl has
+//     what rounding leaves.
 package estimator
 
 import (
@@ -63,6 +77,12 @@ const (
 	BasisPopulation = "population" // sqrt(S / B)
 )
 
+// What a group of one sample gets: it has no mean to be compared with.
+const (
+	SingletonReward = "reward" // its reward, as if the mean of its group were 0 and the spread 1
+	SingletonZero   = "zero"   // 0
+)
+
 // Modes of PerPrompt. All but ModeGRPO compare or weigh samples as Flow-GRPO's code does,
 // also where a group has one sample or equal rewards.
 const (
@@ -90,6 +110,8 @@ type Config struct {
 	Std string
 	// StdBasis is BasisSample, BasisExpanded or BasisPopulation.
 	StdBasis string
+	// Singleton is SingletonReward or SingletonZero, of the estimators that have the choice.
+	Singleton string
 	// Epsilon > 0 is added to the standard deviation before dividing by it; by the whitening
 	// estimators to the variance.
 	Epsilon float64
@@ -128,8 +150,9 @@ type Group struct {
 	// Mean of the group's rewards.
 	Mean float64
 	// Std is what the advantages were divided by, less epsilon: over all groups when
-	// Scale is StdGlobal, else over this one. With StdNone it is only reported. The
-	// spread of a single value is 0 in every basis.
+	// Scale is StdGlobal, or when they are whitened, else over this one. With StdNone it is
+	// only reported. The spread of a single value is 0 in every basis, and 1 where it stands
+	// for itself and is divided.
 	Std float64
 	// Scale and StdBasis repeat Config.Std and Config.StdBasis.
 	Scale, StdBasis string
@@ -139,10 +162,13 @@ type Group struct {
 type method struct {
 	def                Config
 	stds, bases, modes []string
-	epsilon            bool // may be chosen
+	singletons         []string // the first is the default
+	epsilon            bool     // may be chosen
 	gamma              bool
 	// batch: the numbers of a group depend on the others whatever Std is.
-	batch    bool
+	batch bool
+	// whitens: the result is divided by the spread of all samples' numbers.
+	whitens  bool
 	estimate func(cfg Config, groups []Rewards) ([]Group, error)
 }
 
@@ -152,6 +178,9 @@ var (
 	noStd    = []string{StdNone}
 	whitened = []string{StdGlobal}
 	unbiased = []string{BasisSample}
+	// What verl whitens is a tensor of samples and steps.
+	whitenedBases = []string{BasisSample, BasisExpanded}
+	eitherSingle  = []string{SingletonReward, SingletonZero}
 )
 
 // whitenEpsilon is what verl's whitening adds to the variance.
@@ -161,25 +190,31 @@ var methods = map[string]method{
 	FlowGRPO:  {def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO},
 	DanceGRPO: {def: Config{Std: StdGroup, Epsilon: 1e-4}, stds: allStds, bases: allBases, epsilon: true, estimate: flowGRPO},
 	DrGRPO:    {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: flowGRPO},
-	GRPO:      {def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true, estimate: flowGRPO},
+	GRPO: {
+		def:  Config{Std: StdGroup, Epsilon: 1e-6},
+		stds: []string{StdGroup, StdNone}, bases: unbiased, singletons: eitherSingle, epsilon: true, estimate: flowGRPO,
+	},
 	PerPrompt: {
 		def:  Config{Std: StdGroup, StdBasis: BasisPopulation, Epsilon: 1e-4, Mode: ModeGRPO},
 		stds: []string{StdGroup, StdGlobal}, bases: []string{BasisPopulation}, epsilon: true,
 		modes: []string{ModeGRPO, ModeRWR, ModeSFT, ModeDPO}, estimate: perPrompt,
 	},
-	RLOO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: rloo},
+	RLOO: {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: rloo},
 	ReinforcePlusPlus: {
-		def:  Config{Std: StdGlobal, Epsilon: whitenEpsilon},
-		stds: whitened, bases: []string{BasisSample, BasisExpanded}, epsilon: true, gamma: true, batch: true, estimate: reinforce,
+		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
+		stds: whitened, bases: whitenedBases, epsilon: true, gamma: true, batch: true, whitens: true, estimate: reinforce,
 	},
 	ReinforcePlusPlusBaseline: {
-		def:  Config{Std: StdGlobal, Epsilon: whitenEpsilon},
-		stds: whitened, bases: []string{BasisSample, BasisExpanded}, epsilon: true, batch: true, estimate: reinforceBaseline,
+		def:  Config{Std: StdGlobal, StdBasis: BasisExpanded, Epsilon: whitenEpsilon},
+		stds: whitened, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true, whitens: true, estimate: reinforceBaseline,
 	},
-	OPO:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, estimate: opo},
-	GPG:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, batch: true, estimate: gpg},
+	OPO:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, estimate: opo},
+	GPG:       {def: Config{Std: StdNone}, stds: noStd, bases: unbiased, singletons: eitherSingle, batch: true, estimate: gpg},
 	GRPOPassK: {def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup, StdNone}, bases: unbiased, epsilon: true, estimate: passK},
-	GDPO:      {def: Config{Std: StdGroup, Epsilon: 1e-6}, stds: []string{StdGroup}, bases: unbiased, epsilon: true, batch: true, estimate: gdpo},
+	GDPO: {
+		def:  Config{Std: StdGroup, StdBasis: BasisExpanded, Epsilon: 1e-6},
+		stds: []string{StdGroup, StdNone}, bases: whitenedBases, singletons: eitherSingle, epsilon: true, batch: true, whitens: true, estimate: gdpo,
+	},
 	DiffusionNFT: {
 		def:  Config{Std: StdGroup, Epsilon: 1e-4, Mode: ModeContinuous, AdvClipMax: 5},
 		stds: allStds, bases: allBases, epsilon: true,
@@ -209,7 +244,19 @@ func Default(name string) (Config, error) {
 	if c.StdBasis == "" {
 		c.StdBasis = BasisSample
 	}
+	if len(m.singletons) > 0 {
+		c.Singleton = m.singletons[0]
+	}
 	return c, nil
+}
+
+// BasisWithoutSteps is the standard deviation's basis for rewards that stand for no trained
+// step: StdBasis, but BasisSample for BasisExpanded, which is the same of one step.
+func (c Config) BasisWithoutSteps() string {
+	if c.StdBasis == BasisExpanded {
+		return BasisSample
+	}
+	return c.StdBasis
 }
 
 func unknown(name string) error {
@@ -220,7 +267,7 @@ func unknown(name string) error {
 }
 
 // DefaultConfig is flow_grpo over each group alone, with the unbiased standard
-// deviation and Flow-GRPO's epsilon.
+// deviation and Flow-GRPO's epsilon; the package says why not over the batch.
 func DefaultConfig() Config {
 	c, err := Default(FlowGRPO)
 	if err != nil {
@@ -265,6 +312,12 @@ func (c Config) Validate() error {
 		oneOf("mode", c.Mode, m.modes)
 	}
 	switch {
+	case len(m.singletons) == 0 && c.Singleton != "":
+		fault("singleton: %q; estimator %s gives a group of one what it always does, leave it out", c.Singleton, c.Name)
+	case len(m.singletons) > 0:
+		oneOf("singleton", c.Singleton, m.singletons)
+	}
+	switch {
 	case !(c.AdvClipMax >= 0) || math.IsInf(c.AdvClipMax, 1):
 		fault("adv_clip_max: %v; must be a finite number, 0 for no clamp", c.AdvClipMax)
 	case c.AdvClipMax == 0 && def.AdvClipMax > 0:
@@ -305,17 +358,23 @@ func (c Config) weights() error {
 // they can be had only when the whole batch is there.
 func (c Config) NeedsBatch() bool { return c.Std == StdGlobal || methods[c.Name].batch }
 
+// NeedsTwo says whether one reward in all is refused, because an unbiased standard
+// deviation of it is wanted.
+func (c Config) NeedsTwo() bool {
+	return (c.Std == StdGlobal || methods[c.Name].whitens) && (c.StdBasis == BasisSample || c.StdBasis == BasisExpanded && c.Columns == 1)
+}
+
 // Estimate computes the advantages of groups of rewards; no group may be empty. It
 // returns one Group per group, in order. Errors: a config that does not validate, an
 // empty group, a reward that is NaN or infinite, one value alone (B*T = 1) where an
 // unbiased standard deviation over all groups is wanted, rewards so large that the
 // result is not finite.
 //
-// A group of one has advantage 0, as have groups whose rewards are all equal, wherever
-// an advantage is a distance from the group's mean. (verl's language-model GRPO gives
-// a group of one its reward, and its loop form of RLOO too.) Exceptions are
-// ReinforcePlusPlus, which knows no groups, the modes of PerPrompt, and DiffusionNFT,
-// whose 0 is the probability 1/2.
+// A group whose rewards are all equal has advantages of 0 wherever an advantage is a
+// distance from the group's mean, and so has a group of one, unless Singleton lets it stand
+// for itself: then it moves the mean of those that whiten the batch, and with it the
+// advantages of all groups. Exceptions are ReinforcePlusPlus, which knows no groups, the
+// modes of PerPrompt, and DiffusionNFT, whose 0 is the probability 1/2.
 //
 // Each sample counts as often as it is there: padding a batch by repeating samples biases
 // it, so repeat them after, not before.
@@ -330,8 +389,8 @@ func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 		}
 		count += len(group.Values)
 	}
-	if cfg.Std == StdGlobal && count == 1 && (cfg.StdBasis == BasisSample || cfg.StdBasis == BasisExpanded && cfg.Columns == 1) {
-		return nil, fmt.Errorf("std global: one reward in all, and an unbiased standard deviation needs two (std_basis %s)", cfg.StdBasis)
+	if count == 1 && cfg.NeedsTwo() {
+		return nil, fmt.Errorf("%s, std %s: one reward in all, and an unbiased standard deviation needs two (std_basis %s)", cfg.Name, cfg.Std, cfg.StdBasis)
 	}
 	out, err := methods[cfg.Name].estimate(cfg, groups)
 	if err != nil {

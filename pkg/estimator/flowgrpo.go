@@ -2,9 +2,9 @@ package estimator
 
 // flowGRPO sets A[g][i] = (r[g][i] - mean_g) / (std + epsilon), std by cfg.Std.
 //
-// A group whose rewards are all the same bits has advantages of exactly 0, a group of
-// one included: the test is max == min, because a rounded mean leaves differences of
-// an ulp that a small scale would blow up.
+// A group whose rewards are all the same bits has advantages of exactly 0: the test is
+// max == min, because a rounded mean leaves differences of an ulp that a small scale
+// would blow up. What a group of one has is cfg.Singleton, of grpo alone.
 func flowGRPO(cfg Config, groups []Rewards) ([]Group, error) {
 	var global float64
 	if cfg.Std == StdGlobal {
@@ -12,27 +12,29 @@ func flowGRPO(cfg Config, groups []Rewards) ([]Group, error) {
 	}
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := spread(rewards.Values)
+		m := within(cfg, rewards.Values)
 		std := m.std(cfg)
 		if cfg.Std == StdGlobal {
 			std = global
 		}
-		scale := std + cfg.Epsilon
-		if cfg.Std == StdNone {
-			scale = 1
-		}
-		out[g] = m.group(std, func(i int) float64 { return (rewards.Values[i] - m.mean) / scale })
+		scale := cfg.scale(std)
+		out[g] = m.group(std, func(i int) float64 { return (rewards.Values[i] - m.centre()) / scale })
 	}
 	return out, nil
 }
 
-// rloo is r - the mean of the others = n/(n-1) * (r - mean).
+// rloo is r - the mean of the others = n/(n-1) * (r - mean); of a group of one, r.
 func rloo(cfg Config, groups []Rewards) ([]Group, error) {
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := spread(rewards.Values)
+		m := within(cfg, rewards.Values)
 		n := float64(m.count)
-		out[g] = m.group(m.std(cfg), func(i int) float64 { return n / (n - 1) * (rewards.Values[i] - m.mean) })
+		out[g] = m.group(m.std(cfg), func(i int) float64 {
+			if m.alone {
+				return rewards.Values[i]
+			}
+			return n / (n - 1) * (rewards.Values[i] - m.mean)
+		})
 	}
 	return out, nil
 }
@@ -41,9 +43,9 @@ func rloo(cfg Config, groups []Rewards) ([]Group, error) {
 func opo(cfg Config, groups []Rewards) ([]Group, error) {
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := spread(rewards.Values)
-		baseline := m.mean
-		if rewards.Lengths != nil {
+		m := within(cfg, rewards.Values)
+		baseline := m.centre()
+		if rewards.Lengths != nil && !m.alone {
 			var sum, total float64
 			for i, n := range rewards.Lengths {
 				sum += float64(float64(n) * rewards.Values[i])
@@ -71,8 +73,8 @@ func gpg(cfg Config, groups []Rewards) ([]Group, error) {
 	alpha := float64(count) / float64(max(nonzero, 1))
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		m := spread(rewards.Values)
-		out[g] = m.group(m.std(cfg), func(i int) float64 { return alpha * (rewards.Values[i] - m.mean) })
+		m := within(cfg, rewards.Values)
+		out[g] = m.group(m.std(cfg), func(i int) float64 { return alpha * (rewards.Values[i] - m.centre()) })
 	}
 	return out, nil
 }
@@ -84,10 +86,7 @@ func passK(cfg Config, groups []Rewards) ([]Group, error) {
 	for g, rewards := range groups {
 		m := spread(rewards.Values)
 		std := m.std(cfg)
-		scale := std + cfg.Epsilon
-		if cfg.Std == StdNone {
-			scale = 1
-		}
+		scale := cfg.scale(std)
 		best, second := 0, -1
 		for i, v := range rewards.Values {
 			switch {

@@ -11,7 +11,8 @@ import (
 )
 
 // drawMethod is any estimator with its defaults and one of its modes. gdpo has two
-// scores, the reward and its magnitude.
+// scores, the reward and its magnitude. A group of one has 0 where that is a choice, since
+// the laws are about distances from a mean; TestLaw_Singleton has the other.
 func drawMethod(t *rapid.T) estimator.Config {
 	cfg, err := estimator.Default(rapid.SampledFrom(estimator.Names()).Draw(t, "estimator"))
 	if err != nil {
@@ -24,6 +25,9 @@ func drawMethod(t *rapid.T) estimator.Config {
 		cfg.Mode = rapid.SampledFrom([]string{"continuous", "positive_only", "negative_only", "one_only", "binary"}).Draw(t, "mode")
 	case estimator.GDPO:
 		cfg.Weights = []float64{1, 0.5}
+	}
+	if cfg.Singleton != "" {
+		cfg.Singleton = estimator.SingletonZero
 	}
 	return cfg
 }
@@ -239,6 +243,42 @@ func TestLaw_MethodScale(t *testing.T) {
 				if a != before[g].Advantages[i]*want {
 					t.Fatalf("%s %s: %v, scaled by %v %v", cfg.Name, cfg.Mode, before[g].Advantages, factor, after.Advantages)
 				}
+			}
+		}
+	})
+}
+
+// What a group of one gets is a choice that groups of more do not notice, but where the
+// whole batch is whitened; and one that stands for itself has its reward, times a factor
+// that is the batch's.
+func TestLaw_Singleton(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg, rewards := drawMethod(t), drawGroups(t)
+		if cfg.Singleton == "" {
+			t.Skip("no choice")
+		}
+		zero := run(t, cfg, rewards)
+		cfg.Singleton = estimator.SingletonReward
+		own := run(t, cfg, rewards)
+		whitened := cfg.Name == estimator.ReinforcePlusPlusBaseline || cfg.Name == estimator.GDPO
+		singles := slices.ContainsFunc(rewards, func(g []float64) bool { return len(g) == 1 })
+		factor := math.NaN()
+		for g := range rewards {
+			switch r := rewards[g][0]; {
+			case len(rewards[g]) == 1 && whitened:
+			case len(rewards[g]) == 1 && r == 0:
+				if own[g].Advantages[0] != 0 {
+					t.Fatalf("%s: reward 0, advantage %v", cfg.Name, own[g].Advantages)
+				}
+			case len(rewards[g]) == 1:
+				if f := own[g].Advantages[0] / r; math.Abs(f-factor) > 1e-15*f || f < 1-1e-5 {
+					t.Fatalf("%s: %v times the reward, before %v", cfg.Name, f, factor)
+				} else {
+					factor = f
+				}
+			case whitened && singles:
+			case !slices.Equal(own[g].Advantages, zero[g].Advantages):
+				t.Fatalf("%s: rewards %v, advantages %v and %v", cfg.Name, rewards[g], own[g].Advantages, zero[g].Advantages)
 			}
 		}
 	})

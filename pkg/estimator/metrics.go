@@ -19,6 +19,8 @@ type SampleStats struct {
 	// differ over the steps.
 	Advantage      *float64
 	StepAdvantages []float64
+	// Returns [T] are those of its steps, where they are not its advantages (Config.Returns).
+	Returns []float64
 	// Scores are the single rewards.
 	Scores []Metric
 	// PolicyMin and PolicyMax are the oldest and newest weights that made it.
@@ -53,18 +55,21 @@ func Metrics(b BatchStats) []Metric {
 		return m
 	}
 	n := float64(len(b.Samples))
-	var rewards, advantages, generate, score []float64
+	var rewards, advantages, returns, generate, score []float64
 	scores := map[string][]float64{}
 	groups := map[string][]float64{}
 	var spans, staleness, worst []float64
 	for _, s := range b.Samples {
 		rewards = append(rewards, s.Reward)
-		switch {
-		case len(s.StepAdvantages) > 0:
-			advantages = append(advantages, s.StepAdvantages...)
-		case s.Advantage != nil:
-			advantages = append(advantages, *s.Advantage)
+		own := s.StepAdvantages
+		if len(own) == 0 && s.Advantage != nil {
+			own = []float64{*s.Advantage}
 		}
+		advantages = append(advantages, own...)
+		if s.Returns != nil {
+			own = s.Returns
+		}
+		returns = append(returns, own...)
 		for _, v := range s.Scores {
 			scores[v.Name] = append(scores[v.Name], v.Value)
 		}
@@ -83,7 +88,7 @@ func Metrics(b BatchStats) []Metric {
 	}
 	m.spread("critic/rewards/", rewards)
 	m.spread("critic/advantages/", advantages)
-	m.spread("critic/returns/", advantages) // the same tensor there, too
+	m.spread("critic/returns/", returns)
 	zero, std := 0, 0.0
 	for _, uid := range sortedKeys(groups) {
 		group := spread(groups[uid])

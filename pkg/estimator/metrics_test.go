@@ -106,6 +106,28 @@ func TestMetrics_Elements(t *testing.T) {
 	}
 }
 
+// The returns of REINFORCE++ are the discounted rewards, not what they are whitened to.
+func TestMetrics_Returns(t *testing.T) {
+	for gamma, want := range map[float64]map[string]float64{
+		1:  {"critic/returns/mean": .6, "critic/returns/max": 1, "critic/returns/min": .2, "critic/advantages/max": .912870905},
+		.9: {"critic/returns/mean": .542, "critic/returns/max": 1, "critic/returns/min": .162, "critic/advantages/max": 1.1434573375},
+	} {
+		cfg := of(t, "reinforce_plus_plus", func(c *estimator.Config) { c.Columns, c.Gamma = 3, gamma })
+		b := estimator.BatchStats{Columns: 3}
+		rewards := []float64{1, .2}
+		for g, result := range estimate(t, cfg, [][]float64{{1}, {.2}}) {
+			s := estimator.SampleStats{
+				UID: fmt.Sprint("u", g), Reward: rewards[g], Advantage: &result.Advantages[0], Returns: cfg.Returns(rewards[g]), GenerateSeconds: -1, ScoreSeconds: -1,
+			}
+			if result.StepAdvantages != nil {
+				s.StepAdvantages = result.StepAdvantages[0]
+			}
+			b.Samples = append(b.Samples, s)
+		}
+		wantMetrics(t, byName(t, estimator.Metrics(b)), want)
+	}
+}
+
 func TestValidation(t *testing.T) {
 	values := []float64{0, .25, .5, 1}
 	groups := []estimator.ValidationGroup{

@@ -8,6 +8,22 @@ type moments struct {
 	mean     float64
 	squares  float64 // sum of squared distances from mean
 	constant bool    // all values are equal
+	alone    bool    // one value, that stands for itself
+}
+
+// within are the moments of the rewards of one group.
+func within(cfg Config, rewards []float64) moments {
+	m := spread(rewards)
+	m.alone = m.count == 1 && cfg.Singleton == SingletonReward
+	return m
+}
+
+// centre is what the rewards of the group are measured from.
+func (m moments) centre() float64 {
+	if m.alone {
+		return 0
+	}
+	return m.mean
 }
 
 // spread takes the moments of all values together, in two passes: the one-pass form
@@ -54,12 +70,25 @@ func (m moments) variance(cfg Config) float64 {
 	}
 }
 
-func (m moments) std(cfg Config) float64 { return math.Sqrt(m.variance(cfg)) }
+func (m moments) std(cfg Config) float64 {
+	if m.alone && cfg.Std == StdGroup {
+		return 1
+	}
+	return math.Sqrt(m.variance(cfg))
+}
+
+// scale is what a distance from the centre is divided by, where std is the spread.
+func (cfg Config) scale(std float64) float64 {
+	if cfg.Std == StdNone {
+		return 1
+	}
+	return std + cfg.Epsilon
+}
 
 // group is the result of the group that m describes, with exactly 0 for equal rewards.
 func (m moments) group(std float64, advantage func(i int) float64) Group {
 	g := Group{Advantages: make([]float64, m.count), Mean: m.mean, Std: std}
-	if m.constant {
+	if m.constant && !m.alone {
 		return g
 	}
 	for i := range g.Advantages {

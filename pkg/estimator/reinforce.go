@@ -16,8 +16,22 @@ func whiten(cfg Config, rows [][]float64) float64 {
 	return math.Sqrt(variance)
 }
 
-// reinforce whitens the returns of all samples, without regard to groups. The reward
-// comes with the last of the T trained steps: step t has the return gamma^(T-1-t) * r.
+// Returns are those of one sample at its Columns trained steps, where they are not its
+// advantages, as in ReinforcePlusPlus; else nil. The reward comes with the last step: step
+// t has gamma^(T-1-t) * reward.
+func (c Config) Returns(reward float64) []float64 {
+	if c.Name != ReinforcePlusPlus {
+		return nil
+	}
+	row := make([]float64, c.Columns)
+	for t := c.Columns - 1; t >= 0; t-- {
+		row[t] = reward
+		reward *= c.Gamma
+	}
+	return row
+}
+
+// reinforce whitens the returns of all samples, without regard to groups.
 func reinforce(cfg Config, groups []Rewards) ([]Group, error) {
 	if cfg.Gamma != 1 {
 		return reinforceDiscounted(cfg, groups)
@@ -38,12 +52,7 @@ func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 	var rows [][]float64
 	for _, rewards := range groups {
 		for _, r := range rewards.Values {
-			row := make([]float64, cfg.Columns)
-			for t := cfg.Columns - 1; t >= 0; t-- {
-				row[t] = r
-				r *= cfg.Gamma
-			}
-			rows = append(rows, row)
+			rows = append(rows, cfg.Returns(r))
 		}
 	}
 	flat := cfg
@@ -61,50 +70,54 @@ func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 // reinforceBaseline whitens r - mean_g over all samples.
 func reinforceBaseline(cfg Config, groups []Rewards) ([]Group, error) {
 	centred := make([][]float64, len(groups))
-	all := make([]moments, len(groups))
+	equal := make([]bool, len(groups))
+	alone := false
 	for g, rewards := range groups {
-		m := spread(rewards.Values)
-		all[g] = m
-		centred[g] = m.group(0, func(i int) float64 { return rewards.Values[i] - m.mean }).Advantages
+		m := within(cfg, rewards.Values)
+		equal[g], alone = m.constant, alone || m.alone
+		centred[g] = m.group(0, func(i int) float64 { return rewards.Values[i] - m.centre() }).Advantages
 	}
-	std := whiten(cfg, centred)
-	out := make([]Group, len(groups))
-	for g := range groups {
-		// The mean of the centred values is 0 but for rounding: equal rewards stay exactly 0.
-		out[g] = all[g].group(std, func(i int) float64 { return centred[g][i] })
-	}
-	return out, nil
+	return whitenGroups(cfg, groups, centred, equal, alone), nil
 }
 
 // gdpo normalises each reward within its group, as grpo does, and whitens the weighted
-// sum over all samples. A group in which no reward varies has exactly 0.
+// sum over all samples.
 func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 	sums := make([][]float64, len(groups))
-	constant := make([]bool, len(groups))
+	equal := make([]bool, len(groups))
+	alone := false
+	single := cfg
+	single.StdBasis = BasisSample // the other basis is that of the whitening
 	for g, rewards := range groups {
-		sums[g], constant[g] = make([]float64, len(rewards.Values)), true
+		sums[g], equal[g] = make([]float64, len(rewards.Values)), true
 		for k, weight := range cfg.Weights {
-			single := make([]float64, len(rewards.Values))
-			for i := range single {
-				single[i] = rewards.Scores[i][k]
+			scores := make([]float64, len(rewards.Values))
+			for i := range scores {
+				scores[i] = rewards.Scores[i][k]
 			}
-			m := spread(single)
-			constant[g] = constant[g] && m.constant
-			scale := m.std(cfg) + cfg.Epsilon
-			for i, a := range m.group(0, func(i int) float64 { return (single[i] - m.mean) / scale }).Advantages {
+			m := within(single, scores)
+			equal[g], alone = equal[g] && m.constant, alone || m.alone
+			scale := single.scale(m.std(single))
+			for i, a := range m.group(0, func(i int) float64 { return (scores[i] - m.centre()) / scale }).Advantages {
 				sums[g][i] += float64(weight * a)
 			}
 		}
 	}
-	flat := cfg
-	flat.Epsilon = whitenEpsilon
-	std := whiten(flat, sums)
+	cfg.Epsilon = whitenEpsilon
+	return whitenGroups(cfg, groups, sums, equal, alone), nil
+}
+
+// whitenGroups whitens the rows, one per group, together. The mean of what was centred
+// in groups is 0 but for rounding, so groups of equal rewards are set to exactly 0; but a
+// group of one that stands for itself moves the mean of all, and with it them.
+func whitenGroups(cfg Config, groups []Rewards, rows [][]float64, equal []bool, alone bool) []Group {
+	std := whiten(cfg, rows)
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		if constant[g] { // else it has the rounding of the batch's mean
-			clear(sums[g])
+		if equal[g] && !alone {
+			clear(rows[g])
 		}
-		out[g] = Group{Advantages: sums[g], Mean: spread(rewards.Values).mean, Std: std}
+		out[g] = Group{Advantages: rows[g], Mean: spread(rewards.Values).mean, Std: std}
 	}
-	return out, nil
+	return out
 }

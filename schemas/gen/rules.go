@@ -154,13 +154,14 @@ var rules = map[string][]limit{
 	"RewardSpec.params":       {func(s *jsonschema.Schema) { s.MaxProperties = new(uint64(schemas.MaxParams)) }},
 
 	"AdvantageSpec.estimator": {tokenText, def("flow_grpo")},
-	"AdvantageSpec.std":       {enum(schemas.StdScales), def(schemas.StdGroup)},
-	"AdvantageSpec.std_basis": {enum(schemas.StdBases), def(schemas.BasisSample)},
+	"AdvantageSpec.std":       {enum(schemas.StdScales)},
+	"AdvantageSpec.std_basis": {enum(schemas.StdBases)},
 	"AdvantageSpec.epsilon":   {between(0, schemas.MaxEpsilon)},
 
 	"AdvantageSpec.mode":         {tokenText},
 	"AdvantageSpec.adv_clip_max": {between(0, schemas.MaxAdvClip)},
 	"AdvantageSpec.gamma":        {between(0, 1), def(1)},
+	"AdvantageSpec.singleton":    {enum(schemas.Singletons)},
 
 	"BatchSpec.id":     {tokenText},
 	"BatchSpec.groups": {batchGroups},
@@ -357,6 +358,7 @@ var rules = map[string][]limit{
 	"Advantage.batch_samples":      {between(0, schemas.MaxBatchGroups*schemas.MaxGroupSize)},
 	"Advantage.refilled_by":        {tokenText},
 	"Advantage.source_run":         {tokenText},
+	"Advantage.singleton":          {enum(schemas.Singletons)},
 
 	"Member.sample_index": {sampleIndex},
 	"Member.status":       {enum(schemas.MemberStatuses)},

@@ -58,6 +58,7 @@ var vocabulary = map[string]string{
 	"estimator":           "name of the advantage estimator",
 	"epsilon":             "added to the scale",
 	"std_basis":           "what the standard deviation divides by: sample, expanded or population",
+	"singleton":           "what a group of one sample gets: reward or zero",
 	"groups":              "number of groups of the batch",
 	"samples":             "number of samples",
 	"accepted":            "whether the prompt was accepted",

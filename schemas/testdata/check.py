@@ -196,6 +196,8 @@ def advantage_digest(e):
     for field in ("adv_clip_max", "gamma"):
         if field in e:
             d.optional(e[field])
+    if "singleton" in e:
+        d.text(e["singleton"])
     for member in e["members"]:
         for a in member.get("step_advantages", []):
             d.double(a)

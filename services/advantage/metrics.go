@@ -119,6 +119,7 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 // was scored.
 func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 	var out []estimator.SampleStats
+	cfg := g.config()
 	for i := range a.Members {
 		m := &a.Members[i]
 		s := g.find(m.SampleIndex)
@@ -127,6 +128,7 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 		}
 		x := estimator.SampleStats{
 			UID: g.uid, Reward: *m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
+			Returns:         cfg.Returns(*m.Reward),
 			GenerateSeconds: -1, ScoreSeconds: float64(s.scoreNS) / 1e9,
 		}
 		if s.finished > 0 {

@@ -17,7 +17,7 @@ func (g *group) config() estimator.Config {
 	a := g.spec.Advantage
 	c := estimator.Config{
 		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0), Columns: int(max(g.model().trainedSteps, 1)),
-		Mode: a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1),
+		Mode: a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1), Singleton: a.Singleton,
 	}
 	if !g.spec.Validate && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1) {
 		c.Columns = int(g.model().trainedSteps) // without any the estimator refuses
@@ -48,7 +48,7 @@ func (g *group) outline() *schemas.Advantage {
 	a := &schemas.Advantage{
 		Run: g.run, UID: g.uid, Batch: g.spec.Batch, GroupSize: g.size,
 		Scale: spec.Std, StdBasis: spec.StdBasis, Estimator: spec.Estimator, Epsilon: or(spec.Epsilon, 0),
-		Mode: spec.Mode, AdvClipMax: spec.AdvClipMax, Gamma: spec.Gamma,
+		Mode: spec.Mode, AdvClipMax: spec.AdvClipMax, Gamma: spec.Gamma, Singleton: spec.Singleton,
 		Metadata: g.spec.Metadata, Refill: g.spec.Refill, Evaluation: g.spec.Validate, SourceRun: g.spec.SourceRun,
 	}
 	policy := policyOf(g.spec)
@@ -132,14 +132,14 @@ func counts(a *schemas.Advantage) bool {
 
 // scale names what groups must have in common to be normalised together.
 type scale struct {
-	name, std, basis, mode string
-	epsilon, clip, gamma   float64
-	columns                int // where they matter
-	weights                string
+	name, std, basis, mode, singleton string
+	epsilon, clip, gamma              float64
+	columns                           int // where they matter
+	weights                           string
 }
 
 func scaleOf(c estimator.Config) scale {
-	s := scale{c.Name, c.Std, c.StdBasis, c.Mode, c.Epsilon, c.AdvClipMax, c.Gamma, 0, fmt.Sprint(c.Weights)}
+	s := scale{c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, fmt.Sprint(c.Weights)}
 	if c.StdBasis == estimator.BasisExpanded || c.Gamma != 1 {
 		s.columns = c.Columns
 	}

@@ -294,7 +294,7 @@ func TestService_States(t *testing.T) {
 		return rs
 	}
 	gdpo := func(g *schemas.Group) {
-		g.Advantage = schemas.AdvantageSpec{Estimator: "gdpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-6)}
+		g.Advantage = schemas.AdvantageSpec{Estimator: "gdpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-6), Singleton: "reward"}
 		g.Reward = []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0)}, {Name: "ocr", Weight: new(0.5)}}
 	}
 	alone := func(uid string) []*schemas.Reward {
@@ -351,7 +351,7 @@ func TestService_Estimators(t *testing.T) {
 			t.Fatal(err)
 		}
 		if name == estimator.ReinforcePlusPlus { // with returns that differ over the steps
-			def.Gamma, def.StdBasis = 0.5, estimator.BasisExpanded
+			def.Gamma = 0.5
 		}
 		for g, group := range values {
 			for i, v := range group {
@@ -359,7 +359,7 @@ func TestService_Estimators(t *testing.T) {
 					s.Batch, s.BatchGroups = "b", 2
 					s.Advantage = schemas.AdvantageSpec{
 						Estimator: name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon, Mode: def.Mode,
-						AdvClipMax: &def.AdvClipMax, Gamma: &def.Gamma,
+						AdvClipMax: &def.AdvClipMax, Gamma: &def.Gamma, Singleton: def.Singleton,
 					}
 				}))
 			}
@@ -388,8 +388,24 @@ func TestService_Estimators(t *testing.T) {
 					t.Errorf("%s: step advantages %v, want %v", name, m.StepAdvantages, want[g].StepAdvantages[i])
 				}
 			}
+			if a.Singleton != cfg.Singleton {
+				t.Errorf("%s: singleton %q, want %q", name, a.Singleton, cfg.Singleton)
+			}
 			if wide := cfg.NeedsBatch(); wide != (a.BatchSamples == 4) {
 				t.Errorf("%s: batch_samples %d", name, a.BatchSamples)
+			}
+		}
+		metrics := map[string]float64{}
+		for _, m := range batchOf(t, results, name, "b").Metrics {
+			metrics[m.Name] = m.Value
+		}
+		for _, part := range []string{"mean", "max", "min"} {
+			want := metrics["critic/advantages/"+part]
+			if name == estimator.ReinforcePlusPlus { // of r/2 and r at the two steps, before they are whitened
+				want = map[string]float64{"mean": 1.125, "max": 3, "min": 0}[part]
+			}
+			if got, ok := metrics["critic/returns/"+part]; !ok || got != want {
+				t.Errorf("%s: critic/returns/%s = %v, %v; want %v", name, part, got, ok, want)
 			}
 		}
 	}

@@ -96,6 +96,10 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	}
 	c.Std, c.StdBasis, c.Epsilon = or(a.Std, c.Std), or(a.StdBasis, c.StdBasis), value(a.Epsilon, c.Epsilon)
 	c.Mode, c.AdvClipMax, c.Gamma = or(a.Mode, c.Mode), value(a.AdvClipMax, c.AdvClipMax), value(a.Gamma, c.Gamma)
+	c.Singleton = or(a.Singleton, c.Singleton)
+	if trained == 0 && a.StdBasis == "" && c.Gamma == 1 {
+		c.StdBasis = c.BasisWithoutSteps()
+	}
 	c.Columns = max(trained, 1)
 	if c.Name == estimator.GDPO {
 		for i, r := range rewards {
@@ -111,12 +115,12 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	switch {
 	case c.NeedsBatch() && p.Batch == nil:
 		return a, fmt.Errorf("batch: absent; %s with std %s normalises over a batch of groups, so the prompt must name one", c.Name, c.Std)
-	case c.NeedsBatch() && p.Batch.Groups == 1 && value(p.GroupSize, defaultGroupSize) == 1 && c.StdBasis == estimator.BasisSample:
+	case c.NeedsTwo() && p.Batch.Groups == 1 && value(p.GroupSize, defaultGroupSize) == 1:
 		return a, fmt.Errorf("batch.groups: 1; with group_size 1 there is one reward in all, and nothing to normalise %s over", c.Name)
 	case trained == 0 && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1):
 		return a, fmt.Errorf("advantage.std_basis: %q; counts trained steps, and this rollout has no stochastic step", c.StdBasis)
 	}
-	a.Estimator, a.Std, a.StdBasis, a.Epsilon, a.Mode = c.Name, c.Std, c.StdBasis, &c.Epsilon, c.Mode
+	a.Estimator, a.Std, a.StdBasis, a.Epsilon, a.Mode, a.Singleton = c.Name, c.Std, c.StdBasis, &c.Epsilon, c.Mode, c.Singleton
 	if c.AdvClipMax > 0 {
 		a.AdvClipMax = &c.AdvClipMax
 	}

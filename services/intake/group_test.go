@@ -36,8 +36,25 @@ func TestResolveGroup_Estimators(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := g.Advantage
-		if a.Estimator != name || a.Std != def.Std || a.StdBasis != def.StdBasis || *a.Epsilon != def.Epsilon || a.Mode != def.Mode {
+		if a.Estimator != name || a.Std != def.Std || a.StdBasis != def.StdBasis || *a.Epsilon != def.Epsilon || a.Mode != def.Mode || a.Singleton != def.Singleton {
 			t.Errorf("%s: resolved %+v, want the defaults %+v", name, a, def)
+		}
+	}
+}
+
+// Rewards of an evaluation stand for no trained step, which only a basis that was asked for
+// can mind.
+func TestResolveGroup_BasisWithoutSteps(t *testing.T) {
+	for _, name := range estimator.Names() {
+		g, err := groupOf(&schemas.Prompt{
+			UID: "u", Prompt: says, Evaluation: true, Advantage: schemas.AdvantageSpec{Estimator: name}, Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if want := map[bool]string{true: estimator.BasisPopulation, false: estimator.BasisSample}[name == estimator.PerPrompt]; g.Advantage.StdBasis != want {
+			t.Errorf("%s: std_basis %q, want %q", name, g.Advantage.StdBasis, want)
 		}
 	}
 }
@@ -90,8 +107,12 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		{"option of another", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)}}, "advantage.gamma: 0.5; estimator rloo does not discount"},
 		{"without a batch", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "gpg"}}, "batch: absent; gpg"},
 		{"one reward in all", schemas.Prompt{
-			Prompt: says, GroupSize: new(int64(1)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1}, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus"},
+			Prompt: says, GroupSize: new(int64(1)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1}, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", StdBasis: "sample"},
 		}, "batch.groups: 1; with group_size 1"},
+		{"a choice it has not", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Singleton: "reward"}}, `advantage.singleton: "reward"; estimator flow_grpo`},
+		{"discount without steps", schemas.Prompt{
+			Prompt: says, Batch: batch, Evaluation: true, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.5)},
+		}, `advantage.std_basis: "expanded"; counts trained steps`},
 		{"no trained steps", schemas.Prompt{Prompt: says, Evaluation: true, Advantage: schemas.AdvantageSpec{StdBasis: "expanded"}}, `advantage.std_basis: "expanded"; counts trained steps`},
 		{"gdpo with an optional reward", schemas.Prompt{
 			Prompt: says, Batch: batch, Reward: []schemas.RewardSpec{{Name: "ocr"}, {Name: "synthetic", Required: new(false)}}, Advantage: schemas.AdvantageSpec{Estimator: "gdpo"},

@@ -135,6 +135,7 @@ type advantageFlags struct {
 	mode      string
 	gamma     float64
 	clip      float64
+	singleton string
 }
 
 func (a *advantageFlags) register(f *pflag.FlagSet) {
@@ -144,6 +145,7 @@ func (a *advantageFlags) register(f *pflag.FlagSet) {
 	f.Float64Var(&a.epsilon, "epsilon", 0, "added to the scale; default the estimator's")
 	f.StringVar(&a.mode, "adv-mode", "", "variant of the estimator: of per_prompt grpo, rwr, sft or dpo; of diffusion_nft continuous, positive_only, negative_only, one_only or binary")
 	f.Float64Var(&a.gamma, "gamma", 1, "discount over the trained steps; only reinforce_plus_plus has one")
+	f.StringVar(&a.singleton, "singleton", "", "what a group of one sample gets: reward or zero; default the estimator's, of those that have the choice")
 	f.Float64Var(&a.clip, "adv-clip-max", 0, "clamp advantages to plus or minus this; default none, 5 of diffusion_nft")
 }
 
@@ -162,6 +164,7 @@ func (a *advantageFlags) options() []option {
 		{"adv-mode", "mode", a.mode},
 		{"gamma", "gamma", a.gamma},
 		{"adv-clip-max", "adv_clip_max", a.clip},
+		{"singleton", "singleton", a.singleton},
 	}
 }
 
@@ -204,6 +207,9 @@ func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator
 	}
 	if set("adv-clip-max") {
 		c.AdvClipMax = a.clip
+	}
+	if set("singleton") {
+		c.Singleton = a.singleton
 	}
 	if c.Name == estimator.GDPO {
 		c.Weights = []float64{1}

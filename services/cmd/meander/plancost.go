@@ -208,6 +208,9 @@ func advantageLine(e *schemas.Prompt) string {
 	if mode := cmp.Or(a.Mode, c.Mode); mode != "" {
 		s += ", mode " + mode
 	}
+	if single := cmp.Or(a.Singleton, c.Singleton); single != c.Singleton {
+		s += ", groups of one " + single
+	}
 	if gamma := or(a.Gamma, c.Gamma); gamma != 1 {
 		s += fmt.Sprintf(", gamma %g", gamma)
 	}

@@ -139,7 +139,7 @@ func (r *rescorer) changes() (change, error) {
 		if err != nil {
 			return c, err
 		}
-		c.advantage = &config
+		c.advantage, c.basisGiven = &config, r.set("std-basis")
 	}
 	if len(c.rewards) == 0 && c.advantage == nil {
 		return c, errors.New("--reward: name the reward functions, or another estimator with --estimator")

@@ -20,6 +20,7 @@ type change struct {
 	rewards     []schemas.RewardSpec // empty: those of the run
 	groundTruth string
 	advantage   *estimator.Config // nil: that of the run
+	basisGiven  bool              // advantage.StdBasis was asked for, and is no default
 }
 
 // rewardSpecs are the rewards of the flags, with nothing left to resolve.
@@ -179,8 +180,11 @@ func (g *sourceGroup) apply(run string, c change, places int64) error {
 		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth, spec.Params))
 	}
 	if c.advantage != nil {
-		a := c.advantage
-		x.Advantage = schemas.AdvantageSpec{Estimator: a.Name, Std: a.Std, StdBasis: a.StdBasis, Epsilon: new(a.Epsilon), Mode: a.Mode}
+		a := *c.advantage
+		if !g.trained && !c.basisGiven && a.Gamma == 1 {
+			a.StdBasis = a.BasisWithoutSteps()
+		}
+		x.Advantage = schemas.AdvantageSpec{Estimator: a.Name, Std: a.Std, StdBasis: a.StdBasis, Epsilon: new(a.Epsilon), Mode: a.Mode, Singleton: a.Singleton}
 		if a.AdvClipMax > 0 {
 			x.Advantage.AdvClipMax = new(a.AdvClipMax)
 		}
