@@ -125,17 +125,52 @@ func objectDigest(sum [32]byte) string {
 	return "SHA-256=" + base64.URLEncoding.EncodeToString(sum[:])
 }
 
+// HasBlob says whether GetBlob would find the blob, without fetching it: ErrNotFound when
+// there is none, ErrCorrupt when what is stored under its name is of another size or digest.
+func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
+	sum, err := checkRef(ref)
+	if err != nil {
+		return fmt.Errorf("look up blob: %w", err)
+	}
+	os, err := b.objects(ctx)
+	if err != nil {
+		return fmt.Errorf("look up blob: %w", err)
+	}
+	info, err := os.GetInfo(ctx, ref.Digest)
+	switch {
+	case errors.Is(err, jetstream.ErrObjectNotFound):
+		err = ErrNotFound
+	case err == nil && int64(info.Size) != ref.Size:
+		err = fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
+	case err == nil && info.Digest != objectDigest(sum):
+		err = ErrCorrupt
+	}
+	if err != nil {
+		return fmt.Errorf("look up blob %s: %w", ref.Digest, err)
+	}
+	return nil
+}
+
+// checkRef refuses what names no blob, and returns the sha-256 that it names.
+func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
+	if ref.Bucket != schemas.BlobBucket {
+		return sum, fmt.Errorf("bucket %q; must be %s", ref.Bucket, schemas.BlobBucket)
+	}
+	raw, err := hex.DecodeString(ref.Digest)
+	if err != nil || len(raw) != sha256.Size || strings.ToLower(ref.Digest) != ref.Digest {
+		return sum, fmt.Errorf("digest %q; must be 64 lower-case hex digits", ref.Digest)
+	}
+	if ref.Size < 0 || ref.Size > MaxBlob {
+		return sum, fmt.Errorf("%d bytes in %s; must be at most %d", ref.Size, ref.Digest, MaxBlob)
+	}
+	return [sha256.Size]byte(raw), nil
+}
+
 // GetBlob fetches a blob and checks its size and digest: ErrNotFound when there is
 // none, ErrCorrupt when the bytes are not the ones named.
 func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
-	if ref.Bucket != schemas.BlobBucket {
-		return nil, fmt.Errorf("get blob: bucket %q; must be %s", ref.Bucket, schemas.BlobBucket)
-	}
-	if raw, err := hex.DecodeString(ref.Digest); err != nil || len(raw) != sha256.Size || strings.ToLower(ref.Digest) != ref.Digest {
-		return nil, fmt.Errorf("get blob: digest %q; must be 64 lower-case hex digits", ref.Digest)
-	}
-	if ref.Size < 0 || ref.Size > MaxBlob {
-		return nil, fmt.Errorf("get blob %s: %d bytes; must be at most %d", ref.Digest, ref.Size, MaxBlob)
+	if _, err := checkRef(ref); err != nil {
+		return nil, fmt.Errorf("get blob: %w", err)
 	}
 	os, err := b.objects(ctx)
 	if err != nil {

@@ -54,7 +54,7 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	if err != nil {
 		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, err)
 	}
-	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: p.keeper, failed: map[uint64]int{}, log: b.log.With().Str("consumer", c.Durable).Logger()}
+	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: p.keeper, failed: map[uint64]int{}, fair: newFairness(c), log: b.log.With().Str("consumer", c.Durable).Logger()}
 	return w.run(ctx)
 }
 
@@ -71,6 +71,7 @@ type consumer struct {
 	busy int
 	// failed counts the failures of messages here, by stream sequence.
 	failed map[uint64]int
+	fair   *fairness
 }
 
 // maxFailed bounds failed: what fails here may end elsewhere, which nobody says.
@@ -143,6 +144,11 @@ func (w *consumer) startAll(work, shutdown context.Context, handlers *sync.WaitG
 		if m == nil {
 			return
 		}
+		if away := w.admit(m); away > 0 {
+			w.nak(m, away)
+			w.account(0) // there is room for another
+			continue
+		}
 		w.account(1)
 		handlers.Go(func() {
 			defer w.account(-1)
@@ -176,9 +182,11 @@ func (w *consumer) contextOf(ctx context.Context, m *Message) context.Context {
 // process runs the handler and settles the message. shutdown ends before ctx does.
 func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 	defer w.keeper.release(m)
+	defer w.leave(m)
 	log := zerolog.Ctx(ctx)
 	wait := retryMin
 	for {
+		began := time.Now()
 		var err error
 		if w.config.spent(m) {
 			err = Terminal(schemas.CodeExhausted, errExhausted)
@@ -190,7 +198,7 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 			return
 		}
 		if err == nil {
-			w.forget(m)
+			w.succeeded(m)
 			w.ack(ctx, m)
 			return
 		}
@@ -201,13 +209,14 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 		}
 		_, terminal := errors.AsType[*TerminalError](err)
 		full := errors.Is(err, ErrStreamFull)
-		failures := 0
+		failures, hopeless := 0, false
 		if !full {
-			failures = w.failure(m)
+			failures, hopeless = w.failure(m, time.Since(began))
 		}
 		switch {
-		case terminal || w.config.MaxDeliver > 0 && failures >= w.config.MaxDeliver:
+		case terminal || hopeless || w.config.MaxDeliver > 0 && failures >= w.config.MaxDeliver:
 			w.forget(m)
+			w.leave(m) // what is left to do is not what fails
 			w.giveUp(ctx, shutdown, m, err)
 			return
 		case !full:
@@ -227,15 +236,36 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 	}
 }
 
-// failure counts one more failure of a message in this process.
-func (w *consumer) failure(m *Message) int {
+// admit takes a message in hand, or says for how long it is to be handed back.
+func (w *consumer) admit(m *Message) (away time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.fair.admit(m, time.Now())
+}
+
+func (w *consumer) leave(m *Message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fair.leave(m)
+}
+
+// failure counts one more failure of a message in this process, of a try that took so
+// long, and says whether its whole family fails.
+func (w *consumer) failure(m *Message, took time.Duration) (n int, hopeless bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.failed) >= maxFailed {
 		clear(w.failed) // more tries than promised are better than ever more memory
 	}
 	w.failed[m.Seq]++
-	return w.failed[m.Seq]
+	return w.failed[m.Seq], w.fair.failed(m, took, time.Now())
+}
+
+func (w *consumer) succeeded(m *Message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.failed, m.Seq)
+	w.fair.succeeded(m)
 }
 
 func (w *consumer) forget(m *Message) {

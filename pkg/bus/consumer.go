@@ -22,8 +22,8 @@ const (
 	DefaultRetryDelay   = time.Second
 	// maxRetryDelay bounds the doubling of RetryDelay.
 	maxRetryDelay = time.Minute
-	// minAckPending is the least that a consumer may have in hand over all replicas.
-	minAckPending = 1000
+	// unbounded is no limit of the server.
+	unbounded     = -1
 	maxMaxDeliver = 1_000_000
 	// lostPerTry is how many deliveries may be lost, without a result or an error, for
 	// each try of MaxDeliver.
@@ -50,8 +50,9 @@ type ConsumerConfig struct {
 	// ended, or handed it back at shutdown. But a message that ends its process must not do
 	// so for ever: after ten times MaxDeliver deliveries of any kind it is given up, too.
 	MaxDeliver int
-	// MaxAckPending bounds the messages in hand over all replicas; default 1000 or
-	// 16 * Slots, whichever is more.
+	// MaxAckPending bounds the messages in hand over all replicas, those included that wait
+	// for their redelivery; when it is reached, no other message is delivered. Default: no
+	// bound, since each replica asks for no more than it has slots for.
 	MaxAckPending int
 	// Slots is how many handlers run at once (Consume), or how many messages are fetched
 	// ahead (Subscription); default 1.
@@ -72,6 +73,10 @@ type ConsumerConfig struct {
 	// OnGiveUp runs before the dead letter of a message that failed for good, so that the
 	// stages after can be told. When it fails, it is tried again.
 	OnGiveUp func(ctx context.Context, m *Message, cause error) error
+	// Families names what a message shares its fate with, outermost first, such as its run
+	// and its group; nil: nothing. While messages of a family fail, they are tried one at a
+	// time and leave half of the slots to others, see fairness.
+	Families func(m *Message) []string
 	// OnRelease is called by Subscription.Next when the pin went to another client and
 	// every message held has been handed back.
 	OnRelease func()
@@ -102,7 +107,7 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	orDefault(&c.AckWait, DefaultAckWait)
 	orDefault(&c.MaxDeliver, DefaultMaxDeliver)
 	orDefault(&c.Slots, DefaultSlots)
-	orDefault(&c.MaxAckPending, max(minAckPending, 16*c.Slots))
+	orDefault(&c.MaxAckPending, unbounded)
 	orDefault(&c.PinnedTTL, DefaultPinnedTTL)
 	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
 	orDefault(&c.RetryDelay, DefaultRetryDelay)
@@ -192,11 +197,23 @@ func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
 // backoff is the pause after so many failures: RetryDelay, doubled with each, varied by
 // a fifth so that what failed together does not come back together.
 func (c ConsumerConfig) backoff(failures int) time.Duration {
+	return time.Duration(float64(c.doubled(failures)) * (0.8 + 0.4*rand.Float64()))
+}
+
+func (c ConsumerConfig) doubled(failures int) time.Duration {
 	d := maxRetryDelay
 	if failures > 0 && failures <= 16 {
 		d = min(d, c.RetryDelay<<(failures-1))
 	}
-	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
+	return d
+}
+
+// patience is how long a message is tried that fails at once each time.
+func (c ConsumerConfig) patience() (d time.Duration) {
+	for failures := 1; failures < c.MaxDeliver; failures++ {
+		d += c.doubled(failures)
+	}
+	return d
 }
 
 // spent says whether a message has come more often than it may come at all.

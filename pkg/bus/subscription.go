@@ -99,7 +99,7 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 		return time.Time{}, fmt.Errorf("consumer %q of %s: %w", s.config.Durable, s.config.Stream, err)
 	}
 	held := s.Held()
-	if !s.puller.idle() || info.NumAckPending > held || info.NumPending > 0 && held < s.config.MaxAckPending {
+	if !s.puller.idle() || info.NumAckPending > held || info.NumPending > 0 && (s.config.MaxAckPending < 0 || held < s.config.MaxAckPending) {
 		return time.Time{}, nil
 	}
 	return info.TimeStamp.Add(-infoLag), nil

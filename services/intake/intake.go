@@ -132,12 +132,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	if t := p.InitialLatents; t != nil && t.Ref == nil { // as a blob, each request can carry them
-		ref, err := s.bus.PutBlob(ctx, t.Data)
-		if err != nil {
-			return fmt.Errorf("store initial latents: %w", err)
-		}
-		t.Ref, t.Data = &ref, nil
+	if err := s.latents(ctx, p.InitialLatents); err != nil {
+		return err
 	}
 	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward, externalWait: s.cfg.ExternalWait})
 	if err != nil {

@@ -105,7 +105,11 @@ func (s *service) initialLatents(ctx context.Context, req *schemas.Request, toke
 	data := t.Data
 	if t.Ref != nil {
 		var err error
-		if data, err = s.bus.GetBlob(ctx, *t.Ref); err != nil {
+		data, err = s.bus.GetBlob(ctx, *t.Ref)
+		switch {
+		case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+			return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("initial_latents.ref: %w", err))
+		case err != nil:
 			return nil, fmt.Errorf("load initial latents: %w", err)
 		}
 	}

@@ -164,12 +164,18 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 		AckWait: cfg.AckWait, MaxDeliver: cfg.MaxDeliver, DrainTimeout: cfg.DrainTimeout,
 		// Twice the batch: while one sample is decoded and stored, the next denoises.
 		Slots:    2 * cfg.Batch * cfg.Workers,
-		OnGiveUp: s.fail,
+		OnGiveUp: s.fail, Families: families,
 	}, s.handle)
 	err := b.Consume(ctx, consumer, handle)
 	stop()
 	wg.Wait()
 	return err
+}
+
+// families are the run and the group of a request.
+func families(m *bus.Message) []string {
+	t := strings.Split(schemas.MessageID(m.Subject), ".") // request.<run>.<lane>.<uid>.<sample>
+	return []string{t[1], t[1] + "." + t[3]}
 }
 
 type service struct {
