@@ -274,25 +274,48 @@ func TestDocs_NoLeftovers(t *testing.T) {
 	})
 }
 
-// The Go example of the README compiles against the packages as they are.
-func TestDocs_GoExampleCompiles(t *testing.T) {
-	block := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindStringSubmatch(read(t, "README.md"))
-	if block == nil {
-		t.Fatal("README.md has no Go example")
+// The Go examples of the documents compile against the packages as they are.
+func TestDocs_GoExamplesCompile(t *testing.T) {
+	for _, name := range []string{"README.md", "schemas/README.md"} {
+		goExample(t, name, "build")
 	}
-	source := `package example
+}
+
+// goExample builds or runs the first Go block of a document, as the body of a function
+// with a client c of the pipeline at the given address, and returns what it prints.
+func goExample(t *testing.T, name, verb string, args ...string) string {
+	t.Helper()
+	block := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindStringSubmatch(read(t, name))
+	if block == nil {
+		t.Fatalf("%s has no Go example", name)
+	}
+	body, given := block[1], ""
+	if !strings.Contains(body, "client.Connect") {
+		given = "c, err := client.Connect(ctx, os.Args[1])\nif err != nil {\nreturn err\n}\ndefer c.Close()\n"
+	}
+	source := `package main
 
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"` + module + `/pkg/client"
 	"` + module + `/schemas"
 )
 
-func Example(ctx context.Context) error {
-` + block[1] + `
+func example(ctx context.Context) error {
+` + given + body + `
 	return nil
+}
+
+var _ schemas.Event
+
+func main() {
+	if err := example(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }
 `
 	// An overlay lets the compiler see the file inside the module without writing it there.
@@ -309,9 +332,15 @@ func Example(ctx context.Context) error {
 	if err := errors.Join(os.WriteFile(file, []byte(source), 0o600), os.WriteFile(overlay, replace, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("go", "build", "-overlay", overlay, module+"/integration/readme").CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	command := []string{verb, "-overlay", overlay}
+	if verb == "build" {
+		command = append(command, "-o", filepath.Join(dir, "example"))
 	}
+	out, err := exec.Command("go", append(append(command, module+"/integration/readme"), args...)...).CombinedOutput()
+	if err != nil {
+		t.Errorf("%s: %v\n%s", name, err, out)
+	}
+	return string(out)
 }
 
 // Each command line of the documents names a program, a subcommand and flags that exist.

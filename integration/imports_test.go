@@ -49,7 +49,7 @@ var layers = map[string][]string{
 	"pkg/model/modeltest":           {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/bus":                       {"schemas"},
 	"pkg/bus/bustest":               {"schemas", "pkg/bus", "pkg/natsd"},
-	"pkg/client":                    {"schemas", "pkg/bus"},
+	"pkg/client":                    {"schemas", "pkg/bus", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},

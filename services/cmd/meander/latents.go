@@ -91,18 +91,12 @@ func groupLatents(ctx context.Context, b *bus.Bus, g *groupResult, prefix string
 			return nil, fmt.Errorf("sample %d did not complete", g.Members[i].SampleIndex)
 		}
 		shape, order = t.LatentsShape, t.LatentStepIndices
-		steps, err := client.New(b).Steps(ctx, t)
+		kept, err := client.New(b).Latents(ctx, t)
 		if err != nil {
 			return nil, err
 		}
-		for _, s := range steps {
-			for _, l := range s.Latents {
-				x := make([]float32, shape[0]*shape[1])
-				if err := tensor.DType(l.Tensor.DType).DecodeFloats(x, l.Tensor.Data); err != nil {
-					return nil, fmt.Errorf("latents %d of sample %d: %w", l.Index, t.SampleIndex, err)
-				}
-				byIndex[l.Index] = append(byIndex[l.Index], x...)
-			}
+		for index, x := range kept {
+			byIndex[index] = append(byIndex[index], x...)
 		}
 	}
 	var out []safetensors.Tensor
