@@ -49,8 +49,12 @@ func newProgress(out io.Writer, machine bool, run string, groups int, pending ma
 	p := &progress{out: out, run: run, total: groups, uids: maps.Clone(pending), seen: map[string]bool{}, ended: make(chan struct{})}
 	p.changed()
 	if f, ok := out.(*os.File); ok && isTerminal(f) && !machine {
+		name := run + " "
+		if width(out) < 80 {
+			name = "" // the numbers matter more
+		}
 		p.bars, p.bar = newBar(out, 0,
-			mpb.PrependDecorators(decor.Name(run+" ")),
+			mpb.PrependDecorators(decor.Name(name)),
 			mpb.AppendDecorators(
 				decor.CountersNoUnit("%d/%d steps"),
 				decor.Any(func(decor.Statistics) string { return "  " + *p.tail.Load() }),

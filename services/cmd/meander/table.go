@@ -52,17 +52,21 @@ func (r *results) printGroups(w io.Writer) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s  %s", g.Prompt, paintStatus(w, g.Status))
+		head := paintStatus(w, g.Status)
 		if g.Mean != nil {
-			fmt.Fprintf(w, ", mean reward %s, std %s", number(g.Mean, "%.3f"), number(g.Std, "%.3f"))
+			head += fmt.Sprintf(", mean reward %s, std %s", number(g.Mean, "%.3f"), number(g.Std, "%.3f"))
 		}
 		if g.Group != "" {
-			fmt.Fprintf(w, ", stood in for by %s", g.Group)
+			head += ", stood in for by " + g.Group
 		}
 		if g.Error != "" {
-			fmt.Fprintf(w, ": %s", firstLine(g.Error))
+			head += ": " + firstLine(g.Error)
 		}
-		fmt.Fprintln(w)
+		between := "  "
+		if utf8.RuneCountInString(g.Prompt)+utf8.RuneCountInString(head) > lineWidth(w) {
+			between = "\n  "
+		}
+		fmt.Fprintf(w, "%s%s%s\n", g.Prompt, between, breakLines(head, lineWidth(w), "\n  "))
 		members := slices.Clone(g.Members)
 		slices.SortStableFunc(members, func(a, b memberResult) int {
 			return cmp.Or(compareDown(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
