@@ -81,7 +81,7 @@ type Rollout struct {
 	LatentsDType string `msgpack:"latents_dtype,omitempty"`
 }
 
-// SDEWindow draws the stochastic steps of a group, the same for all its samples.
+// SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch.
 type SDEWindow struct {
 	// Size is how many steps.
 	Size int64 `msgpack:"size"`
@@ -90,11 +90,13 @@ type SDEWindow struct {
 	// Strategy is random (default; contiguous, uniform start), progressive (start moves with
 	// Iteration) or noncontiguous (a random subset).
 	Strategy string `msgpack:"strategy,omitempty"`
-	// Iteration is the training step of progressive windows; default 0.
+	// Iteration is the training step: progressive windows move with it, the others draw anew for
+	// each; default 0.
 	Iteration int64 `msgpack:"iteration,omitempty"`
 	// ItersPerGroup is how many iterations a progressive window stays; default 1.
 	ItersPerGroup int64 `msgpack:"iters_per_group,omitempty"`
-	// Seed of the draw; absent: the group's seed and uid.
+	// Seed makes the draw independent of the run id; absent: the run id seeds. Each batch id has a
+	// draw of its own, and prompts without a batch draw alike; the seed of the noise has no part in it.
 	Seed *int64 `msgpack:"seed,omitempty"`
 }
 

@@ -20,7 +20,8 @@ func SampleSeed(base, uid string, sampleIndex int) uint64 {
 }
 
 // GroupSeed derives the seed shared by all samples of a group, for shared initial
-// noise and for window draws: SampleSeed with 2^64-1 as the index.
+// noise: SampleSeed with 2^64-1 as the index. With a batch's id for the uid it is the
+// seed of the batch's window draws.
 func GroupSeed(base, uid string) uint64 { return deriveSeed(base, uid, groupIndex) }
 
 // SeedBase is the base of a prompt with a seed of its own: "seed:" and the decimal

@@ -26,7 +26,7 @@ func (s Strategy) Valid() bool {
 	return s == RandomWindow || s == ProgressiveWindow || s == NoncontiguousWindow
 }
 
-// Window chooses the stochastic steps of a group, the same for all its samples.
+// Window chooses the stochastic steps of the groups of a batch, the same for all samples.
 type Window struct {
 	Size     int // steps to choose
 	Lo, Hi   int // from Lo, Lo+1, .. Hi-1
@@ -62,8 +62,8 @@ func (w Window) Validate(numInferenceSteps int) error {
 	return errors.Join(faults...)
 }
 
-// Indices returns the chosen steps, ascending. seed is the window's own or GroupSeed:
-// every sample of a group must use the same. Draw j is the 64-bit number of the first
+// Indices returns the chosen steps, ascending. seed is GroupSeed of the batch: all that is
+// trained together must use the same. Draw j is the 64-bit number of the first
 // two words (low, high) of Philox with key seed and counter (j, Iteration,
 // StreamWindow, 0); its choice among n is the upper half of its product with n.
 func (w Window) Indices(numInferenceSteps int, seed uint64) ([]int, error) {

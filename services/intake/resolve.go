@@ -46,7 +46,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
-	stochastic, returned, err := Steps(p, steps, flow.GroupSeed(base, p.UID))
+	stochastic, returned, err := Steps(run, p, steps)
 	if err != nil {
 		return nil, err
 	}
@@ -142,16 +142,17 @@ func sigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, e
 }
 
 // Steps lists the steps of a prompt's samples that are not ode, and the latents they keep,
-// both ascending. seed draws the window of a prompt that has none of its own.
-func Steps(p *schemas.Prompt, steps int, seed uint64) (stochastic []int, returned []int64, err error) {
-	if stochastic, err = stochasticSteps(p, steps, seed); err != nil {
+// both ascending. The run is that of the prompt: a window without a seed of its own is drawn
+// for it.
+func Steps(run string, p *schemas.Prompt, steps int) (stochastic []int, returned []int64, err error) {
+	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
 		return nil, nil, err
 	}
 	returned, err = returnedSteps(p, steps, stochastic)
 	return stochastic, returned, err
 }
 
-func stochasticSteps(p *schemas.Prompt, steps int, seed uint64) ([]int, error) {
+func stochasticSteps(run string, p *schemas.Prompt, steps int) ([]int, error) {
 	r := p.Rollout
 	switch {
 	case p.Evaluation || r.SDEType == string(flow.ODE):
@@ -166,10 +167,21 @@ func stochasticSteps(p *schemas.Prompt, steps int, seed uint64) ([]int, error) {
 	if len(r.SDEWindow.Range) == 2 {
 		w.Lo, w.Hi = int(r.SDEWindow.Range[0]), int(r.SDEWindow.Range[1])
 	}
-	if r.SDEWindow.Seed != nil {
-		seed = uint64(*r.SDEWindow.Seed)
+	return w.Indices(steps, windowSeed(run, p))
+}
+
+// windowSeed is one for all groups of a batch, whatever their own seeds: a trainer whose
+// batch mixes windows compares samples that had noise at different steps. Prompts without
+// a batch are as if all of their run were in one.
+func windowSeed(run string, p *schemas.Prompt) uint64 {
+	base, batch := flow.RunBase(run), ""
+	if p.Rollout.SDEWindow.Seed != nil {
+		base = flow.SeedBase(*p.Rollout.SDEWindow.Seed)
 	}
-	return w.Indices(steps, seed)
+	if p.Batch != nil {
+		batch = p.Batch.ID
+	}
+	return flow.GroupSeed(base, batch)
 }
 
 // returnedSteps lists latents within 0..T: those asked for, those a trainer of the chosen

@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -79,22 +80,57 @@ func TestResolve_Steps(t *testing.T) {
 	}
 }
 
-// A random window is one draw per group: equal for its samples and for a redelivery.
-func TestResolve_WindowIsTheGroups(t *testing.T) {
-	p := &schemas.Prompt{UID: "u", Prompt: "a", Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 9}}}}
-	first := resolved(t, p)
-	places := map[int64]bool{}
-	for _, r := range append(resolved(t, p), first...) {
-		if !slices.Equal(r.Transitions, first[0].Transitions) {
-			t.Errorf("sample %d has another window", r.SampleIndex)
+// A random window is one draw per batch: equal for all samples of all its groups, whatever
+// their seeds, and for a redelivery. Prompts without a batch have that of their run.
+func TestResolve_WindowIsTheBatchs(t *testing.T) {
+	window := func(t *testing.T, run, uid, batch string, seed, windowSeed *int64) []string {
+		t.Helper()
+		p := &schemas.Prompt{
+			UID: uid, Prompt: "a", GroupSize: new(int64(4)), Seed: seed,
+			Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 9}, Seed: windowSeed}},
+		}
+		if batch != "" {
+			p.Batch = &schemas.BatchSpec{ID: batch, Groups: 8}
+		}
+		requests, err := resolve(run, p, qwen(), origin{created: time.Unix(1, 0), reward: []string{"synthetic"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range requests {
+			if !slices.Equal(r.Transitions, requests[0].Transitions) {
+				t.Errorf("sample %d has another window", r.SampleIndex)
+			}
+		}
+		return requests[0].Transitions
+	}
+	names := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
+	for _, batch := range []string{"", "b0", "b1"} {
+		want := window(t, "r", "a", batch, nil, nil)
+		for i, uid := range names {
+			if got := window(t, "r", uid, batch, new(int64(i)), nil); !slices.Equal(got, want) {
+				t.Errorf("batch %q: group %q has the steps %v, another has %v", batch, uid, got, want)
+			}
 		}
 	}
-	for _, uid := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
-		p.UID = uid
-		places[stochastic(resolved(t, p)[0].Transitions)[0]] = true
+	places := func(draw func(name string) []string) int {
+		seen := map[string]bool{}
+		for _, name := range names {
+			seen[fmt.Sprint(draw(name))] = true
+		}
+		return len(seen)
 	}
-	if len(places) < 2 {
-		t.Errorf("eight groups all have the same window")
+	if n := places(func(batch string) []string { return window(t, "r", "a", batch, nil, nil) }); n < 2 {
+		t.Error("eight batches all have the same window")
+	}
+	if n := places(func(run string) []string { return window(t, run, "a", "", nil, nil) }); n < 2 {
+		t.Error("eight runs all have the same window")
+	}
+	seed := new(int64(7))
+	if n := places(func(run string) []string { return window(t, run, run, "b0", nil, seed) }); n != 1 {
+		t.Errorf("a window with a seed has %d places in eight runs", n)
+	}
+	if n := places(func(batch string) []string { return window(t, "r", "a", batch, nil, seed) }); n < 2 {
+		t.Error("a seed gives eight batches the same window")
 	}
 }
 

@@ -273,6 +273,24 @@ func TestLoad_Estimators(t *testing.T) {
 	}
 }
 
+// A window draws by its own seed, else by that of the noise, else by the run.
+func TestLoad_Window(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want schemas.SDEWindow
+	}{
+		{[]string{"--sde-window", "2"}, schemas.SDEWindow{Size: 2}},
+		{[]string{"--sde-window", "2:0-5:noncontiguous"}, schemas.SDEWindow{Size: 2, Range: []int64{0, 5}, Strategy: "noncontiguous"}},
+		{[]string{"--sde-window", "2:0-5:random:7", "--seed", "9"}, schemas.SDEWindow{Size: 2, Range: []int64{0, 5}, Strategy: "random", Seed: new(int64(7))}},
+		{[]string{"--sde-window", "2:::7"}, schemas.SDEWindow{Size: 2, Seed: new(int64(7))}},
+		{[]string{"--sde-window", "2", "--seed", "9"}, schemas.SDEWindow{Size: 2, Seed: new(int64(9))}},
+	} {
+		if got := event(t, mustLoad(t, append(tt.args, "a")...)[0]).Rollout.SDEWindow; !reflect.DeepEqual(got, &tt.want) {
+			t.Errorf("%q: %+v, want %+v", tt.args, got, tt.want)
+		}
+	}
+}
+
 func TestLoad_Rewards(t *testing.T) {
 	e := event(t, mustLoad(t, "--reward", "ocr=2,nats:pick", "--optional-reward", "external:human=0.5", "--reward-param", "ocr.psm=7", "--reward-param", "nats:pick.note=a=b, c", `a "b"`)[0])
 	want := []schemas.RewardSpec{
@@ -335,6 +353,7 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--reward", "glph", "a"}, `--reward: "glph"; did you mean glyph?`},
 		{[]string{"--sde-type", "sd", "--steps", "0", "a", "b"}, "--steps: 0; must be between 1 and 1000\n--sde-type: \"sd\"; must be one of sde, cps, dance_sde, ode"},
 		{[]string{"--sde-window", "2:9-3", "a"}, "--sde-window: [9 3]; must be a part of"},
+		{[]string{"--sde-window", "2:0-5:random:-7", "a"}, `--sde-window: "2:0-5:random:-7"; must be SIZE[:LOW-HIGH[:STRATEGY[:SEED]]]`},
 		{[]string{"--zero-std", "forget", "a"}, `--zero-std: "forget"; must be one of keep, drop, refill`},
 		{[]string{"--std", "globl", "a"}, `--std: "globl"; must be group or global or none with estimator flow_grpo`},
 	} {

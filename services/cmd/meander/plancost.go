@@ -73,7 +73,7 @@ func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 	}
 	// The draw of a window needs the run: where the steps need not be neighbours, the states
 	// kept may be a few more or less.
-	sde, kept, err := intake.Steps(e, int(steps), 0)
+	sde, kept, err := intake.Steps("", e, int(steps))
 	if err != nil {
 		return nil, err
 	}

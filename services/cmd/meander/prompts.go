@@ -72,7 +72,7 @@ func (p *promptFlags) sampling(f *pflag.FlagSet) {
 	f.StringVar(&p.sdeType, "sde-type", "sde", "stochastic transition: sde, cps, dance_sde, or ode for none")
 	f.Float64Var(&p.noiseLevel, "noise-level", 0.7, "noise level a of stochastic steps")
 	f.StringVar(&p.sdeSteps, "sde-steps", "", "steps that are stochastic, e.g. 2,3 or 0-4; none for none; default all")
-	f.StringVar(&p.sdeWindow, "sde-window", "", "draw the stochastic steps: SIZE[:LOW-HIGH[:random|progressive|noncontiguous]], HIGH exclusive")
+	f.StringVar(&p.sdeWindow, "sde-window", "", "draw the stochastic steps: SIZE[:LOW-HIGH[:random|progressive|noncontiguous[:SEED]]], HIGH exclusive; the same for all groups of a batch, SEED default --seed or the run")
 	f.StringVar(&p.returnSteps, "return-steps", "", "latents to keep, e.g. 2,3,4; T is the final one; default those around stochastic steps")
 	f.StringVar(&p.logProbKind, "log-prob-kind", "density", "density, scaled or squared")
 	f.StringVar(&p.solver, "solver", "euler", "solver of ode steps: euler, heun, unipc, dpm or rk4")
@@ -162,6 +162,9 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	if p.set("sde-window") {
 		w, err := window(p.sdeWindow)
 		errs = append(errs, err)
+		if _, own := w["seed"]; err == nil && !own && p.set("seed") {
+			w["seed"] = p.seed // else equal seeds would not make equal runs
+		}
 		nested("rollout", "sde-window", "sde_window", w)
 	}
 
@@ -233,12 +236,12 @@ func floats(flag, s string) ([]float64, error) {
 	return out, nil
 }
 
-// window reads SIZE[:LOW-HIGH[:STRATEGY]].
+// window reads SIZE[:LOW-HIGH[:STRATEGY[:SEED]]]; parts in the middle may be empty.
 func window(s string) (map[string]any, error) {
-	bad := fmt.Errorf("--sde-window: %q; must be SIZE[:LOW-HIGH[:STRATEGY]], e.g. 2:0-5:random", s)
+	bad := fmt.Errorf("--sde-window: %q; must be SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], e.g. 2:0-5:random:7", s)
 	parts := strings.Split(s, ":")
 	size, err := strconv.ParseInt(parts[0], 10, 64)
-	if err != nil || len(parts) > 3 {
+	if err != nil || len(parts) > 4 {
 		return nil, bad
 	}
 	w := map[string]any{"size": size}
@@ -251,8 +254,15 @@ func window(s string) (map[string]any, error) {
 		}
 		w["range"] = []int64{a, b}
 	}
-	if len(parts) > 2 {
+	if len(parts) > 2 && parts[2] != "" {
 		w["strategy"] = parts[2]
+	}
+	if len(parts) > 3 {
+		seed, err := strconv.ParseInt(parts[3], 10, 64)
+		if err != nil || seed < 0 {
+			return nil, bad
+		}
+		w["seed"] = seed
 	}
 	return w, nil
 }
