@@ -110,7 +110,7 @@ func newGlyph() (Scorer, error) {
 
 func (glyphReader) Name() string { return Glyph }
 
-func (glyphReader) Version() string { return "1" }
+func (glyphReader) Version() string { return "2" }
 
 func (g glyphReader) Score(ctx context.Context, in Input) (float64, error) {
 	r := g.ScoreDetail(ctx, in)

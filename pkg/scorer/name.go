@@ -33,8 +33,8 @@ var kinds = []kind{
 	{name: External, instance: "NAME", alone: true},
 	{name: Glyph, builtin: true, compares: true},
 	{name: HTTP, instance: "NAME", free: true},
-	{name: JPEGCompressibility, builtin: true},
-	{name: JPEGIncompressibility, builtin: true},
+	{name: JPEGCompressibility, builtin: true, params: jpegParams},
+	{name: JPEGIncompressibility, builtin: true, params: jpegParams},
 	{name: NATS, instance: "NAME", free: true},
 	{name: OCR, builtin: true, compares: true, params: ocrParams},
 	{name: ONNX, instance: "NAME"},
@@ -118,9 +118,8 @@ func Check(name, prompt, groundTruth string, params map[string]string) error {
 			}
 		}
 	}
-	if k.name == OCR && len(errs) == 0 {
-		_, err := ocrOptions(params)
-		errs = append(errs, err)
+	if len(errs) == 0 {
+		errs = append(errs, k.checkParams(params))
 	}
 	if k.compares {
 		if _, err := Target(prompt, groundTruth); err != nil {
@@ -128,4 +127,16 @@ func Check(name, prompt, groundTruth string, params map[string]string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkParams checks the values of params that the function has.
+func (k kind) checkParams(params map[string]string) error {
+	var err error
+	switch k.name {
+	case OCR:
+		_, err = ocrOptions(params)
+	case JPEGCompressibility, JPEGIncompressibility:
+		_, err = jpegDivisor(params)
+	}
+	return err
 }

@@ -102,7 +102,7 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 func (t *Tesseract) Name() string { return OCR }
 
 // Version names the rule and tesseract's release, which decide the score together.
-func (t *Tesseract) Version() string { return "1-tesseract-" + t.version }
+func (t *Tesseract) Version() string { return "2-tesseract-" + t.version }
 
 // Score is TextReward of what was read.
 func (t *Tesseract) Score(ctx context.Context, in Input) (float64, error) {

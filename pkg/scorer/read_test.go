@@ -237,7 +237,7 @@ func TestOCR_Params(t *testing.T) {
 			t.Errorf("%v: error %v, want one about %q", params, err, fault)
 		}
 	}
-	if !strings.HasPrefix(o.Version(), "1-tesseract-") {
+	if !strings.HasPrefix(o.Version(), "2-tesseract-") {
 		t.Errorf("version %q", o.Version())
 	}
 }

@@ -98,6 +98,10 @@ func TestJPEG(t *testing.T) {
 		if minus := score(t, down, p.picture); minus != -got {
 			t.Errorf("%s: compressibility %v, incompressibility %v", p.name, minus, got)
 		}
+		scaled, err := down.Score(t.Context(), scorer.Input{Image: p.picture, Params: map[string]string{"divisor": "500"}})
+		if err != nil || scaled != -got/500 { // as Flow-GRPO has it
+			t.Errorf("%s: compressibility over 500 is %v, %v; want %v", p.name, scaled, err, -got/500)
+		}
 		if got <= last {
 			t.Errorf("%s: %v kilobytes, no more than the simpler picture's %v", p.name, got, last)
 		}

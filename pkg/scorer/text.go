@@ -26,39 +26,72 @@ func Target(prompt, groundTruth string) (string, error) {
 	return "", errors.New(`ground_truth: empty, and the prompt has no text in double quotes`)
 }
 
-// TextReward is the OCR reward of Flow-GRPO as verl has it, in [0, 1]: white space and
-// case do not count; a recognised text that contains the target scores 1; else, with d
-// the Levenshtein distance in characters, 1 - min(d, n)/n for a target of n. An empty
-// target scores 1 against an empty text, else 0.
+// TextReward is the OCR reward of Flow-GRPO as verl-omni has it (genrm_ocr), in [0, 1]:
+// white space and case do not count; a recognised text that contains the target scores 1;
+// else, with d the Levenshtein distance in characters, 1 - min(d, n)/n for a target of n.
+// An empty target scores 1 against an empty text, else 0. What is white space and what the
+// lower case of a text is, Python says.
 func TextReward(target, recognised string) float64 {
 	t, r := plainText(target), plainText(recognised)
+	n := len(t)
 	switch {
-	case len(t) == 0 && len(r) == 0:
+	case n == 0 && len(r) == 0:
 		return 1
-	case len(t) == 0:
+	case n == 0:
 		return 0
 	case strings.Contains(string(r), string(t)):
 		return 1
+	case len(r) >= 2*n: // at least n letters too many
+		return 0
 	}
-	n := len(t)
 	return 1 - float64(min(levenshtein(t, r), n))/float64(n)
 }
 
-// maxRecognised bounds the characters of a recognised text that are compared: a picture
-// full of text costs time in their product with the target's.
-const maxRecognised = 4096
-
+// plainText is re.sub(r"\s+", "", s).lower() of Python: unicode.ToLower, but for two capitals.
 func plainText(s string) []rune {
-	var out []rune
-	for _, r := range strings.ToLower(s) {
-		if !unicode.IsSpace(r) {
-			if out = append(out, r); len(out) == maxRecognised {
-				break
-			}
+	var text []rune
+	for _, r := range s {
+		if !unicode.IsSpace(r) && (r < 0x1c || r > 0x1f) { // the ASCII separators are white space there
+			text = append(text, r)
 		}
 	}
-	return out
+	lower := make([]rune, 0, len(text))
+	for i, r := range text {
+		switch {
+		case r == 'İ':
+			lower = append(lower, 'i', '\u0307')
+		case r == 'Σ' && finalSigma(text, i):
+			lower = append(lower, 'ς')
+		default:
+			lower = append(lower, unicode.ToLower(r))
+		}
+	}
+	return lower
 }
+
+// finalSigma says whether the sigma at i ends a word: a letter with case is before it and
+// none behind it, whatever is between that case ignores (Unicode 3.13, Final_Sigma).
+func finalSigma(text []rune, i int) bool {
+	before, behind := i-1, i+1
+	for before >= 0 && caseIgnorable(text[before]) {
+		before--
+	}
+	for behind < len(text) && caseIgnorable(text[behind]) {
+		behind++
+	}
+	return before >= 0 && cased(text[before]) && (behind == len(text) || !cased(text[behind]))
+}
+
+func cased(r rune) bool {
+	return unicode.In(r, unicode.Lu, unicode.Ll, unicode.Lt, unicode.Other_Uppercase, unicode.Other_Lowercase)
+}
+
+func caseIgnorable(r rune) bool {
+	return unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf, unicode.Lm, unicode.Sk) || strings.ContainsRune(midWord, r)
+}
+
+// midWord are the characters of Word_Break MidLetter, MidNumLet and Single_Quote.
+const midWord = "'.:\u00b7\u0387\u055f\u05f4\u2018\u2019\u2024\u2027\ufe13\ufe52\ufe55\uff07\uff0e\uff1a"
 
 // levenshtein is the least number of insertions, deletions and substitutions.
 func levenshtein(a, b []rune) int {

@@ -1,10 +1,14 @@
 package scorer_test
 
 import (
+	"cmp"
+	"encoding/json"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
@@ -35,6 +39,64 @@ func TestTextReward(t *testing.T) {
 				t.Errorf("%q against %q: %v, want %v", tt.recognised, tt.target, got, tt.want)
 			}
 		})
+	}
+}
+
+// same fails t unless the rule takes the texts for equal: each contains the other.
+func same(t *testing.T, what, text, plain string) {
+	t.Helper()
+	if scorer.TextReward(text, plain) != 1 || scorer.TextReward(plain, text) != 1 {
+		t.Errorf("%s: %+q is not taken for %+q", what, text, plain)
+	}
+}
+
+// testdata/text.json is the rule in Python, of every character, see deploy/golden/make_text.py.
+func TestTextReward_Python(t *testing.T) {
+	b, err := os.ReadFile("testdata/text.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type ranges [][2]rune
+	var file struct {
+		Plain      map[string]string
+		Unassigned ranges
+		Final      [3]ranges
+		Scores     [][3]any
+	}
+	if err := json.Unmarshal(b, &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Plain) == 0 || len(file.Scores) == 0 {
+		t.Fatal("no cases")
+	}
+	within := func(rs ranges, r rune) bool {
+		i, _ := slices.BinarySearchFunc(rs, r, func(b [2]rune, r rune) int { return cmp.Compare(b[1], r) })
+		return i < len(rs) && rs[i][0] <= r
+	}
+	for r := range rune(unicode.MaxRune + 1) {
+		if r >= 0xd800 && r < 0xe000 || within(file.Unassigned, r) {
+			continue
+		}
+		c := string(r)
+		plain, ok := file.Plain[c]
+		if !ok {
+			plain = c
+		}
+		same(t, "character", "7"+c+"7", "7"+plain+"7")
+		for i, frame := range [][2]string{{"", "Σ"}, {"A", "Σ"}, {"AΣ", ""}} {
+			sigma := "σ"
+			if within(file.Final[i], r) {
+				sigma = "ς"
+			}
+			if r != 'Σ' {
+				same(t, "sigma", frame[0]+c+frame[1], strings.NewReplacer("A", "a", "Σ", sigma).Replace(frame[0])+plain+strings.Replace(frame[1], "Σ", sigma, 1))
+			}
+		}
+	}
+	for _, c := range file.Scores {
+		if got := scorer.TextReward(c[0].(string), c[1].(string)); got != c[2] {
+			t.Errorf("%+q against %+q: %v, want %v", c[1], c[0], got, c[2])
+		}
 	}
 }
 
@@ -122,7 +184,11 @@ func TestCheck(t *testing.T) {
 		{"ocr", sign, "", map[string]string{"prepare": "some"}, "want auto or none"},
 		{"ocr", sign, "", map[string]string{"whitelist": "a\nb"}, "one line"},
 		{"ocr", sign, "", map[string]string{"quality": "1"}, `params: "quality" is unknown; ocr has lang, margin, prepare, psm, whitelist`},
-		{"jpeg_compressibility", "x", "", map[string]string{"quality": "1"}, `params: "quality" is unknown; jpeg_compressibility has none`},
+		{"jpeg_compressibility", "x", "", map[string]string{"quality": "1"}, `params: "quality" is unknown; jpeg_compressibility has divisor`},
+		{"jpeg_compressibility", "x", "", map[string]string{"divisor": "500"}, ""},
+		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "0"}, `params: divisor = "0": want a number from 0.000001 to 1000000`},
+		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "NaN"}, `params: divisor = "NaN"`},
+		{"diversity", "x", "", map[string]string{"quality": "1"}, `params: "quality" is unknown; diversity has none`},
 		{"http:clip", "x", "", map[string]string{"anything": "1"}, ""},
 		{"http", "x", "", nil, "want http:NAME"},
 		{"external:human", "x", "", nil, ""},
