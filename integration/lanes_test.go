@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -70,5 +71,36 @@ func TestLane_MissingLatents(t *testing.T) {
 		if d.Code != schemas.CodeInvalid || !strings.HasPrefix(d.Reason, "initial_latents.ref: ") {
 			t.Fatalf("dead letter of %s: %s: %s", d.OriginalSubject, d.Code, d.Reason)
 		}
+	}
+}
+
+// A prompt that is too long for the model is no matter of trying again; cut when it says
+// so, which its trajectories tell.
+func TestLane_LongPrompt(t *testing.T) {
+	w := start(t, func(c *config) { c.sampler.Model = filepath.Join("..", "pkg", "model", "testdata", "golden", "full") })
+	prompt := &schemas.Prompt{
+		UID: "long", Prompt: strings.Repeat("a red fox, ", 200), GroupSize: new(int64(2)), Height: new(int64(16)), Width: new(int64(16)),
+		NumInferenceSteps: new(int64(2)), TrueCFGScale: new(1.0),
+	}
+	if _, err := w.client.Publish(t.Context(), "r", prompt); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range w.dead(t, 2) {
+		if d.Code != schemas.CodeInvalid || d.Deliveries > 2 || !strings.Contains(d.Reason, "tokens: want at most 512; shorten it, or set truncate_prompt") {
+			t.Errorf("dead letter: %s after %d deliveries: %s", d.Code, d.Deliveries, d.Reason)
+		}
+	}
+	prompt.UID, prompt.TruncatePrompt = "cut", true
+	if _, err := w.client.Publish(t.Context(), "r", prompt); err != nil {
+		t.Fatal(err)
+	}
+	for uid, a := range w.advantages(t, "r", 2) {
+		if complete := a.Status == schemas.StatusComplete; complete != (uid == "cut") {
+			t.Errorf("group %s is %s: %s", uid, a.Status, a.Error)
+		}
+	}
+	tr, err := w.client.Trajectory(t.Context(), "r", "cut", 0)
+	if err != nil || !tr.TruncatePrompt || tr.TruncatedTokens < 100 || tr.Prompt != prompt.Prompt {
+		t.Errorf("trajectory %+v, %v", tr, err)
 	}
 }

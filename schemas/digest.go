@@ -216,7 +216,8 @@ func StepsDigest(steps [][32]byte) string {
 // log_prob_kind, noise_level, solver, latent_step_indices, latents_shape,
 // latents_dtype, the steps' content_digest (text), the image's format, width, height
 // and pixel digest where it has one, conditioning, schedule_digest, weights_digest,
-// policy_version_min, policy_version_max, and initial_latents where it has any.
+// policy_version_min, policy_version_max, initial_latents where it has any, and where
+// tokens were cut off the text "truncated_tokens" and their number.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
 	d.text(e.UID)
@@ -271,6 +272,10 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 		if err := d.tensor(e.InitialLatents); err != nil {
 			return [32]byte{}, fmt.Errorf("initial_latents: %w", err)
 		}
+	}
+	if e.TruncatedTokens > 0 {
+		d.text("truncated_tokens")
+		d.integer(e.TruncatedTokens)
 	}
 	return d.sum(), nil
 }

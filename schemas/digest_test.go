@@ -64,7 +64,7 @@ func TestContentDigest_fields(t *testing.T) {
 	content := func(e schemas.Event) (any, error) { return schemas.ContentDigest(e) }
 	outside := map[string][]string{
 		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS"},
-		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "Steps", "Sampler", "Backend", "Group", "Timings"},
+		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "TruncatePrompt", "Steps", "Sampler", "Backend", "Group", "Timings"},
 		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored", "SampleStarted", "SampleFinished"},
 		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed", "BatchSamples", "Refill", "Evaluation", "SourceRun"},
 		"batch":      {"V", "Run", "Metrics", "Closed", "Step", "Epoch"},
@@ -129,6 +129,8 @@ func checkFields[T any](t *testing.T, e *T, inside []string, digest func(*T) (an
 			f.SetUint(f.Uint() + 1)
 		case reflect.Float32, reflect.Float64:
 			f.SetFloat(f.Float() + 1)
+		case reflect.Bool:
+			f.SetBool(!f.Bool())
 		case reflect.String:
 			f.SetString(f.String() + "x")
 		default: // lists, pointers and structs

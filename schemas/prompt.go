@@ -12,6 +12,9 @@ type Prompt struct {
 	// NegativePrompt enables true CFG when TrueCFGScale > 1. Absent: the model's own
 	// default (a single space for Qwen-Image) when TrueCFGScale > 1.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty"`
+	// TruncatePrompt cuts prompt and negative prompt at the most tokens that the model takes,
+	// as diffusers does; default false: a prompt that is too long is refused.
+	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty"`
 	// Model is the lane that shall serve the prompt; absent: the only lane there is.
 	Model string `msgpack:"model,omitempty"`
 	// GroupSize is n, the number of samples; default 8.

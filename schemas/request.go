@@ -18,8 +18,10 @@ type Request struct {
 	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
 	Prompt         string  `msgpack:"prompt"`
 	NegativePrompt string  `msgpack:"negative_prompt"`
-	Height         int64   `msgpack:"height"`
-	Width          int64   `msgpack:"width"`
+	// TruncatePrompt is the prompt's.
+	TruncatePrompt bool  `msgpack:"truncate_prompt,omitempty"`
+	Height         int64 `msgpack:"height"`
+	Width          int64 `msgpack:"width"`
 	// TrueCFGScale > 1 means two model evaluations per point.
 	TrueCFGScale float64 `msgpack:"true_cfg_scale"`
 	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0.

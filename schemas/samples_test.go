@@ -54,6 +54,17 @@ func samples(t testing.TB) []sample {
 			r.InitialLatents = initialLatents(false)
 			return r
 		}()},
+		{"prompt-truncate", &schemas.Prompt{Prompt: strings.Repeat("very ", 600) + "long", TruncatePrompt: true}},
+		{"request-truncate", func() *schemas.Request {
+			r := fullRequest(t)
+			r.TruncatePrompt = true
+			return r
+		}()},
+		{"trajectory-truncated", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.TruncatePrompt, e.TruncatedTokens = true, 107
+			return e
+		}()},
 		{"request-extremes", extremeRequest(t)},
 		{"step-sde", sdeStep()},
 		{"step-ode", &schemas.Step{

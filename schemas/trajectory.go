@@ -16,8 +16,12 @@ type Trajectory struct {
 	Error          string `msgpack:"error,omitempty"`
 	Prompt         string `msgpack:"prompt"`
 	NegativePrompt string `msgpack:"negative_prompt"`
-	Height         int64  `msgpack:"height"`
-	Width          int64  `msgpack:"width"`
+	// TruncatePrompt is the prompt's choice, TruncatedTokens how many tokens of the prompt in
+	// its template were cut off because of it; absent: none.
+	TruncatePrompt  bool  `msgpack:"truncate_prompt,omitempty"`
+	TruncatedTokens int64 `msgpack:"truncated_tokens,omitempty"`
+	Height          int64 `msgpack:"height"`
+	Width           int64 `msgpack:"width"`
 	// TrueCFGScale and CFGRule (rescaled or plain) say how v was combined.
 	TrueCFGScale float64 `msgpack:"true_cfg_scale"`
 	CFGRule      string  `msgpack:"cfg_rule"`

@@ -164,6 +164,10 @@ func (e *Trajectory) Validate() error {
 	}
 	f.text("prompt", e.Prompt, 0, MaxPromptBytes)
 	f.text("negative_prompt", e.NegativePrompt, 0, MaxPromptBytes)
+	f.notNegative("truncated_tokens", e.TruncatedTokens)
+	if e.TruncatedTokens > 0 && !e.TruncatePrompt {
+		f.add("truncated_tokens", strconv.FormatInt(e.TruncatedTokens, 10), "must be 0 without truncate_prompt")
+	}
 	if completed {
 		e.completed(&f)
 	} else {

@@ -61,6 +61,10 @@ PROMPTS = [
     "a very long description of a sign: " + "it is large, it is round, it is old; " * 6,
 ]
 
+# Prompts of more tokens than a conditioning has, the second beyond the tokenizer's own limit.
+LONG = [f"a list of {n} signs: " + ", ".join(f"sign {i} is {c}" for i, c in zip(range(n), ("red", "green", "blue") * n))
+        for n in (100, 300)]
+
 # Configurations: heads, widths and depths differ between the two wherever the code
 # could confuse them.
 CHECKPOINTS = {
@@ -216,6 +220,20 @@ def record_text(pipes):
     return out
 
 
+def record_long(pipes):
+    """Every eighth state of what the pipeline keeps of prompts that are too long."""
+    out = {}
+    for name, pipe in pipes.items():
+        for i, prompt in enumerate(LONG):
+            for most in (512, 1024):
+                embeds, mask = pipe.encode_prompt([prompt], max_sequence_length=most)
+                assert mask is None
+                if embeds.shape[1] == most:
+                    out[f"{name}.{i}.{most}"] = embeds[0, ::8]
+    assert len(out) >= 6
+    return out
+
+
 def record_velocities(pipes, rng):
     out = {}
     for name, which, h, w, prompts, sigmas in VELOCITIES:
@@ -360,7 +378,7 @@ def main():
     shutil.copy(os.path.join(os.path.dirname(__file__), "golden.README.md"), os.path.join(out, "README.md"))
     rng = np.random.default_rng(SEED)
     pipes = {name: build(name, out, rng) for name in CHECKPOINTS}
-    for name, record in (("text", lambda: record_text(pipes)), ("velocity", lambda: record_velocities(pipes, rng)),
+    for name, record in (("text", lambda: record_text(pipes)), ("long", lambda: record_long(pipes)), ("velocity", lambda: record_velocities(pipes, rng)),
                          ("vae", lambda: record_vae(pipes, rng)), ("runs", lambda: record_runs(pipes, rng)),
                          ("lora", lambda: record_lora(pipes["full"], out, rng))):
         got = {k: v.contiguous() for k, v in record().items()}
@@ -370,7 +388,7 @@ def main():
     record_corpus(pipes["full"].tokenizer, pipes["half"].tokenizer, out, PROMPTS, SPECIAL, SEED)
     import diffusers, peft, tokenizers, transformers
 
-    meta = dict(script="deploy/golden/make_golden.py", seed=SEED, prompts=PROMPTS, signs=record_signs(out), versions=dict(
+    meta = dict(script="deploy/golden/make_golden.py", seed=SEED, prompts=PROMPTS, long=LONG, signs=record_signs(out), versions=dict(
         python=sys.version.split()[0], torch=torch.__version__, diffusers=diffusers.__version__,
         transformers=transformers.__version__, tokenizers=tokenizers.__version__, peft=peft.__version__,
         numpy=np.__version__))

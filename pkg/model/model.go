@@ -10,6 +10,7 @@ package model
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"image"
 )
@@ -64,16 +65,25 @@ type Conditioning struct {
 	// Embeds [Tokens, Width] is all that a velocity depends on.
 	Embeds        []float32
 	Tokens, Width int
+	// Cut is how many tokens of the prompt in its template were dropped (EncodeTruncated).
+	Cut int
 }
+
+// ErrPrompt is wrapped by the errors of a prompt that the model cannot take, however often
+// it is tried.
+var ErrPrompt = errors.New("prompt that the model cannot take")
 
 // Model is a network ready to sample. All methods are safe for concurrent use, except
 // that Close must come last.
 type Model interface {
 	// Card describes the model; it never changes.
 	Card() Card
-	// Encode turns prompts into conditionings, in order. It fails on a prompt of more than
-	// MaxPromptTokens.
+	// Encode turns prompts into conditionings, in order. A prompt of more than
+	// MaxPromptTokens is an ErrPrompt.
 	Encode(ctx context.Context, prompts []string) ([]*Conditioning, error)
+	// EncodeTruncated is Encode, but for prompts that are too long: it drops the tokens
+	// beyond MaxPromptTokens.
+	EncodeTruncated(ctx context.Context, prompts []string) ([]*Conditioning, error)
 	// Velocity evaluates rows independently: it sets dst[i] [S, C] to the velocity at
 	// latents x[i] [S, C], sigma[i] in [0, 1], under cond[i]. The bits of a row do not
 	// depend on the rows beside it. dst[i] must not overlap any x. All rows are pictures

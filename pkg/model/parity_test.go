@@ -2,11 +2,13 @@ package model_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"image"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/model"
@@ -69,6 +71,7 @@ func (g goldens) ints(name string) []int {
 // meta is meta.json: what the goldens were made from.
 type meta struct {
 	Prompts []string `json:"prompts"`
+	Long    []string `json:"long"`
 	Signs   struct {
 		Prompts []string          `json:"prompts"`
 		SHA256  map[string]string `json:"sha256"`
@@ -169,6 +172,40 @@ func TestParity_Encode(t *testing.T) {
 		cond := encodeAll(t, m, prompts...)
 		for i, c := range cond {
 			within(t, fmt.Sprintf("%s prompt %d", name, i), c.Embeds, g.floats(fmt.Sprintf("%s.%d", name, i)), textTolerance)
+		}
+	}
+}
+
+// A prompt that is too long is refused, and cut where the pipeline cuts it when asked to.
+func TestParity_EncodeTruncated(t *testing.T) {
+	g, long := openGoldens(t, "long.safetensors"), readMeta(t).Long
+	for _, tt := range []struct{ prompt, most int }{{0, 512}, {1, 512}, {1, 1024}} {
+		for _, name := range []string{"full", "half"} {
+			m := openModel(t, name, model.QwenImageOptions{MaxPromptTokens: tt.most})
+			prompts := []string{"short", long[tt.prompt]}
+			cond, err := m.EncodeTruncated(t.Context(), prompts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c := cond[0]; c.Cut != 0 {
+				t.Errorf("a short prompt is cut by %d tokens", c.Cut)
+			}
+			c := cond[1]
+			if c.Tokens != tt.most || c.Cut < 1 || c.Prompt != long[tt.prompt] {
+				t.Errorf("%d tokens, %d cut off, want %d and some", c.Tokens, c.Cut, tt.most)
+			}
+			var eighth []float32
+			for i := 0; i < c.Tokens; i += 8 {
+				eighth = append(eighth, c.Embeds[i*c.Width:(i+1)*c.Width]...)
+			}
+			key := fmt.Sprintf("%s.%d.%d", name, tt.prompt, tt.most)
+			within(t, key, eighth, g.floats(key), textTolerance)
+			// Known by now, it is refused all the same.
+			_, err = m.Encode(t.Context(), prompts)
+			want := fmt.Sprintf("%d tokens: want at most %d", c.Tokens+c.Cut, tt.most)
+			if !errors.Is(err, model.ErrPrompt) || !strings.Contains(err.Error(), want) {
+				t.Errorf("Encode: %v, want %s", err, want)
+			}
 		}
 	}
 }

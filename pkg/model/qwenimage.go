@@ -230,22 +230,40 @@ func (m *QwenImage) MemoryBytes() (weights, working int) {
 // Encode returns the prompt embeddings that the pipeline hands to its transformer: the
 // last hidden states of the prompt in its template, without the template's beginning.
 func (m *QwenImage) Encode(ctx context.Context, prompts []string) ([]*Conditioning, error) {
+	return m.encode(ctx, prompts, false)
+}
+
+// EncodeTruncated is Encode of the first MaxPromptTokens tokens, as the pipeline does it.
+func (m *QwenImage) EncodeTruncated(ctx context.Context, prompts []string) ([]*Conditioning, error) {
+	return m.encode(ctx, prompts, true)
+}
+
+func (m *QwenImage) encode(ctx context.Context, prompts []string, truncate bool) ([]*Conditioning, error) {
+	tooLong := func(prompt string, cut int) error {
+		limit := m.card.MaxPromptTokens
+		return fmt.Errorf("prompt %.80q: %w: %d tokens: want at most %d", prompt, ErrPrompt, limit+cut, limit)
+	}
 	out := make([]*Conditioning, len(prompts))
 	first := make(map[string]int, len(prompts)) // where a prompt that is not cached comes first
 	var missing []int
 	for i, prompt := range prompts {
 		if c, ok := m.prompts.get(sha256.Sum256([]byte(prompt))); ok {
-			out[i] = c
+			if out[i] = c; c.Cut > 0 && !truncate {
+				return nil, tooLong(prompt, c.Cut)
+			}
 		} else if _, ok := first[prompt]; !ok {
 			first[prompt] = i
 			missing = append(missing, i)
 		}
 	}
-	ids := make([][]int32, len(missing))
+	ids, cut := make([][]int32, len(missing)), make([]int, len(missing))
 	for k, i := range missing {
 		var err error
-		if ids[k], err = promptIDs(m.tokenizer, prompts[i], m.card.MaxPromptTokens); err != nil {
+		if ids[k], cut[k], err = promptIDs(m.tokenizer, prompts[i], m.card.MaxPromptTokens); err != nil {
 			return nil, fmt.Errorf("prompt %.80q: %w", prompts[i], err)
+		}
+		if cut[k] > 0 && !truncate {
+			return nil, tooLong(prompts[i], cut[k])
 		}
 	}
 	if len(missing) > 0 {
@@ -257,6 +275,7 @@ func (m *QwenImage) Encode(ctx context.Context, prompts []string) ([]*Conditioni
 				w.reset()
 				i := missing[k]
 				out[i] = m.encodeOne(w, prompts[i], ids[k])
+				out[i].Cut = cut[k]
 			}
 			return nil
 		})

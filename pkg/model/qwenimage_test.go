@@ -340,10 +340,10 @@ func TestQwenImage_refusesArguments(t *testing.T) {
 	if _, err := m.EncodeImage(t.Context(), image.NewNRGBA(image.Rect(0, 0, 17, 16))); err == nil {
 		t.Error("EncodeImage takes any size")
 	}
-	if _, err := m.Encode(t.Context(), []string{"ok", strings.Repeat("long ", 50)}); err == nil || !strings.Contains(err.Error(), "at most 40") {
+	if _, err := m.Encode(t.Context(), []string{"ok", strings.Repeat("long ", 50)}); !errors.Is(err, model.ErrPrompt) || !strings.Contains(err.Error(), "at most 40") {
 		t.Errorf("a long prompt: %v", err)
 	}
-	if _, err := m.Encode(t.Context(), []string{"a\xff"}); err == nil {
+	if _, err := m.Encode(t.Context(), []string{"a\xff"}); !errors.Is(err, model.ErrPrompt) {
 		t.Error("Encode takes invalid UTF-8")
 	}
 }

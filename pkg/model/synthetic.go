@@ -129,6 +129,11 @@ func (m *Synthetic) Encode(ctx context.Context, prompts []string) ([]*Conditioni
 	return out, nil
 }
 
+// EncodeTruncated is Encode, since no prompt is too long.
+func (m *Synthetic) EncodeTruncated(ctx context.Context, prompts []string) ([]*Conditioning, error) {
+	return m.Encode(ctx, prompts)
+}
+
 // Velocity is Mixture.Velocity row by row.
 func (m *Synthetic) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) error {
 	tokens, err := m.card.Tokens(height, width)

@@ -14,8 +14,7 @@ const (
 		"text, spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
 	promptSuffix        = "<|im_end|>\n<|im_start|>assistant\n"
 	promptTokensDropped = 34
-	// promptTokensLimit is the longest conditioning of the pipeline; it drops what is
-	// behind, here that is an error.
+	// promptTokensLimit is the longest conditioning of the pipeline.
 	promptTokensLimit = 1024
 )
 
@@ -120,17 +119,20 @@ func (t *textEncoder) forward(w *worker, dst tensor.Matrix, ids []int32) {
 
 // promptIDs returns the tokens of a prompt in the template. The whole is tokenized at
 // once, as the pipeline does: white space at the ends of the prompt joins the template's.
-func promptIDs(tok *Tokenizer, prompt string, limit int) ([]int32, error) {
-	ids, err := tok.Encode(promptPrefix + prompt + promptSuffix)
-	if err != nil {
-		return nil, err
+//
+// Of more than limit tokens after the template's beginning those behind are dropped, the
+// template's end first, and cut is how many. The pipeline drops their hidden states
+// instead, which is the same: no token sees those behind it.
+func promptIDs(tok *Tokenizer, prompt string, limit int) (ids []int32, cut int, err error) {
+	if ids, err = tok.Encode(promptPrefix + prompt + promptSuffix); err != nil {
+		return nil, 0, fmt.Errorf("%w: %w", ErrPrompt, err)
 	}
 	kept := len(ids) - promptTokensDropped
 	if kept <= 0 {
-		return nil, fmt.Errorf("the template makes %d tokens: want more than %d", len(ids), promptTokensDropped)
+		return nil, 0, fmt.Errorf("%w: the template makes %d tokens: want more than %d", ErrPrompt, len(ids), promptTokensDropped)
 	}
-	if kept > limit {
-		return nil, fmt.Errorf("%d tokens: want at most %d", kept, limit)
+	if cut = kept - limit; cut > 0 {
+		return ids[:promptTokensDropped+limit], cut, nil
 	}
-	return ids, nil
+	return ids, 0, nil
 }

@@ -70,7 +70,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	}
 	request := schemas.Request{
 		Run: run, UID: p.UID, GroupSize: n, Lane: policy.Lane,
-		Prompt: p.Prompt, Height: height, Width: width,
+		Prompt: p.Prompt, TruncatePrompt: p.TruncatePrompt, Height: height, Width: width,
 		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale), InitialLatents: p.InitialLatents,
 		Sigmas: sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
 		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),

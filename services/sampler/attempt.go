@@ -85,7 +85,14 @@ func (s *service) newAttempt(ctx context.Context, req *schemas.Request, token st
 		prompts = append(prompts, req.NegativePrompt)
 		a.negVelocity = make([]float32, size)
 	}
-	conds, err := s.model.Encode(ctx, prompts)
+	encode := s.model.Encode
+	if req.TruncatePrompt {
+		encode = s.model.EncodeTruncated
+	}
+	conds, err := encode(ctx, prompts)
+	if errors.Is(err, model.ErrPrompt) {
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("%w; shorten it, or set truncate_prompt to have it cut", err))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("encode prompt: %w", err)
 	}
@@ -237,6 +244,7 @@ func (s *service) finish(ctx context.Context, a *attempt) (*schemas.Trajectory, 
 	}
 	t := s.trajectory(a.req, a.token)
 	t.StopReason = schemas.StopCompleted
+	t.TruncatedTokens = int64(a.cond.Cut)
 	t.LogProbs = a.logProbs
 	t.Image = stored
 	t.ContentDigest = schemas.StepsDigest(a.content)
@@ -264,7 +272,7 @@ func (s *service) finish(ctx context.Context, a *attempt) (*schemas.Trajectory, 
 func (s *service) trajectory(r *schemas.Request, token string) *schemas.Trajectory {
 	t := &schemas.Trajectory{
 		Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: token,
-		Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, Height: r.Height, Width: r.Width,
+		Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, TruncatePrompt: r.TruncatePrompt, Height: r.Height, Width: r.Width,
 		TrueCFGScale: r.TrueCFGScale, CFGRule: schemas.CFGRescaled, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed, InitialLatents: r.InitialLatents,
 		Sigmas: r.Sigmas, Transitions: r.Transitions, LogProbKind: r.LogProbKind, NoiseLevel: r.NoiseLevel,
 		Solver: r.Solver, LatentsDType: r.LatentsDType, ScheduleDigest: r.ScheduleDigest,

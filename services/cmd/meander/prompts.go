@@ -24,6 +24,7 @@ type promptFlags struct {
 	height, width int64
 	cfg           float64
 	negative      string
+	truncate      bool
 	sdeType       string
 	noiseLevel    float64
 	sdeSteps      string
@@ -69,6 +70,7 @@ func (p *promptFlags) sampling(f *pflag.FlagSet) {
 	f.Int64Var(&p.width, "width", 0, "picture width in pixels; default the model's")
 	f.Float64Var(&p.cfg, "true-cfg-scale", 0, "classifier-free guidance scale, active above 1; default the model's")
 	f.StringVar(&p.negative, "negative-prompt", "", "what guidance leads away from")
+	f.BoolVar(&p.truncate, "truncate-prompt", false, "cut prompts that are too long for the model, as diffusers does, instead of refusing them")
 	f.StringVar(&p.sdeType, "sde-type", "sde", "stochastic transition: sde, cps, dance_sde, or ode for none")
 	f.Float64Var(&p.noiseLevel, "noise-level", 0.7, "noise level a of stochastic steps")
 	f.StringVar(&p.sdeSteps, "sde-steps", "", "steps that are stochastic, e.g. 2,3 or 0-4; none for none; default all")
@@ -115,6 +117,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	put("width", "width", p.width)
 	put("true-cfg-scale", "true_cfg_scale", p.cfg)
 	put("negative-prompt", "negative_prompt", p.negative)
+	put("truncate-prompt", "truncate_prompt", p.truncate)
 	put("initial-noise", "initial_noise", p.initialNoise)
 	put("priority", "priority", p.priority)
 	put("validate", "validate", p.validate)

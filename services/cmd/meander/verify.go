@@ -229,7 +229,11 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	if t.TrueCFGScale > 1 {
 		prompts = append(prompts, t.NegativePrompt)
 	}
-	conds, err := v.model.Encode(ctx, prompts)
+	encode := v.model.Encode
+	if t.TruncatePrompt {
+		encode = v.model.EncodeTruncated
+	}
+	conds, err := encode(ctx, prompts)
 	if err != nil {
 		fault(-1, "encode prompt: %v", err)
 		return ctx.Err()
