@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build check fmt fmt-check vet lint test race cover fuzz integration onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
+.PHONY: help build build-onnx compose-plugin check fmt fmt-check vet lint test race cover fuzz integration onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
 	generate generate-check golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -21,7 +21,10 @@ golangci_lint := $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
 
 BENCHSTAT     := v0.0.0-20260908200009-22c9c6c9d4da
 
-COMPOSE := docker compose --env-file build/compose.env
+COMPOSE_LEAST := 2.20
+COMPOSE  := docker compose --env-file build/compose.env
+# Every profile of docker-compose.yml: what any of them started is stopped.
+PROFILES := all-in-one metrics
 
 # What a caller may set: make race PACKAGES=./pkg/bus
 PACKAGES ?= ./...
@@ -35,6 +38,9 @@ help: ## list the targets
 
 build: ## build all binaries into bin/: static, no cgo
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+
+build-onnx: ## the same with ONNX reward functions (needs a C compiler)
+	CGO_ENABLED=1 go build -trimpath -tags onnx -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 check: fmt-check vet lint test ## what to run before a commit
 
@@ -101,14 +107,19 @@ build/golden-venv/ok: deploy/golden/requirements.txt
 	build/golden-venv/bin/python -m pip install --requirement deploy/golden/requirements.txt
 	touch $@
 
-up: build/compose.env ## NATS and the four services in containers, with a token of their own
+up: compose-plugin build/compose.env ## NATS and the four services in containers, with a token of their own; settings: docker-compose.yml
 	VERSION=$(VERSION) $(COMPOSE) up --build --detach --wait
 
-down: build/compose.env ## stop the containers; the stored events stay
-	$(COMPOSE) down
+down: compose-plugin build/compose.env ## stop the containers of every profile; the stored events stay
+	$(COMPOSE) $(addprefix --profile ,$(PROFILES)) down --remove-orphans
 
-logs: build/compose.env ## follow the containers' logs
-	$(COMPOSE) logs --follow
+logs: compose-plugin build/compose.env ## follow the containers' logs
+	$(COMPOSE) $(addprefix --profile ,$(PROFILES)) logs --follow
+
+compose-plugin: ## fail and say what is needed when containers cannot be run here
+	@have=$$(docker compose version --short 2>/dev/null | tr -d v); \
+	printf '%s\n' $(COMPOSE_LEAST) "$$have" | sort -CV || { \
+		echo "containers need Docker with its Compose plugin, $(COMPOSE_LEAST) or newer; here: $${have:-none}. See docs.docker.com/compose/install" >&2; exit 1; }
 
 # The token of this checkout's containers; MEANDER_NATS_TOKEN in the environment wins.
 build/compose.env:

@@ -1,7 +1,8 @@
 package integration_test
 
 import (
-	"path"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,12 +14,25 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 )
 
+// volume is one mount of a service, in the long form.
+type volume struct {
+	Type, Source, Target string
+	ReadOnly             bool `yaml:"read_only"`
+	Bind                 struct {
+		CreateHostPath *bool `yaml:"create_host_path"`
+	}
+}
+
 // compose is what these tests read of docker-compose.yml. Merge keys are resolved by
 // the decoder. No container engine is needed, and none is asked.
 type compose struct {
 	Services map[string]struct {
-		Image       string
-		Build       struct{ Dockerfile, Context string }
+		Image string
+		Build struct {
+			Dockerfile, Context, Target string
+			Args                        map[string]string
+		}
+		Deploy      struct{ Replicas string }
 		User        string
 		Command     []string
 		Restart     string
@@ -27,7 +41,7 @@ type compose struct {
 		SecurityOpt []string `yaml:"security_opt"`
 		Profiles    []string
 		Ports       []string
-		Volumes     []string
+		Volumes     []volume
 		Networks    []string
 		Environment map[string]string
 		StopGrace   string                    `yaml:"stop_grace_period"`
@@ -45,6 +59,24 @@ func readCompose(t *testing.T) compose {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// expand puts in the defaults of compose's variables, with only the token set.
+func expand(text string) string {
+	variable := regexp.MustCompile(`\$\{([A-Z_]+)(:[-?+])?([^${}]*)\}`) // innermost first
+	for variable.MatchString(text) {
+		text = variable.ReplaceAllStringFunc(text, func(v string) string {
+			m := variable.FindStringSubmatch(v)
+			switch {
+			case m[1] == "MEANDER_NATS_TOKEN":
+				return "secret-of-the-test"
+			case m[2] == ":-":
+				return m[3]
+			}
+			return ""
+		})
+	}
+	return text
 }
 
 func TestDeploy_Compose(t *testing.T) {
@@ -70,11 +102,15 @@ func TestDeploy_Compose(t *testing.T) {
 				}
 			}
 			for _, v := range s.Volumes {
-				source, _, _ := strings.Cut(v, ":")
-				if strings.HasPrefix(source, ".") {
-					read(t, strings.TrimPrefix(source, "./"))
-				} else if _, ok := c.Volumes[source]; !ok {
-					t.Errorf("volume %s is not declared", source)
+				if _, declared := c.Volumes[v.Source]; v.Type == "volume" && declared {
+					continue
+				}
+				create := v.Bind.CreateHostPath
+				if v.Type != "bind" || !v.ReadOnly || create == nil || *create {
+					t.Errorf("mount %+v; must be a declared volume, or bound read-only to what is there", v)
+				}
+				if _, err := os.Stat(filepath.Join(root, expand(v.Source))); err != nil {
+					t.Error(err)
 				}
 			}
 			for d := range s.DependsOn {
@@ -82,18 +118,22 @@ func TestDeploy_Compose(t *testing.T) {
 					t.Errorf("depends on %s, which is no service", d)
 				}
 			}
-			if text := read(t, path.Join(s.Build.Context, s.Build.Dockerfile)); !strings.Contains(text, "USER 65532:65532") {
-				t.Errorf("%s does not leave root", s.Build.Dockerfile)
+			if s.Build.Context == "" { // somebody else's image: it gets no token
+				if user, _, _ := strings.Cut(s.User, ":"); user == "" || user == "0" || user == "root" || len(s.Environment) != 0 {
+					t.Errorf("user %q, environment %v; want a user without rights and nothing to know", s.User, s.Environment)
+				}
+				if pinned := regexp.MustCompile(`:v?\d+\.\d+\.\d+`); !pinned.MatchString(s.Image) {
+					t.Errorf("image %s is not pinned", s.Image)
+				}
+			} else if token := s.Environment["MEANDER_NATS_TOKEN"]; !strings.HasPrefix(token, "${MEANDER_NATS_TOKEN:?") {
+				// No password has a default: compose itself refuses to start without one.
+				t.Errorf("MEANDER_NATS_TOKEN: %q; must be required from the environment", token)
 			}
 			if s.Restart != "unless-stopped" || len(s.Healthcheck.Test) == 0 {
 				t.Errorf("restart %q, health check %v; want both", s.Restart, s.Healthcheck.Test)
 			}
 			if d, err := time.ParseDuration(s.StopGrace); err != nil || d < 30*time.Second {
 				t.Errorf("stop_grace_period %q; must outlast the drain", s.StopGrace)
-			}
-			// No password has a default: compose itself refuses to start without one.
-			if token := s.Environment["MEANDER_NATS_TOKEN"]; !strings.HasPrefix(token, "${MEANDER_NATS_TOKEN:?") {
-				t.Errorf("MEANDER_NATS_TOKEN: %q; must be required from the environment", token)
 			}
 		})
 	}
@@ -102,29 +142,169 @@ func TestDeploy_Compose(t *testing.T) {
 		if len(s.Ports) != 0 || len(s.Profiles) != 0 {
 			t.Errorf("%s: ports %v, profiles %v; want none", name, s.Ports, s.Profiles)
 		}
+		if !strings.HasPrefix(s.Deploy.Replicas, "${MEANDER_") || expand(s.Deploy.Replicas) != "1" {
+			t.Errorf("%s: replicas %q; must be a setting, 1 by default", name, s.Deploy.Replicas)
+		}
 	}
 	if got := c.Services["meander"].Profiles; !slices.Equal(got, []string{"all-in-one"}) {
 		t.Errorf("meander has profiles %v; want all-in-one alone, or it would start beside the four", got)
 	}
 }
 
-// The image's program names and stamped variables are those of the source.
-func TestDeploy_Dockerfile(t *testing.T) {
-	text := read(t, "deploy/Dockerfile")
-	for _, want := range []string{"FROM scratch", "CGO_ENABLED=0", "-trimpath"} {
-		if !strings.Contains(text, want) {
-			t.Errorf("Dockerfile without %q", want)
+// Whatever is started together listens on ports of its own.
+func TestDeploy_Ports(t *testing.T) {
+	taken := map[string]string{}
+	for name, s := range readCompose(t).Services {
+		for _, p := range s.Ports {
+			published := strings.Split(expand(p), ":")[1]
+			if other := taken[published]; other != "" {
+				t.Errorf("%s and %s both publish port %s", name, other, published)
+			}
+			taken[published] = name
 		}
 	}
-	programs, err := filepath.Glob(filepath.Join(root, "services/cmd/*"))
-	if err != nil {
+	if len(taken) < 3 {
+		t.Errorf("ports %v; the server's, the all-in-one's and Prometheus' at least", taken)
+	}
+}
+
+// The programs take what compose gives them: no variable that they do not know, no flag
+// that is not there. Prometheus finds each where it serves its metrics.
+func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
+	c := readCompose(t)
+	var scrape struct {
+		Configs []struct {
+			DNS []struct {
+				Names []string
+				Port  string
+			} `yaml:"dns_sd_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "deploy/prometheus.yml")), &scrape); err != nil {
 		t.Fatal(err)
 	}
-	arg := regexp.MustCompile(`PROGRAM: ([a-z-]+)`)
-	for _, m := range arg.FindAllStringSubmatch(read(t, "docker-compose.yml"), -1) {
-		if !slices.Contains(programs, filepath.Join(root, "services/cmd", m[1])) {
-			t.Errorf("compose builds %s, which is not in services/cmd", m[1])
+	targets := scrape.Configs[0].DNS[0]
+	programs := 0
+	for name, s := range c.Services {
+		if s.Build.Args["PROGRAM"] == "" {
+			continue
 		}
+		programs++
+		args := []string{"--print-config"}
+		if s.Command != nil {
+			args = nil
+			for _, a := range s.Command {
+				args = append(args, expand(a))
+			}
+			args = append(args, "--help") // after the others have been read
+		}
+		cmd := exec.Command(program(t, s.Build.Args["PROGRAM"]), args...)
+		cmd.Dir, cmd.Env = t.TempDir(), []string{}
+		for k, v := range s.Environment {
+			cmd.Env = append(cmd.Env, k+"="+expand(v))
+		}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s %v: %v\n%s", name, args, err, out)
+		}
+		metrics := `health_addr: "0.0.0.0:` + targets.Port + `"`
+		if s.Command != nil {
+			out, metrics = []byte(strings.Join(s.Command, "\n")), "--metrics-addr=0.0.0.0:"+targets.Port
+		}
+		if !slices.Contains(targets.Names, name) || !strings.Contains(string(out), metrics) {
+			t.Errorf("%s is not scraped where it serves its metrics: %v:%s\n%s", name, targets.Names, targets.Port, out)
+		}
+	}
+	if programs != 5 || len(targets.Names) != 5 {
+		t.Errorf("%d programs and %v scraped, want 5 of each", programs, targets.Names)
+	}
+}
+
+// make stops what any profile started, and says which Compose it needs.
+func TestDeploy_Make(t *testing.T) {
+	profiles := map[string]bool{}
+	for _, s := range readCompose(t).Services {
+		for _, p := range s.Profiles {
+			profiles[p] = true
+		}
+	}
+	out, err := exec.Command("make", "-C", root, "--dry-run", "down").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for p := range profiles {
+		if !strings.Contains(string(out), "--profile "+p+" ") {
+			t.Errorf("make down leaves the profile %s running:\n%s", p, out)
+		}
+	}
+	for _, v := range []struct {
+		version string
+		enough  bool
+	}{{"", false}, {"2.19.1", false}, {"v2.20.0", true}, {"2.39.1-desktop.1", true}, {"5.0.0", true}} {
+		bin := t.TempDir()
+		script := "#!/bin/sh\n[ -n '" + v.version + "' ] && echo '" + v.version + "' || exit 1\n"
+		if err := os.WriteFile(filepath.Join(bin, "docker"), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("make", "-C", root, "compose-plugin")
+		cmd.Env = append(os.Environ(), "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != v.enough || !v.enough && !strings.Contains(string(out), "2.20 or newer") {
+			t.Errorf("with Compose %q: %v\n%s", v.version, err, out)
+		}
+	}
+}
+
+// The images are made of what the Makefile builds and of Debian's packages, and each
+// leaves root. Compose names programs and stages that exist.
+func TestDeploy_Dockerfile(t *testing.T) {
+	text, makefile := read(t, "deploy/Dockerfile"), read(t, "Makefile")
+	for _, target := range regexp.MustCompile(`\bmake ([a-z-]+) VERSION=`).FindAllStringSubmatch(text, -1) {
+		recipe := regexp.MustCompile(`(?m)^` + target[1] + `: .*\n((?:\t.*\n)+)`).FindString(makefile)
+		if !strings.Contains(recipe, "-trimpath") || !strings.Contains(recipe, "-o bin/") || !strings.Contains(recipe, "CGO_ENABLED=") {
+			t.Errorf("make %s: %q; want a build into bin/", target[1], recipe)
+		}
+	}
+	stages := map[string]string{} // their instructions, by name
+	for _, part := range strings.Split(text, "\nFROM ")[1:] {
+		head, body, _ := strings.Cut(part, "\n")
+		_, name, named := strings.Cut(head, " AS ")
+		if !named {
+			t.Errorf("stage %q has no name", head)
+		}
+		stages[name] = head + "\n" + body
+	}
+	if !strings.HasPrefix(stages["static"], "scratch ") || !strings.HasSuffix(text, stages["static"]) {
+		t.Error("the default image must be the static one, on nothing")
+	}
+	for name, stage := range stages {
+		if strings.Contains(stage, "ENTRYPOINT") && !strings.Contains(stage, "\nUSER 65532:65532\n") {
+			t.Errorf("%s does not leave root", name)
+		}
+		for _, m := range regexp.MustCompile(`--from=(\S+)`).FindAllStringSubmatch(stage, -1) {
+			if stages[m[1]] == "" {
+				t.Errorf("%s copies from %s, which is no stage", name, m[1])
+			}
+		}
+	}
+	if foreign := regexp.MustCompile(`(?m)^(ADD|RUN .*(curl|wget|pip|npm|https?:))`).FindString(text); foreign != "" {
+		t.Errorf("%q: only Debian's packages and our own build", foreign)
+	}
+	if nats := read(t, "deploy/nats.Dockerfile"); !strings.Contains(nats, "USER 65532:65532") {
+		t.Error("the server does not leave root")
+	}
+	for name, s := range readCompose(t).Services {
+		if p := s.Build.Args["PROGRAM"]; p != "" {
+			if _, err := os.Stat(filepath.Join(root, "services/cmd", p)); err != nil {
+				t.Error(err)
+			}
+		}
+		if target := expand(s.Build.Target); target != "" && stages[target] == "" {
+			t.Errorf("%s: target %s is no stage", name, target)
+		}
+	}
+	if stages["full"] == "" || !strings.Contains(stages["full"], "tesseract-ocr") {
+		t.Error("no image with tesseract")
 	}
 }
 

@@ -41,7 +41,7 @@ type Service[T any] struct {
 // common is the settings every service program has.
 type common struct {
 	Instance     string        `koanf:"instance" help:"name of this process in logs, events and service discovery; default host, process id and a random end"`
-	HealthAddr   string        `koanf:"health_addr" help:"host:port of /healthz and /readyz; empty for none"`
+	HealthAddr   string        `koanf:"health_addr" help:"host:port of /healthz, /readyz and /metrics; empty for none"`
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
 	Setup        bool          `koanf:"setup" help:"create or update the streams at start; one program of a pipeline has to"`
 	NATS         NATS          `koanf:"nats" env:"MEANDER_NATS_"`
