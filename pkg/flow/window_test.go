@@ -197,7 +197,7 @@ func TestReturnIndices(t *testing.T) {
 
 func ExampleWindow_Indices() {
 	w := flow.Window{Size: 2, Lo: 0, Hi: 5, Strategy: flow.RandomWindow}
-	steps, err := w.Indices(10, flow.GroupSeed(flow.RunBase("demo"), "cat-1"))
+	steps, err := w.Indices(10, flow.GroupSeed(flow.RunBase("demo"), "batch-1"))
 	if err != nil {
 		fmt.Println(err)
 		return

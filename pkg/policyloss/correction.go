@@ -43,8 +43,9 @@ type Corrected struct {
 	// Weights [B][W]; nil without a Level and without rejections.
 	Weights [][]float64
 	// Metrics are named as verl names them, without the prefix rollout_corr/. Those of
-	// weights are over B*W: mean, min and max as they were before the threshold, std
-	// (population) and eff_sample_size, a share, with the threshold as a clamp.
+	// weights are over B*W with the threshold applied, before they are normalised: mean, min,
+	// max, std (population) and eff_sample_size, a share; but min and max of LevelSequence
+	// are as they were before the threshold.
 	Metrics map[string]float64
 }
 
@@ -132,7 +133,6 @@ func (out *Corrected) weigh(c Correction, logs [][]float64) error {
 			out.Weights[i] = append(out.Weights[i], math.Exp(clampLog(d)))
 		}
 	}
-	out.describe(low, high)
 	total, count := 0.0, 0
 	for _, row := range out.Weights {
 		for j, w := range row {
@@ -146,6 +146,7 @@ func (out *Corrected) weigh(c Correction, logs [][]float64) error {
 			count++
 		}
 	}
+	out.describe(c.Level, logs)
 	if c.Normalize && total > 0 {
 		for _, row := range out.Weights {
 			for j := range row {
@@ -156,21 +157,29 @@ func (out *Corrected) weigh(c Correction, logs [][]float64) error {
 	return nil
 }
 
-// describe sets the metrics of weights that are not yet truncated.
-func (out *Corrected) describe(low, high float64) {
+// describe sets the metrics of weights that are not yet normalised.
+func (out *Corrected) describe(level string, logs [][]float64) {
 	all := slices.Concat(out.Weights...)
 	n := float64(len(all))
-	out.Metrics["rollout_is_mean"], out.Metrics["rollout_is_min"], out.Metrics["rollout_is_max"] = sum(all)/n, slices.Min(all), slices.Max(all)
-	for i := range all {
-		all[i] = clamp(all[i], low, high)
-	}
 	mean, variance, squares := sum(all)/n, 0.0, 0.0
 	for _, w := range all {
 		variance += (w - mean) * (w - mean) / n
 		squares += w * w / n
 	}
-	out.Metrics["rollout_is_std"] = math.Sqrt(variance)
-	out.Metrics["rollout_is_eff_sample_size"] = mean * mean / squares
+	low, high := slices.Min(all), slices.Max(all)
+	if level == LevelSequence {
+		low, high = math.Inf(1), math.Inf(-1)
+		for _, row := range logs {
+			low, high = min(low, math.Exp(sum(row))), max(high, math.Exp(min(sum(row), maxLogRatio)))
+		}
+	}
+	m := out.Metrics
+	m["rollout_is_mean"], m["rollout_is_min"], m["rollout_is_max"], m["rollout_is_std"] = mean, low, high, math.Sqrt(variance)
+	m["rollout_is_eff_sample_size"] = 0 // nothing is left
+	if squares > 0 {
+		mean += 1e-8 // as verl guards its division by the mean
+		m["rollout_is_eff_sample_size"] = mean * mean / squares
+	}
 }
 
 // reject sets to 0 the weights of what any of the rules rejects.
@@ -269,7 +278,7 @@ func (r Rejection) parse() (rule, error) {
 	case KLK2:
 		return rule{scope, func(d float64) float64 { return d * d / 2 }, 0, high}, nil
 	case KLK3:
-		return rule{scope, func(d float64) float64 { return k3(clampLog(d)) }, 0, high}, nil
+		return rule{scope, func(d float64) float64 { return k3(d) }, 0, high}, nil
 	}
 	return rule{}, unknown
 }
@@ -278,7 +287,7 @@ func (r Rejection) parse() (rule, error) {
 func (r rule) values(logs []float64) []float64 {
 	out := make([]float64, len(logs))
 	for j, d := range logs {
-		out[j] = r.estimate(d)
+		out[j] = r.estimate(clampLog(d))
 	}
 	var all float64
 	switch r.scope {

@@ -75,10 +75,10 @@ func PPO(cfg Config, logProb, old, advantages, weights []float64) (*Loss, error)
 //
 //	r = exp((log_prob - old + mean((m - m_old)^2)/(2 n^2)) * n)
 //
-// and its loss is divided by the length of the step. means and oldMeans [B][N] are the
-// transition means of both policies, noiseStd n > 0 is Step.noise_std, and step is
+// and its loss, times its weight where there are weights, is divided by the length of the
+// step. means and oldMeans [B][N] are the transition means of both policies, noiseStd n > 0 is Step.noise_std, and step is
 // sigma - sigma_next > 0.
-func Guard(cfg Config, logProb, old, advantages []float64, means, oldMeans [][]float64, noiseStd, step float64) (*Loss, error) {
+func Guard(cfg Config, logProb, old, advantages, weights []float64, means, oldMeans [][]float64, noiseStd, step float64) (*Loss, error) {
 	if !(noiseStd > 0) || !(step > 0) || !finite(noiseStd) || !finite(step) {
 		return nil, fmt.Errorf("noise_std = %v, step = %v: want finite numbers above 0", noiseStd, step)
 	}
@@ -96,7 +96,7 @@ func Guard(cfg Config, logProb, old, advantages []float64, means, oldMeans [][]f
 		}
 		ratios[i] = math.Exp((logProb[i] - old[i] + square/(2*noiseStd*noiseStd)) * noiseStd)
 	}
-	l, err := cfg.clipped(ratios, logProb, old, advantages, nil)
+	l, err := cfg.clipped(ratios, logProb, old, advantages, weights)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +190,7 @@ const (
 	KLK1  = "k1"  // log_prob - reference
 	KLAbs = "abs" // its magnitude
 	KLK2  = "k2"  // half its square
-	KLK3  = "k3"  // exp(d) - d - 1 with d = reference - log_prob, within +-20
+	KLK3  = "k3"  // exp(d) - d - 1, at most 10, with d = reference - log_prob, within +-20
 )
 
 // KL is one estimate from a log-prob and that of the reference policy.
@@ -207,13 +207,15 @@ func KL(kind string, logProb, reference float64) (float64, error) {
 	case KLK2:
 		return d * d / 2, nil
 	case KLK3:
-		return k3(clampLog(-d)), nil
+		return min(k3(clampLog(-d)), maxK3), nil
 	}
 	return 0, fmt.Errorf("kind = %q: want %s, %s, %s or %s", kind, KLK1, KLAbs, KLK2, KLK3)
 }
 
-// maxLogRatio bounds a log-ratio before its exponential.
-const maxLogRatio = 20
+const (
+	maxLogRatio = 20 // bounds a log-ratio before its exponential
+	maxK3       = 10 // bounds KLK3
+)
 
 func k3(d float64) float64 { return math.Expm1(d) - d }
 

@@ -1,9 +1,15 @@
 """Numbers computed in float64 by a plain reading of verl-omni's and Flow-GRPO's loss; those of the Go package, too."""
 
+import json
+import pathlib
+
 import numpy as np
 import pytest
 
 from meander import loss
+
+# What verl and verl-omni compute themselves; the Go package is tested with it, too.
+VERL = json.loads((pathlib.Path(__file__).parents[3] / "policyloss/testdata/verl.json").read_text())
 
 close = lambda got, want, tol=1e-12: np.testing.assert_allclose(got, want, rtol=tol, atol=tol)  # noqa: E731
 
@@ -48,6 +54,55 @@ def test_rollout_weights():
     close(loss.rollout_weights(old, rollout, "token", (0.9, 1.1)), [[1.020201340, 0.951229425], [0, 0]], 1e-9)
 
 
+def cases(section):
+    return pytest.mark.parametrize("case", VERL[section])
+
+
+@cases("ppo")
+def test_verl_ppo(case):
+    want = case["want"]
+    out = loss.ppo(case["log_prob"], case["old"], case["advantages"], case["clip"], case["adv_clip_max"], weights=case["weights"])
+    for key in want:
+        close(out[key], want[key], 1e-7 if "clipfrac" in key else 1e-12)  # shares are float32 there
+
+
+@cases("grpo_guard")
+def test_verl_grpo_guard(case):
+    want = case["want"]
+    out = loss.grpo_guard(
+        case["log_prob"], case["old"], case["advantages"], case["mean"], case["old_mean"], case["std_dev_t"] * case["step"] ** 0.5, case["step"],
+        case["clip"], case["adv_clip_max"], case["weights"],
+    )
+    for key in want:
+        close(out[key], want[key], 1e-7 if "clipfrac" in key else 1e-12)
+
+
+@cases("image_kl")
+def test_verl_image_kl(case):
+    for std in (case["std"], np.ravel(case["std"])):  # [B, 1, 1] as schedulers have it, and [B]
+        got = loss.image_kl(case["mean"], case["reference"], std)
+        close(got, case["want"]["kl"])
+        close(got.mean(), case["want"]["mean"])
+
+
+@cases("kl")
+def test_verl_kl(case):
+    close(loss.kl(case["kind"], case["log_prob"], case["reference"]), case["want"])
+
+
+@cases("correction")
+def test_verl_rollout_weights(case):
+    def parse(threshold):
+        numbers = tuple(float(x) for x in threshold.split("_"))
+        return numbers if len(numbers) > 1 else numbers[0]
+
+    level = case["level"] or None
+    got = loss.rollout_weights(
+        case["old"], case["rollout"], level, parse(case["threshold"] or "2"), case["normalize"], [(r, parse(t)) for r, t in case["rejections"]]
+    )
+    close(got, case["want"])
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -56,9 +111,19 @@ def test_rollout_weights():
         lambda: loss.ppo([1], [1], [1], clip=-1),
         lambda: loss.ppo([1], [1], [1], adv_clip_max=0),
         lambda: loss.grpo_guard([1], [1], [1], [[1]], [[1]], 0, 1),
+        lambda: loss.ppo([1], [1], [1], weights=[1, 1]),
+        lambda: loss.ppo([1], [1], [np.nan]),
         lambda: loss.image_kl([[1]], [[1]], [0]),
+        lambda: loss.image_kl([[1], [2], [3]], [[1], [2], [3]], [[1, 1, 1]]),
+        lambda: loss.image_kl([[1], [2]], [[1], [2]], [1, 1, 1]),
         lambda: loss.kl("k4", [1], [1]),
         lambda: loss.rollout_weights([[1]], [[1]], "batch"),
+        lambda: loss.rollout_weights([1], [1]),
+        lambda: loss.rollout_weights([[1]], [[1]], threshold=0),
+        lambda: loss.rollout_weights([[1]], [[1]], threshold=(2, 1)),
+        lambda: loss.rollout_weights([[1]], [[1]], None, rejections=[("seq_max_k1", 2)]),
+        lambda: loss.rollout_weights([[1]], [[1]], None, rejections=[("token_k1", 0.5)]),
+        lambda: loss.rollout_weights([[1]], [[1]], None, rejections=[("token_k3", (0.5, 2))]),
     ],
 )
 def test_refuses(call):
