@@ -136,7 +136,7 @@ func (v *victim) bury(t *testing.T) {
 
 // mortalServer is the server that go.mod names, on a port and a store that stay when it
 // is killed. It is up when mortalServer returns.
-func mortalServer(t *testing.T) (url string, v *victim) {
+func mortalServer(t *testing.T, more ...string) (url string, v *victim) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -145,9 +145,9 @@ func mortalServer(t *testing.T) (url string, v *victim) {
 	address := l.Addr().(*net.TCPAddr)
 	_ = l.Close()
 	dir := t.TempDir()
-	v = raise(t, &victim{name: "nats-server", path: natsBinary(t), dir: dir, args: []string{
+	v = raise(t, &victim{name: "nats-server", path: natsBinary(t), dir: dir, args: append([]string{
 		"-a", "127.0.0.1", "-p", strconv.Itoa(address.Port), "-js", "-sd", filepath.Join(dir, "store"),
-	}})
+	}, more...)})
 	eventually(t, 20*time.Second, "the server listens", func() error {
 		c, err := net.Dial("tcp", address.String())
 		if err != nil {

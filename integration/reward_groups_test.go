@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -296,34 +295,9 @@ func TestReward_KilledInTheMiddle(t *testing.T) {
 // The worker in Python that comes with the project, if Python has what it needs.
 func TestReward_PythonWorker(t *testing.T) {
 	t.Parallel()
-	python := os.Getenv("MEANDER_PYTHON")
-	if python == "" {
-		python = "python3"
-	}
-	if out, err := exec.Command(python, "-c", "import nats, msgpack, PIL").CombinedOutput(); err != nil {
-		t.Skipf("%s cannot run the worker: pip install -r deploy/scorers/requirements.txt, or name another one in MEANDER_PYTHON: %v: %s", python, err, out)
-	}
 	dir := t.TempDir()
 	info := serve(t, dir)
-	worker := exec.Command(python, filepath.Join(root, "deploy/scorers/worker.py"), "--url", info.URL, "--name", "colour")
-	worker.Env = append(os.Environ(), "NATS_TOKEN="+info.Token)
-	out, err := worker.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	worker.Stderr = os.Stderr
-	if err := worker.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = worker.Process.Signal(syscall.SIGTERM)
-		if err := worker.Wait(); err != nil {
-			t.Errorf("worker: %v", err)
-		}
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.Contains(line, "listening") {
-		t.Fatalf("worker says %q, %v", line, err)
-	}
+	startWorker(t, "--url", info.URL)
 	groups, _ := meander(t, dir, "run", "--json", "-n", "4", "--out", "-", "--reward", "nats:colour", "a red fox").must(t, 0).parse(t)
 	for _, m := range groups[0].Members {
 		if m.Reward == nil || *m.Reward < 0 || *m.Reward > 2 {

@@ -16,6 +16,7 @@ import io
 import math
 import os
 import signal
+import ssl
 import sys
 
 import msgpack
@@ -64,15 +65,30 @@ def answer(data):
 
 
 async def serve(args):
+    """Answers requests until the process is asked to stop; returns the exit status."""
     stop = asyncio.Event()
+    refused = []  # why the server will not have us: that does not pass
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, stop.set)
 
     async def on_error(e):
         print(f"nats: {e}", file=sys.stderr)
+        if "authorization" in str(e).lower() or "authentication" in str(e).lower():
+            refused.append(e)
+            stop.set()
 
-    nc = await nats.connect(args.url, token=os.environ.get("NATS_TOKEN"), max_reconnect_attempts=-1, error_cb=on_error)
+    connecting = asyncio.create_task(nats.connect(
+        args.url, error_cb=on_error, max_reconnect_attempts=-1,
+        token=os.environ.get("MEANDER_NATS_TOKEN") or None, user_credentials=args.creds or None,
+        tls=ssl.create_default_context(cafile=args.tls_ca) if args.tls_ca else None,
+    ))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not connecting.done():
+        connecting.cancel()
+        return denied(args) if refused else 0
+    nc = connecting.result()
     subject = f"mdr.v1.score.{args.name}"
 
     async def handle(msg):
@@ -82,15 +98,25 @@ async def serve(args):
     await nc.flush()
     print(f"listening on {subject}", flush=True)
     await stop.wait()
+    if refused:
+        return denied(args)
     await nc.drain()  # requests in hand are answered, new ones go to other workers
+    return 0
+
+
+def denied(args):
+    print(f"{args.url} does not accept these credentials; set MEANDER_NATS_TOKEN, or name a file with --creds", file=sys.stderr)
+    return 1
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default=os.environ.get("NATS_URL", "nats://127.0.0.1:4222"), help="NATS server (default %(default)s; the token is read from $NATS_TOKEN)")
+    parser.add_argument("--url", default=os.environ.get("MEANDER_NATS_URL") or "nats://127.0.0.1:4222", help="NATS server, or $MEANDER_NATS_URL (default %(default)s); its token is read from $MEANDER_NATS_TOKEN")
+    parser.add_argument("--creds", default=os.environ.get("MEANDER_NATS_CREDS"), help="user credentials file (JWT and key), or $MEANDER_NATS_CREDS")
+    parser.add_argument("--tls-ca", default=os.environ.get("MEANDER_NATS_TLS_CA"), help="PEM file of the authority that signed the server's certificate, or $MEANDER_NATS_TLS_CA")
     parser.add_argument("--name", default="colour", help="prompts ask for nats:NAME (default %(default)s)")
     args = parser.parse_args()
-    asyncio.run(serve(args))
+    sys.exit(asyncio.run(serve(args)))
 
 
 if __name__ == "__main__":
