@@ -172,7 +172,7 @@ func TestJSONSchema_refuses(t *testing.T) {
 		{"group of none", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(0))}},
 		{"group too large", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(1025))}},
 		{"uid with a dot", &schemas.Prompt{Prompt: "x", UID: "a.b"}},
-		{"odd height", &schemas.Prompt{Prompt: "x", Height: new(int64(100))}},
+		{"no height", &schemas.Prompt{Prompt: "x", Height: new(int64(0))}},
 		{"sigma 0", &schemas.Prompt{Prompt: "x", Sigmas: []float64{1, 0}}},
 		{"no sigma", &schemas.Prompt{Prompt: "x", Sigmas: []float64{}}},
 		{"sde type", &schemas.Prompt{Prompt: "x", Rollout: schemas.Rollout{SDEType: "foo"}}},

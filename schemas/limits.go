@@ -27,11 +27,9 @@ const (
 	MaxSteps = 1000
 	// MaxPromptBytes bounds a prompt, a negative prompt and a ground truth, in bytes of UTF-8.
 	MaxPromptBytes = 16 << 10
-	// MinSide, MaxSide and SideMultiple bound height and width in pixels: latents are
-	// packed in patches of 2x2 behind a VAE that halves three times.
-	MinSide      = 16
-	MaxSide      = 8192
-	SideMultiple = 16
+	// MaxSide bounds height and width in pixels. Which sizes a lane makes, its policy says:
+	// multiples of pixels_per_token.
+	MaxSide = 8192
 	// MaxCFGScale bounds true_cfg_scale, MaxNoiseLevel noise_level, MaxEpsilon epsilon.
 	MaxCFGScale   = 100
 	MaxNoiseLevel = 10

@@ -255,7 +255,7 @@ func extremeRequest(t testing.TB) *schemas.Request {
 	r := fullRequest(t)
 	r.GroupSize, r.SampleIndex = schemas.MaxGroupSize, schemas.MaxGroupSize-1
 	r.Run, r.UID = strings.Repeat("r", schemas.MaxToken), strings.Repeat("u", schemas.MaxToken)
-	r.Height, r.Width = schemas.MaxSide, schemas.MinSide
+	r.Height, r.Width = schemas.MaxSide, 16
 	r.Prompt = strings.Repeat("ab\u00e9", schemas.MaxPromptBytes/4)
 	r.Sigmas, r.Transitions, r.ReturnStepIndices, r.Debug = nil, nil, nil, nil
 	for i := range schemas.MaxSteps {

@@ -122,12 +122,6 @@ func (f *faults) positive(field string, n int64) {
 	}
 }
 
-func (f *faults) side(field string, n int64) {
-	if n < MinSide || n > MaxSide || n%SideMultiple != 0 {
-		f.add(field, strconv.FormatInt(n, 10), fmt.Sprintf("must be a multiple of %d between %d and %d pixels", SideMultiple, MinSide, MaxSide))
-	}
-}
-
 // number refuses what is outside the range, and infinities and NaN always.
 func (f *faults) number(field string, x, low, high float64) {
 	if !(x >= low && x <= high) {

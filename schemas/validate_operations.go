@@ -23,8 +23,8 @@ func (e *Policy) Validate() error {
 	}
 	f.within("latent_channels", e.LatentChannels, 1, MaxLatentChannels)
 	f.within("pixels_per_token", e.PixelsPerToken, 1, MaxPixelsPerToken)
-	f.side("height", e.Height)
-	f.side("width", e.Width)
+	f.within("height", e.Height, 1, MaxSide)
+	f.within("width", e.Width, 1, MaxSide)
 	f.within("num_inference_steps", e.NumInferenceSteps, 1, MaxSteps)
 	f.number("true_cfg_scale", e.TrueCFGScale, 0, MaxCFGScale)
 	f.within("max_pixels", e.MaxPixels, 1, MaxSide*MaxSide)

@@ -25,8 +25,8 @@ func (p *Prompt) Validate() error {
 	}
 	optional(p.GroupSize, func(n int64) { f.within("group_size", n, 1, MaxGroupSize) })
 	optional(p.Seed, func(n int64) { f.notNegative("seed", n) })
-	optional(p.Height, func(n int64) { f.side("height", n) })
-	optional(p.Width, func(n int64) { f.side("width", n) })
+	optional(p.Height, func(n int64) { f.within("height", n, 1, MaxSide) })
+	optional(p.Width, func(n int64) { f.within("width", n, 1, MaxSide) })
 	optional(p.NumInferenceSteps, func(n int64) { f.within("num_inference_steps", n, 1, MaxSteps) })
 	optional(p.TrueCFGScale, func(x float64) { f.number("true_cfg_scale", x, 0, MaxCFGScale) })
 	p.sigmas(&f)

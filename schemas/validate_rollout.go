@@ -15,8 +15,8 @@ func (e *Request) Validate() error {
 	f.token("lane", e.Lane)
 	f.text("prompt", e.Prompt, 1, MaxPromptBytes)
 	f.text("negative_prompt", e.NegativePrompt, 0, MaxPromptBytes)
-	f.side("height", e.Height)
-	f.side("width", e.Width)
+	f.within("height", e.Height, 1, MaxSide)
+	f.within("width", e.Width, 1, MaxSide)
 	f.number("true_cfg_scale", e.TrueCFGScale, 0, MaxCFGScale)
 	f.initialLatents(e.InitialLatents, e.GroupSize)
 	f.sigmas(e.Sigmas)
@@ -198,8 +198,8 @@ func (e *Trajectory) Validate() error {
 
 // completed checks that a trainer could recompute every log-prob.
 func (e *Trajectory) completed(f *faults) {
-	f.side("height", e.Height)
-	f.side("width", e.Width)
+	f.within("height", e.Height, 1, MaxSide)
+	f.within("width", e.Width, 1, MaxSide)
 	f.enum("cfg_rule", e.CFGRule, CFGRules)
 	f.sigmas(e.Sigmas)
 	steps := len(e.Sigmas) - 1

@@ -83,11 +83,6 @@ func digest(s *jsonschema.Schema) { s.Pattern = "^[0-9a-f]{64}$" }
 // digestOrEmpty is for fields that are empty where there was nothing to digest.
 func digestOrEmpty(s *jsonschema.Schema) { s.Pattern = "^([0-9a-f]{64})?$" }
 
-func sideOf(s *jsonschema.Schema) {
-	between(schemas.MinSide, schemas.MaxSide)(s)
-	s.MultipleOf = number(schemas.SideMultiple)
-}
-
 func metadataLimits(s *jsonschema.Schema) {
 	keys := uint64(schemas.MaxMapKeys)
 	s.MaxProperties = &keys
@@ -118,8 +113,8 @@ var rules = map[string][]limit{
 	"Prompt.model":               {tokenText},
 	"Prompt.group_size":          {groupSize, def(8)},
 	"Prompt.seed":                {notNegative},
-	"Prompt.height":              {sideOf},
-	"Prompt.width":               {sideOf},
+	"Prompt.height":              {between(1, schemas.MaxSide)},
+	"Prompt.width":               {between(1, schemas.MaxSide)},
 	"Prompt.num_inference_steps": {steps},
 	"Prompt.true_cfg_scale":      {guidance},
 	"Prompt.sigmas":              {count(1, schemas.MaxSteps), items(func(s *jsonschema.Schema) { s.ExclusiveMinimum, s.Maximum = "0", "1" })},
@@ -203,8 +198,8 @@ var rules = map[string][]limit{
 	"Request.lane":                {tokenText},
 	"Request.prompt":              {text(1, schemas.MaxPromptBytes)},
 	"Request.negative_prompt":     {promptText},
-	"Request.height":              {sideOf},
-	"Request.width":               {sideOf},
+	"Request.height":              {between(1, schemas.MaxSide)},
+	"Request.width":               {between(1, schemas.MaxSide)},
 	"Request.true_cfg_scale":      {guidance},
 	"Request.sigmas":              {count(2, schemas.MaxSteps+1), items(between(0, 1))},
 	"Request.transitions":         {count(1, schemas.MaxSteps), items(enum(schemas.SDETypes))},
@@ -388,8 +383,8 @@ var rules = map[string][]limit{
 	"Policy.weights_digest":      {name},
 	"Policy.latent_channels":     {between(1, schemas.MaxLatentChannels)},
 	"Policy.pixels_per_token":    {between(1, schemas.MaxPixelsPerToken)},
-	"Policy.height":              {sideOf},
-	"Policy.width":               {sideOf},
+	"Policy.height":              {between(1, schemas.MaxSide)},
+	"Policy.width":               {between(1, schemas.MaxSide)},
 	"Policy.num_inference_steps": {steps},
 	"Policy.true_cfg_scale":      {guidance},
 	"Policy.max_pixels":          {between(1, schemas.MaxSide*schemas.MaxSide)},

@@ -33,7 +33,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 		return nil, fmt.Errorf("min_policy_version: %d; lane %q serves version %d", v, policy.Lane, policy.PolicyVersion)
 	}
 	height, width := value(p.Height, policy.Height), value(p.Width, policy.Width)
-	tokens, err := imageTokens(height, width, policy)
+	tokens, err := Tokens(height, width, policy)
 	if err != nil {
 		return nil, err
 	}
@@ -100,16 +100,23 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	return requests, nil
 }
 
-func imageTokens(height, width int64, policy *schemas.Policy) (int, error) {
+// Tokens is S, the latent tokens of a picture. Sizes are multiples of what one token covers,
+// which is twice the autoencoder's scale; diffusers would round others down.
+func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	edge := policy.PixelsPerToken
 	var errs []error
-	if height%edge != 0 || height <= 0 {
-		errs = append(errs, fmt.Errorf("height: %d; must be a positive multiple of %d for model %q", height, edge, policy.Model))
+	side := func(field string, n int64) {
+		if n <= 0 || n%edge != 0 {
+			near := fmt.Sprint(max(n/edge, 1) * edge)
+			if n > edge {
+				near += fmt.Sprintf(" or %d", (n/edge+1)*edge)
+			}
+			errs = append(errs, fmt.Errorf("%s: %d; must be a multiple of %d for model %q, such as %s", field, n, edge, policy.Model, near))
+		}
 	}
-	if width%edge != 0 || width <= 0 {
-		errs = append(errs, fmt.Errorf("width: %d; must be a positive multiple of %d for model %q", width, edge, policy.Model))
-	}
-	if height*width > policy.MaxPixels {
+	side("height", height)
+	side("width", width)
+	if policy.MaxPixels > 0 && height*width > policy.MaxPixels {
 		errs = append(errs, fmt.Errorf("height x width: %d x %d; model %q serves at most %d pixels", height, width, policy.Model, policy.MaxPixels))
 	}
 	if err := errors.Join(errs...); err != nil {

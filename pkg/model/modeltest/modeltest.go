@@ -26,6 +26,9 @@ type Config struct {
 	HeadDim   int          // default 8; a multiple of 4, at least 8
 	Depth     int          // of the transformer; default 1
 	Base      int          // narrowest width of the autoencoder; default 4
+	// Mult is the widths of the autoencoder's levels in units of Base; default 1, 1, 2, 2. It
+	// halves a picture between each two: a token covers 2 << (len(Mult)-1) pixels each way.
+	Mult []int
 	// Height, Width and Steps are the defaults in meander.json: 32, 32 and 4. The
 	// default guidance scale there is 1.
 	Height, Width, Steps int
@@ -49,6 +52,9 @@ func (c *Config) complete() {
 		if *f.v == 0 {
 			*f.v = f.d
 		}
+	}
+	if c.Mult == nil {
+		c.Mult = []int{1, 1, 2, 2}
 	}
 	if c.DType == "" {
 		c.DType = tensor.F32
@@ -109,8 +115,8 @@ func Write(dir string, c Config) error {
 			"axes_dims_rope": []int{c.HeadDim - sections, sections / 2, sections / 2},
 		},
 		"vae/config.json": map[string]any{
-			"_class_name": "AutoencoderKLQwenImage", "base_dim": c.Base, "z_dim": 16, "dim_mult": vaeMult,
-			"num_res_blocks": 1, "attn_scales": []int{}, "temperal_downsample": []bool{false, false, false},
+			"_class_name": "AutoencoderKLQwenImage", "base_dim": c.Base, "z_dim": 16, "dim_mult": c.Mult,
+			"num_res_blocks": 1, "attn_scales": []int{}, "temperal_downsample": make([]bool, len(c.Mult)-1),
 			"latents_mean": make([]float32, 16), "latents_std": ones(16),
 		},
 	}
@@ -262,9 +268,6 @@ func (b *builder) transformer(c Config) {
 	b.linear("proj_out", 64, d)
 }
 
-// vaeMult is the widths of the autoencoder's levels in units of Config.Base.
-var vaeMult = []int{1, 1, 2, 2}
-
 func (b *builder) resBlock(name string, in, out int) {
 	b.norm(name+"norm1.gamma", in, 1, 1, 1)
 	b.linear(name+"conv1", out, in, 3, 3, 3)
@@ -285,10 +288,10 @@ func (b *builder) middle(name string, d int) {
 
 func (b *builder) autoencoder(c Config) {
 	const z = 16
-	last := len(vaeMult) - 1
+	last := len(c.Mult) - 1
 	in, index := c.Base, 0
 	b.linear("encoder.conv_in", in, 3, 3, 3, 3)
-	for i, m := range vaeMult {
+	for i, m := range c.Mult {
 		b.resBlock(fmt.Sprintf("encoder.down_blocks.%d.", index), in, c.Base*m)
 		in = c.Base * m
 		index++
@@ -304,8 +307,8 @@ func (b *builder) autoencoder(c Config) {
 	b.linear("post_quant_conv", z, z, 1, 1, 1)
 	b.linear("decoder.conv_in", in, z, 3, 3, 3)
 	b.middle("decoder.mid_block.", in)
-	for i := range vaeMult {
-		out := c.Base * vaeMult[last-i]
+	for i := range c.Mult {
+		out := c.Base * c.Mult[last-i]
 		name := fmt.Sprintf("decoder.up_blocks.%d.", i)
 		b.resBlock(name+"resnets.0.", in, out)
 		b.resBlock(name+"resnets.1.", out, out)

@@ -47,7 +47,7 @@ type memberResult struct {
 	LogProbs       []*float64    `json:"log_probs"`
 	Transitions    []string      `json:"transitions"`
 	Latents        []int64       `json:"latent_step_indices"`
-	Seed           uint64        `json:"sample_seed"`
+	Seed           uint64        `json:"sample_seed,string"`
 	Digest         string        `json:"content_digest"`
 	Image          string        `json:"image,omitempty"`
 	trajectory     *schemas.Trajectory

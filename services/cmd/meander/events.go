@@ -15,7 +15,8 @@ import (
 )
 
 // jsonOf is an event for JSON: the wire's keys, with binary data replaced by its
-// length and digest.
+// length and digest, and seeds as strings, since most readers of JSON round numbers
+// above 2^53.
 func jsonOf(e schemas.Event) any {
 	data, err := schemas.Encode(e)
 	if err != nil {
@@ -37,7 +38,9 @@ func plain(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, x := range v {
-			v[k] = plain(x)
+			if v[k] = plain(x); k == "sample_seed" || k == "noise_seed" {
+				v[k] = fmt.Sprint(x)
+			}
 		}
 	case []any:
 		for i, x := range v {

@@ -164,7 +164,7 @@ func TestPlan_IsWhatRuns(t *testing.T) {
 				UID     string
 				Status  string
 				Members []struct {
-					Seed      uint64 `json:"sample_seed"`
+					Seed      uint64 `json:"sample_seed,string"`
 					Digest    string `json:"content_digest"`
 					Advantage *float64
 				}

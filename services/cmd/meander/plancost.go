@@ -55,12 +55,9 @@ type planCost struct {
 // costOf is one sample of a valid prompt. The rules are intake's.
 func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 	height, width := or(e.Height, policy.Height), or(e.Width, policy.Width)
-	edge := policy.PixelsPerToken
-	if height%edge != 0 || width%edge != 0 {
-		return nil, fmt.Errorf("height, width: %d, %d; must be multiples of %d for model %q", height, width, edge, policy.Model)
-	}
-	if policy.MaxPixels > 0 && height*width > policy.MaxPixels {
-		return nil, fmt.Errorf("height x width: %d x %d; model %q serves at most %d pixels", height, width, policy.Model, policy.MaxPixels)
+	tokens, err := intake.Tokens(height, width, policy)
+	if err != nil {
+		return nil, err
 	}
 	steps := int64(len(e.Sigmas))
 	if e.Sigmas == nil {
@@ -79,7 +76,7 @@ func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 	}
 	c := &planCost{
 		Pictures: fmt.Sprintf("%d x %d pixels", width, height), NumInferenceSteps: steps, SDESteps: int64(len(sde)), TrueCFGScale: or(e.TrueCFGScale, policy.TrueCFGScale),
-		LatentsKept: int64(len(kept)), LatentsDType: cmp.Or(e.Rollout.LatentsDType, defaultLatents), LatentsShape: []int64{height / edge * (width / edge), policy.LatentChannels},
+		LatentsKept: int64(len(kept)), LatentsDType: cmp.Or(e.Rollout.LatentsDType, defaultLatents), LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
 	item, _ := schemas.DTypeSize(c.LatentsDType)
