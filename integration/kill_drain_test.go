@@ -110,6 +110,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		e := *one
 		e.Run, e.SampleIndex, e.GroupSize = "pictures", i, pictures
 		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: int64(side), Height: int64(side), Digest: digest, Ref: &ref}
+		oneStep(t, b, &e)
 		if _, err := b.Publish(t.Context(), &e); err != nil {
 			t.Fatal(err)
 		}
@@ -170,6 +171,28 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	settled(t, b, 10*time.Second)
 	readBooks(t, b, "r").check(t, asked, steps)
 	noDead(t, b)
+}
+
+// oneStep makes the rollout of a trajectory one of a single step, which is stored.
+func oneStep(t *testing.T, b *bus.Bus, e *schemas.Trajectory) {
+	t.Helper()
+	e.Sigmas, e.Timesteps, e.Transitions, e.LogProbs = []float32{1, 0}, []float32{1000, 0}, []string{schemas.TransitionODE}, []*float64{nil}
+	e.LatentStepIndices = []int64{}
+	p := b.NewPublisher(1, 1<<20)
+	defer p.Close()
+	f, err := p.PublishStep(t.Context(), &schemas.Step{
+		Run: e.Run, UID: e.UID, SampleIndex: e.SampleIndex, Attempt: e.Attempt, NumInferenceSteps: 1, Transition: schemas.TransitionODE,
+		Sigma: 1, Timestep: 1000, LogProbKind: e.LogProbKind, ElementCount: 1, Latents: []schemas.IndexedTensor{}, Debug: []schemas.NamedTensor{},
+		ScheduleDigest: e.ScheduleDigest,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ack, err := f.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Steps = []schemas.StepRef{{Seq: ack.Seq, Digest: ack.Digest}}
 }
 
 // bigPicture stores a picture that takes a while to decode.

@@ -1,5 +1,7 @@
 package schemas
 
+import "bytes"
+
 // Request asks for one sample. Intake resolved everything: a sampler needs no
 // defaults, and every sample of a group carries the same lists.
 type Request struct {
@@ -70,4 +72,11 @@ type Group struct {
 	// SourceRun is the run that made the trajectories, where they are scored again under
 	// another run; empty: the run itself.
 	SourceRun string `msgpack:"source_run,omitempty"`
+}
+
+// Same says whether two events carry the same group.
+func (g *Group) Same(other *Group) bool {
+	a, err1 := Encode(&Reward{Group: *g})
+	b, err2 := Encode(&Reward{Group: *other})
+	return err1 == nil && err2 == nil && bytes.Equal(a, b)
 }

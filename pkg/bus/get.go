@@ -204,18 +204,27 @@ func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []strin
 // Subjects returns the stored subjects that match filter, with the number of messages
 // of each.
 func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]uint64, error) {
-	s, err := b.js.Stream(ctx, stream)
+	state, err := b.streamState(ctx, stream, filter)
 	if err != nil {
 		return nil, fmt.Errorf("subjects of %s: %w", stream, err)
+	}
+	if state.Subjects == nil {
+		return map[string]uint64{}, nil
+	}
+	return state.Subjects, nil
+}
+
+// streamState is the state of a stream, with the subjects that match filter.
+func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream.StreamState, error) {
+	s, err := b.js.Stream(ctx, stream)
+	if err != nil {
+		return jetstream.StreamState{}, err
 	}
 	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
 	if err != nil {
-		return nil, fmt.Errorf("subjects of %s: %w", stream, err)
+		return jetstream.StreamState{}, err
 	}
-	if info.State.Subjects == nil {
-		return map[string]uint64{}, nil
-	}
-	return info.State.Subjects, nil
+	return info.State, nil
 }
 
 // Delete removes the message at a sequence; one that is gone already is no error.

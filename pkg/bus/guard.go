@@ -23,22 +23,21 @@ import (
 const maxDisplaced = 16
 
 // Against adds to what a stored event must be to stay on its subject, where it came
-// before the one that is published: check finds what is wrong with it. Without Against it
-// must be a valid event of this very subject.
-func Against[E schemas.Keyed](check func(stored E) error) PublishOption {
+// before the one that is published: check finds what is wrong with it, or fails with err.
+// Without Against it must be a valid event of this very subject.
+func Against[E schemas.Keyed](check func(stored E) (fault, err error)) PublishOption {
 	return func(o *publishOptions) {
-		o.against = func(stored schemas.Keyed) error { return check(stored.(E)) }
+		o.against = func(stored schemas.Keyed) (fault, err error) { return check(stored.(E)) }
 	}
 }
 
-// keeper of a publish says what is wrong with a message that has its subject; nil means
-// that nothing is, and that it stays.
-func (o *publishOptions) keepEvents(e schemas.Keyed) {
+// judgeEvents makes the judge of what has the subject of e.
+func (o *publishOptions) judgeEvents(e schemas.Keyed) {
 	against := o.against
-	o.keep = func(m *Message) error {
+	o.judge = func(m *Message) (fault, err error) {
 		stored := reflect.New(reflect.TypeOf(e).Elem()).Interface().(schemas.Keyed)
-		if err := Fits(m, stored); err != nil || against == nil {
-			return err
+		if fault := Fits(m, stored); fault != nil || against == nil {
+			return fault, nil
 		}
 		return against(stored)
 	}
@@ -69,7 +68,7 @@ func unique(subject string) (spec schemas.StreamSpec, ok bool) {
 // duplicate. It returns that message if it stays, and nil when m is to be sent again:
 // what had the subject was displaced, or nothing had it and the message id was somebody
 // else's. Then m has no id any more: the server remembers those of what is gone.
-func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, keep func(*Message) error) (*Message, error) {
+func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, judge func(*Message) (fault, err error)) (*Message, error) {
 	if first == nil {
 		spec, _ := specOf(m.Subject)
 		var err error
@@ -82,7 +81,10 @@ func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, keep fun
 		if bytes.Equal(first.Data, m.Data) {
 			return first, nil
 		}
-		fault := keep(first)
+		fault, err := judge(first)
+		if err != nil {
+			return nil, err
+		}
 		if fault == nil {
 			return first, nil
 		}
@@ -107,14 +109,16 @@ func (b *Bus) Displace(ctx context.Context, m *Message, fault error) error {
 // Claimed returns what a guarded subject holds and decodes it into e, or ErrNotFound.
 // What does not fit (Fits), or has a fault that check finds (nil: none), is displaced and
 // counts as not there.
-func (b *Bus) Claimed(ctx context.Context, stream, subject string, e schemas.Keyed, check func() error) (*Message, error) {
+func (b *Bus) Claimed(ctx context.Context, stream, subject string, e schemas.Keyed, check func() (fault, err error)) (*Message, error) {
 	m, err := b.Last(ctx, stream, subject)
 	if err != nil {
 		return nil, err
 	}
 	fault := Fits(m, e)
 	if fault == nil && check != nil {
-		fault = check()
+		if fault, err = check(); err != nil {
+			return nil, err
+		}
 	}
 	if fault == nil {
 		return m, nil
@@ -138,4 +142,25 @@ func writerOf(subject string) string {
 		return "advantage"
 	}
 	return "intake"
+}
+
+// CheckSteps says what is wrong with the steps that a completed trajectory names: each
+// must be stored on the subject of its attempt. What its age has removed is not missed.
+// The steps are not read; that each is the one named, its digest says to who reads it.
+func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err error) {
+	if t.StopReason != schemas.StopCompleted || len(t.Steps) == 0 {
+		return nil, nil
+	}
+	filter := strings.TrimSuffix(schemas.StepSubject(t.Run, t.UID, t.SampleIndex, t.Attempt, 0), "0") + "*"
+	state, err := b.streamState(ctx, schemas.StreamSteps, filter)
+	if err != nil {
+		return nil, fmt.Errorf("look up the steps of %q: %w", t.Subject(), err)
+	}
+	for i, ref := range t.Steps {
+		_, stored := state.Subjects[schemas.StepSubject(t.Run, t.UID, t.SampleIndex, t.Attempt, int64(i))]
+		if ref.Seq > state.LastSeq || !stored && ref.Seq >= state.FirstSeq {
+			return fmt.Errorf("steps[%d].seq: %d; no such step of attempt %s is stored", i, ref.Seq, t.Attempt), nil
+		}
+	}
+	return nil, nil
 }

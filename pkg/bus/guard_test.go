@@ -121,11 +121,11 @@ func TestBus_Publish_against(t *testing.T) {
 		forged := reward("u1", 0)
 		forged.GroupSize = 2
 		e.raw(t, forged.Subject(), encoded(t, forged))
-		sameSize := bus.Against(func(stored *schemas.Reward) error {
+		sameSize := bus.Against(func(stored *schemas.Reward) (fault, err error) {
 			if stored.GroupSize != schemas.MaxGroupSize {
-				return fmt.Errorf("group_size: %d; must be %d", stored.GroupSize, schemas.MaxGroupSize)
+				return fmt.Errorf("group_size: %d; must be %d", stored.GroupSize, schemas.MaxGroupSize), nil
 			}
-			return nil
+			return nil, nil
 		})
 		// Who does not know better leaves it.
 		ack, err := e.Publish(t.Context(), reward("u1", 0))
@@ -291,7 +291,7 @@ func TestBus_Claimed(t *testing.T) {
 		ctx := t.Context()
 		var v schemas.Reward
 		stored := bus.RewardFilter("r1", "u1", "u1")
-		look := func(check func() error) (*bus.Message, error) {
+		look := func(check func() (fault, err error)) (*bus.Message, error) {
 			return e.Claimed(ctx, schemas.StreamRewards, stored, &v, check)
 		}
 		if _, err := look(nil); !errors.Is(err, bus.ErrNotFound) {
@@ -305,10 +305,10 @@ func TestBus_Claimed(t *testing.T) {
 		if err != nil || ack.Duplicate {
 			t.Fatalf("got %+v, %v; want stored", ack, err)
 		}
-		if m, err := look(func() error { return nil }); err != nil || m.Seq != ack.Seq || v.Error != "out of paint" {
+		if m, err := look(func() (fault, err error) { return nil, nil }); err != nil || m.Seq != ack.Seq || v.Error != "out of paint" {
 			t.Errorf("got %v, %v with %+v; want what was published", m, err, v)
 		}
-		if _, err := look(func() error { return errors.New("not mine") }); !errors.Is(err, bus.ErrNotFound) {
+		if _, err := look(func() (fault, err error) { return errors.New("not mine"), nil }); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("refused by the check: %v; want ErrNotFound", err)
 		}
 		if _, err := e.Get(ctx, ack.Stream, ack.Seq); !errors.Is(err, bus.ErrNotFound) {

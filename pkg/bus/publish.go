@@ -37,10 +37,10 @@ type PublishOption func(*publishOptions)
 
 type publishOptions struct {
 	wait bool
-	// against is the check that Against gave, keep the whole of it: what is wrong with a
+	// against is the check that Against gave, judge the whole of it: what is wrong with a
 	// message that has the subject of this one; nil: nobody looks.
-	against func(stored schemas.Keyed) error
-	keep    func(*Message) error
+	against func(stored schemas.Keyed) (fault, err error)
+	judge   func(*Message) (fault, err error)
 }
 
 // WaitForSpace waits while the stream is full, until the context ends, instead of
@@ -77,7 +77,7 @@ func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 		opt(&o)
 	}
 	if e != nil {
-		o.keepEvents(e)
+		o.judgeEvents(e)
 	}
 	return o
 }
@@ -158,9 +158,9 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 	wait := retryMin
 	for contested := 0; ; {
 		ack, err := b.attempt(ctx, m)
-		if err == nil && ack.Duplicate && o.keep != nil {
+		if err == nil && ack.Duplicate && o.judge != nil {
 			var first *Message
-			if first, err = b.contest(ctx, m, ack.First, o.keep); first != nil {
+			if first, err = b.contest(ctx, m, ack.First, o.judge); first != nil {
 				ack.Seq, ack.First = first.Seq, first
 				return ack, nil
 			}

@@ -160,7 +160,7 @@ func TestService_VerdictsAndGroups(t *testing.T) {
 	p.serve(t, testConfig())
 	sample := func(uid string, i int64) *schemas.Trajectory {
 		tr := trajectory(t, "r", uid, i, 3, uint8(100*i), "diversity", "external:human")
-		tr.Group.Deadline = time.Now().Add(time.Minute).UnixNano()
+		tr.Group.Deadline = prompted.Add(time.Hour).UnixNano()
 		return tr
 	}
 	one := 1.0

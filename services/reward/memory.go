@@ -55,16 +55,19 @@ type memo struct {
 // groupMemo is of one group whose functions rate it as a whole.
 type groupMemo struct {
 	turn
-	// scores are by sample index and place in Group.Reward; nil: not rated yet.
+	// scores are by sample index and place in Group.Reward; nil: not rated yet. rated is the
+	// trajectories that they are of.
 	scores map[int64]map[int]scored
+	rated  map[int64]uint64
 	// leader is the sample whose handler rated the group, and completes the others.
 	leader int64
 }
 
-func (k *memory) sample(t *schemas.Trajectory) *memo {
+// sample is what is known of the trajectory at a sequence.
+func (k *memory) sample(t *schemas.Trajectory, seq uint64) *memo {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return remember(k.samples, fmt.Sprintf("%s.%s.%d", t.Run, t.UID, t.SampleIndex), maxSamplesKept, func() *memo { return &memo{turn: make(turn, 1)} })
+	return remember(k.samples, sampleKey(t.Run, t.UID, t.SampleIndex, seq), maxSamplesKept, func() *memo { return &memo{turn: make(turn, 1)} })
 }
 
 func (k *memory) group(t *schemas.Trajectory) *groupMemo {
@@ -83,7 +86,11 @@ func (k *memory) forget(r *schemas.Reward) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.samples, fmt.Sprintf("%s.%s.%d", r.Run, r.UID, r.SampleIndex))
+	delete(k.samples, sampleKey(r.Run, r.UID, r.SampleIndex, r.TrajectorySeq))
+}
+
+func sampleKey(run, uid string, index int64, seq uint64) string {
+	return fmt.Sprintf("%s.%s.%d.%d", run, uid, index, seq)
 }
 
 func remember[T any](all map[string]*T, key string, most int, make func() *T) *T {

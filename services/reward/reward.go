@@ -169,13 +169,19 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 // handle scores one trajectory and publishes its reward, or puts it back.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var t schemas.Trajectory
-	if err := schemas.DecodeValid(m.Data, &t); err != nil {
-		return bus.Terminal(schemas.CodeDecode, err)
+	if err := bus.Fits(m, &t); err != nil {
+		return bus.Garbage(schemas.CodeDecode, err)
 	}
 	if m.Delivered > 1 { // whoever had it before may have finished, or somebody else for it
-		if _, err := s.stored(ctx, &t); !errors.Is(err, bus.ErrNotFound) {
+		if _, err := s.stored(ctx, &t, m.Seq); !errors.Is(err, bus.ErrNotFound) {
 			return err
 		}
+	}
+	switch fault, err := s.bus.CheckSteps(ctx, &t); {
+	case err != nil:
+		return err
+	case fault != nil:
+		return bus.Garbage(schemas.CodeInvalid, fault)
 	}
 	p, err := s.advance(ctx, &t, m.Seq)
 	if err != nil {
@@ -214,9 +220,10 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	return s.publish(ctx, failed(&t, m.Seq, cause.Error()))
 }
 
+// publish stores a reward, unless one of the same trajectory was first.
 func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	r.Scored = time.Now().UnixNano()
-	ack, err := s.bus.Publish(ctx, r)
+	ack, err := s.bus.Publish(ctx, r, bus.Against(func(first *schemas.Reward) (fault, err error) { return sameSample(first, r), nil }))
 	if err != nil {
 		return fmt.Errorf("publish reward: %w", err)
 	}
@@ -235,17 +242,34 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	return nil
 }
 
-// stored is the reward of a sample, or bus.ErrNotFound.
-func (s *service) stored(ctx context.Context, t *schemas.Trajectory) (*schemas.Reward, error) {
-	m, err := s.bus.Last(ctx, schemas.StreamRewards, bus.StoredSubject(schemas.RewardSubject(t.Run, t.Group.Batch, t.UID, t.SampleIndex)))
+// stored is the reward of a trajectory, or bus.ErrNotFound.
+func (s *service) stored(ctx context.Context, t *schemas.Trajectory, seq uint64) (*schemas.Reward, error) {
+	subject := bus.StoredSubject(schemas.RewardSubject(t.Run, t.Group.Batch, t.UID, t.SampleIndex))
+	r := &schemas.Reward{}
+	_, err := s.bus.Claimed(ctx, schemas.StreamRewards, subject, r, func() (fault, err error) { return sameSample(r, outline(t, seq)), nil })
 	if err != nil {
 		return nil, fmt.Errorf("look up reward: %w", err)
 	}
-	r := &schemas.Reward{}
-	if err := schemas.Decode(m.Data, r); err != nil {
-		return nil, fmt.Errorf("stored reward %s: %w", m.Subject, err)
-	}
 	return r, nil
+}
+
+// sameSample says in what a stored reward is not one of the trajectory that another is
+// of. Scores may differ: whoever was first has scored it.
+func sameSample(first, r *schemas.Reward) error {
+	if got, want := first.GroupSize, r.GroupSize; got != want {
+		return fmt.Errorf("group_size: %d; must be %d", got, want)
+	}
+	if got, want := first.TrajectorySeq, r.TrajectorySeq; got != want {
+		return fmt.Errorf("trajectory_seq: %d; must be %d", got, want)
+	}
+	if !first.Group.Same(&r.Group) {
+		return errors.New("group: must be that of the trajectory")
+	}
+	if first.TrainedSteps != r.TrainedSteps || first.ScheduleDigest != r.ScheduleDigest ||
+		first.PolicyVersionMin != r.PolicyVersionMin || first.PolicyVersionMax != r.PolicyVersionMax {
+		return errors.New("trained_steps, schedule_digest and policy versions: must be those of the trajectory")
+	}
+	return nil
 }
 
 // failed is the reward of a trajectory that cannot be scored.

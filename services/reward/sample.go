@@ -17,7 +17,7 @@ import (
 // may still come. whole are the scores of functions that rated its group, by their place
 // in the list of the group.
 func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint64, whole map[int]scored) (pause, error) {
-	m := s.memory.sample(t)
+	m := s.memory.sample(t, seq)
 	if err := m.lock(ctx); err != nil {
 		return pause{}, err
 	}

@@ -3,6 +3,7 @@ package reward
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,6 +96,9 @@ func (p *plane) serve(t testing.TB, cfg Config) (stop func()) {
 	return stop
 }
 
+// prompted is when the prompts of all tests came.
+var prompted = time.Now()
+
 // trajectory is a finished sample whose picture is of one grey.
 func trajectory(t testing.TB, run, uid string, i, n int64, shade uint8, rewards ...string) *schemas.Trajectory {
 	t.Helper()
@@ -122,7 +126,7 @@ func trajectory(t testing.TB, run, uid string, i, n int64, shade uint8, rewards 
 		ScheduleDigest: digest, WeightsDigest: digest, Sampler: "s", Backend: "cpu",
 		Timings: schemas.SampleTimings{Received: now, Started: now, Finished: now},
 		Group: schemas.Group{
-			Batch: uid, PromptSeq: 1, Created: now,
+			Batch: uid, PromptSeq: 1, Created: prompted.UnixNano(),
 			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
 		},
 	}
@@ -139,10 +143,32 @@ func trajectory(t testing.TB, run, uid string, i, n int64, shade uint8, rewards 
 func (p *plane) put(t testing.TB, events ...schemas.Keyed) {
 	t.Helper()
 	for _, e := range events {
+		if tr, ok := e.(*schemas.Trajectory); ok && tr.StopReason == schemas.StopCompleted {
+			p.putStep(t, tr)
+		}
 		if _, err := p.Publish(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// putStep stores the one step of a trajectory, which then names it.
+func (p *plane) putStep(t testing.TB, tr *schemas.Trajectory) {
+	t.Helper()
+	step := &schemas.Step{
+		Run: tr.Run, UID: tr.UID, SampleIndex: tr.SampleIndex, Attempt: tr.Attempt, NumInferenceSteps: 1, Transition: "sde",
+		Sigma: 1, Timestep: 1000, LogProbKind: tr.LogProbKind, LogProb: tr.LogProbs[0], LogProbSum: tr.LogProbs[0], ElementCount: 128,
+		Latents: []schemas.IndexedTensor{}, Debug: []schemas.NamedTensor{}, ScheduleDigest: tr.ScheduleDigest,
+	}
+	ack, err := p.Publish(t.Context(), step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := schemas.Encode(step)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr.Steps = []schemas.StepRef{{Seq: ack.Seq, Digest: fmt.Sprintf("%x", sha256.Sum256(data))}}
 }
 
 // rewards waits for n rewards of a run, by uid and sample.

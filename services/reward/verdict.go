@@ -22,7 +22,7 @@ func (s *service) verdict(ctx context.Context, m *bus.Message) error {
 	if err != nil || t == nil {
 		return err
 	}
-	switch r, err := s.stored(ctx, t); {
+	switch r, err := s.stored(ctx, t, seq); {
 	case err == nil && !used(r, &v):
 		return s.refuse(bus.Terminal(schemas.CodeLate, errors.New("the sample has its reward already, without this verdict")))
 	case err == nil:
@@ -55,16 +55,13 @@ func (s *service) refuse(err error) error {
 // verdict that nobody asked for, or for a group that has closed, is an error.
 func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.Trajectory, uint64, error) {
 	read := func(subject string) (*schemas.Trajectory, uint64, error) {
-		m, err := s.bus.Last(ctx, schemas.StreamTrajectories, subject)
+		t := &schemas.Trajectory{}
+		m, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, subject, t, func() (fault, err error) { return s.bus.CheckSteps(ctx, t) })
 		if errors.Is(err, bus.ErrNotFound) {
 			return nil, 0, nil
 		}
 		if err != nil {
 			return nil, 0, fmt.Errorf("look up trajectory: %w", err)
-		}
-		t := &schemas.Trajectory{}
-		if schemas.DecodeValid(m.Data, t) != nil {
-			return nil, 0, nil // a dead letter of its own
 		}
 		return t, m.Seq, nil
 	}
@@ -89,7 +86,8 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 	if t != nil {
 		return t, seq, nil
 	}
-	switch _, err := s.bus.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(v.Run, v.UID)); {
+	var a schemas.Advantage
+	switch _, err := s.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(v.Run, v.UID), &a, nil); {
 	case err == nil:
 		return nil, 0, s.refuse(bus.Terminal(schemas.CodeLate, fmt.Errorf("group %s has closed", v.UID)))
 	case !errors.Is(err, bus.ErrNotFound):

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -125,11 +123,19 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	if err := g.lock(ctx); err != nil {
 		return pause{}, err
 	}
-	known := g.scores != nil
+	was, rated := g.rated[t.SampleIndex]
+	known := g.scores != nil && (!rated || was == seq) // another may have taken its place
 	var members []stored
 	if !known || g.leader == t.SampleIndex {
 		var err error
 		if members, err = s.group(ctx, t); err != nil {
+			g.unlock()
+			return pause{}, err
+		}
+	}
+	if !known && int64(len(members)) >= t.GroupSize && !again(t) {
+		var err error
+		if members, err = s.sound(ctx, t, members); err != nil {
 			g.unlock()
 			return pause{}, err
 		}
@@ -144,7 +150,10 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 			g.unlock()
 			return pause{}, err
 		}
-		g.scores, g.leader = scores, t.SampleIndex
+		g.scores, g.leader, g.rated = scores, t.SampleIndex, map[int64]uint64{}
+		for _, x := range members {
+			g.rated[x.SampleIndex] = x.seq
+		}
 	}
 	scores, leads := g.scores, g.leader == t.SampleIndex
 	g.unlock()
@@ -174,13 +183,31 @@ func (s *service) group(ctx context.Context, t *schemas.Trajectory) ([]stored, e
 	var out []stored
 	for _, m := range messages {
 		x := &schemas.Trajectory{}
-		if schemas.DecodeValid(m.Data, x) != nil {
-			x = &schemas.Trajectory{StopReason: schemas.StopFailed, SampleIndex: -1} // a dead letter of its own
+		if bus.Fits(m, x) != nil {
+			continue // a dead letter of its own, and the true one comes
 		}
-		x.Run, x.Group = t.Run, t.Group // those of the pass, where it is scored again
+		if again(t) {
+			x.Run, x.Group = t.Run, t.Group // those of the pass
+		}
 		out = append(out, stored{x, m.Seq})
 	}
 	slices.SortFunc(out, func(a, b stored) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
+	return out, nil
+}
+
+// sound leaves out what will not stay: what its own handler finds to be no trajectory of
+// this group, or to name steps that are not there.
+func (s *service) sound(ctx context.Context, t *schemas.Trajectory, members []stored) ([]stored, error) {
+	var out []stored
+	for _, x := range members {
+		fault, err := s.bus.CheckSteps(ctx, x.Trajectory)
+		if err != nil {
+			return nil, err
+		}
+		if fault == nil && x.Group.Same(&t.Group) {
+			out = append(out, x)
+		}
+	}
 	return out, nil
 }
 
@@ -244,15 +271,20 @@ func (s *service) completeOthers(ctx context.Context, leader *schemas.Trajectory
 	if err != nil {
 		return pause{}, fmt.Errorf("look up the rewards of the group: %w", err)
 	}
-	done := map[string]bool{}
+	done := map[int64]*schemas.Reward{}
 	for _, m := range have {
-		done[m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]] = true
+		if r := (&schemas.Reward{}); bus.Fits(m, r) == nil {
+			done[r.SampleIndex] = r
+		}
 	}
 	var work sync.WaitGroup
 	pauses, errs := make([]pause, len(members)), make([]error, len(members))
 	at := make(chan struct{}, sideBySide)
 	for i, x := range members {
-		if x.SampleIndex < 0 || x.SampleIndex == leader.SampleIndex || done[strconv.FormatInt(x.SampleIndex, 10)] {
+		if x.SampleIndex == leader.SampleIndex {
+			continue
+		}
+		if r := done[x.SampleIndex]; r != nil && sameSample(r, outline(x.Trajectory, x.seq)) == nil {
 			continue
 		}
 		work.Go(func() {

@@ -256,9 +256,6 @@ func (s *service) finish(ctx context.Context, a *attempt) (*schemas.Trajectory, 
 		if err != nil {
 			return nil, fmt.Errorf("store step %d: %w", i, err)
 		}
-		if ack.Duplicate && ack.Digest == "" {
-			return nil, errors.New("a step of this attempt was already stored by someone else")
-		}
 		t.Steps = append(t.Steps, schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest})
 	}
 	t.Timings = schemas.SampleTimings{

@@ -208,10 +208,12 @@ func (s *service) policy() *schemas.Policy {
 // request unacked, and its steps belong to an attempt no trajectory names.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var req schemas.Request
-	if err := schemas.DecodeValid(m.Data, &req); err != nil {
-		return bus.Terminal(schemas.CodeDecode, err)
+	if err := bus.Fits(m, &req); err != nil {
+		return bus.Garbage(schemas.CodeDecode, err)
 	}
-	switch _, err := s.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex)); {
+	var made schemas.Trajectory
+	fits := func() (fault, err error) { return s.answers(ctx, &made, &req) }
+	switch _, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
 	case err == nil:
 		return nil // a former attempt got as far as the trajectory, only its ack was lost
 	case !errors.Is(err, bus.ErrNotFound):
@@ -238,7 +240,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	if err := s.publish(ctx, t); err != nil {
+	if err := s.publish(ctx, t, &req); err != nil {
 		return fmt.Errorf("publish trajectory: %w", err)
 	}
 	zerolog.Ctx(ctx).Info().Str("run", req.Run).Str("uid", req.UID).Int64("sample_index", req.SampleIndex).
@@ -258,11 +260,12 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
 	t.LogProbs = make([]*float64, len(req.Transitions))
 	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
-	return s.publish(ctx, t)
+	return s.publish(ctx, t, &req)
 }
 
-func (s *service) publish(ctx context.Context, t *schemas.Trajectory) error {
-	ack, err := s.bus.Publish(ctx, t)
+// publish stores the trajectory that a request asked for, unless another attempt was first.
+func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request) error {
+	ack, err := s.bus.Publish(ctx, t, bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.answers(ctx, made, req) }))
 	if err == nil && !ack.Duplicate {
 		s.metrics.stored(t)
 	}
