@@ -73,7 +73,8 @@ func Streams() []StreamSpec {
 		},
 		{
 			Name: StreamSteps, Purpose: "denoising steps as they happen, with latents and log-probs",
-			Subjects: []string{Prefix + "step.>"}, Guarded: true, MaxBytes: 8 * gib, MaxAge: day,
+			Subjects: []string{Prefix + "step.>"}, Guarded: true, MaxBytes: 8 * gib,
+			MaxAge: 8 * day, // never before the trajectory that names them
 		},
 		{
 			Name: StreamTrajectories, Purpose: "exactly one per sample: which attempt counts, and all needed to recompute it",

@@ -81,6 +81,7 @@ type Bus struct {
 	reconnects atomic.Uint64
 	waitLog    limiter
 	blobs      blobStore
+	troubles   troubles
 }
 
 // link is the life of one connection to the server.

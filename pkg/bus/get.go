@@ -246,7 +246,7 @@ func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
 }
 
 // Purge removes everything stored about a run: prompts, groups, requests, steps,
-// trajectories, rewards, advantages and batches, and the run's spec. Pictures and
+// trajectories, verdicts, rewards, advantages and batches, and the run's spec. Pictures and
 // other blobs stay, because other runs may refer to the same content; dead letters
 // stay, because nobody has looked at them. It returns the number of messages removed.
 // A run id must not be used again: for the length of schemas.DedupWindow the server
@@ -262,6 +262,7 @@ func (b *Bus) Purge(ctx context.Context, run string) (uint64, error) {
 		schemas.StreamRequests:     {schemas.Prefix + "request." + run + ".>"},
 		schemas.StreamSteps:        {schemas.Prefix + "step." + run + ".>"},
 		schemas.StreamTrajectories: {schemas.Prefix + "trajectory." + run + ".>"},
+		schemas.StreamVerdicts:     {schemas.Prefix + "verdict." + run + ".>"},
 		schemas.StreamRewards:      {schemas.Prefix + "reward.*." + run + ".>", schemas.Prefix + "opening.*." + run + ".>"},
 		schemas.StreamAdvantages:   {schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")},
 	} {
@@ -305,8 +306,13 @@ type StreamStats struct {
 	Name     string `json:"name"`
 	Messages uint64 `json:"messages"`
 	Bytes    uint64 `json:"bytes"`
-	// MaxBytes is the limit; -1: none.
-	MaxBytes int64 `json:"max_bytes"`
+	// MaxBytes and MaxMessages are the limits; -1: none. MaxAge is how long a message is
+	// kept, in nanoseconds; 0: for ever.
+	MaxBytes    int64         `json:"max_bytes"`
+	MaxMessages int64         `json:"max_messages"`
+	MaxAge      time.Duration `json:"max_age_ns"`
+	// State is how full it is: StateOK, StateNearlyFull, StateFull or StateRolling.
+	State string `json:"state"`
 	// Oldest and Newest are when messages were stored; zero for an empty stream.
 	Oldest    time.Time       `json:"oldest"`
 	Newest    time.Time       `json:"newest"`
@@ -326,20 +332,13 @@ type ConsumerStats struct {
 }
 
 // Stats describes the contract's streams in the order data flows, with their durable
-// consumers.
+// consumers, and the streams behind the buckets.
 func (b *Bus) Stats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
-	for _, spec := range specs() {
-		s, err := b.js.Stream(ctx, spec.Name)
+	for _, k := range kept() {
+		stats, s, err := b.statsOf(ctx, k)
 		if err != nil {
-			return nil, fmt.Errorf("stats of %s: %w", spec.Name, err)
-		}
-		state, config := s.CachedInfo().State, s.CachedInfo().Config
-		stats := StreamStats{
-			Name: spec.Name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, Consumers: []ConsumerStats{},
-		}
-		if state.Msgs > 0 {
-			stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
+			return nil, err
 		}
 		consumers := s.ListConsumers(ctx)
 		for c := range consumers.Info() {
@@ -350,9 +349,27 @@ func (b *Bus) Stats(ctx context.Context) ([]StreamStats, error) {
 			}
 		}
 		if err := consumers.Err(); err != nil {
-			return nil, fmt.Errorf("stats of %s: %w", spec.Name, err)
+			return nil, fmt.Errorf("stats of %s: %w", k.name, err)
 		}
-		out = append(out, stats)
+		out = append(out, *stats)
 	}
 	return out, nil
+}
+
+// statsOf is one stream, without its consumers.
+func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.Stream, error) {
+	s, err := b.js.Stream(ctx, k.name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("stats of %s: %w", k.name, err)
+	}
+	state, config := s.CachedInfo().State, s.CachedInfo().Config
+	stats := &StreamStats{
+		Name: k.name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, MaxMessages: config.MaxMsgs, MaxAge: config.MaxAge,
+		Consumers: []ConsumerStats{},
+	}
+	stats.State = stats.state(k.refuses)
+	if state.Msgs > 0 {
+		stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
+	}
+	return stats, s, nil
 }

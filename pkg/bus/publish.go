@@ -158,6 +158,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 	wait := retryMin
 	for contested := 0; ; {
 		ack, err := b.attempt(ctx, m)
+		b.took(m, ack, err, began)
 		if err == nil && ack.Duplicate && o.judge != nil {
 			var first *Message
 			if first, err = b.contest(ctx, m, ack.First, o.judge); first != nil {
@@ -194,6 +195,17 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 			return Ack{}, publishError(m.Subject, errors.Join(err, pauseErr))
 		}
 		wait = min(2*wait, retryMax)
+	}
+}
+
+// took notes whether a stream takes what is published, for Faults.
+func (b *Bus) took(m *nats.Msg, ack Ack, err error, began time.Time) {
+	switch {
+	case err == nil && !ack.Duplicate:
+		b.troubles.took(ack.Stream, m.Size())
+	case err == nil, !b.nc.IsConnected(), errors.Is(err, errLinkLost), judge(err) == verdictFatal, errors.Is(err, context.Canceled):
+	default:
+		b.troubles.note(keptIn(m.Subject), m.Size(), began, err)
 	}
 }
 

@@ -263,6 +263,7 @@ func (p *Publisher) ack(m *nats.Msg) {
 		}
 	}
 	ack.Digest = f.digest
+	p.b.troubles.took(ack.Stream, f.msg.Size())
 	p.resolve(f, ack, nil)
 }
 

@@ -41,6 +41,7 @@ type datasetFlags struct {
 	shuffle  int64
 	shard    string
 	plan     bool
+	overfill bool
 
 	loaded loaded
 }
@@ -68,6 +69,7 @@ func (d *datasetFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&d.shard, "shard", "", "I/N: this machine takes part I, from 0, of N: every N-th prompt, or batch; uids are those of the whole, seeds too with the same --run or --seed")
 	f.BoolVar(&d.plan, "plan", false, "print what would be done, with all numbers, and do nothing")
 	f.BoolVar(&d.plan, "dry-run", false, "the same as --plan")
+	f.BoolVar(&d.overfill, "overfill", false, "start although the plan does not fit into the streams; when one is full, what comes waits for room")
 }
 
 // load reads the prompts of the command line and of the file, chooses, and fills in the

@@ -21,6 +21,7 @@ const (
 	groupSection     = "Groups and batches"
 	outputSection    = "Run and output"
 	pipelineSection  = "Pipeline, where this command runs it"
+	limitSection     = "Limits of streams; not set: as they are"
 )
 
 // sectionKey annotates a flag with its heading.

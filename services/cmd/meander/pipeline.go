@@ -103,6 +103,8 @@ type services struct {
 	replicas  int
 	// ackWait is that of all four.
 	ackWait time.Duration
+	// limits are those of streams.
+	limits boot.Limits
 	// metricsAddr is where metrics and health are served; empty: nowhere.
 	metricsAddr string
 }
@@ -119,7 +121,7 @@ func defaultServices() services {
 // validate applies what the services share and checks each.
 func (s *services) validate() error {
 	s.intake.AckWait, s.sampler.AckWait, s.reward.AckWait, s.advantage.AckWait = s.ackWait, s.ackWait, s.ackWait, s.ackWait
-	err := errors.Join(s.intake.Validate(), s.sampler.Validate(), s.reward.Validate(), s.advantage.Validate())
+	err := errors.Join(s.limits.Validate(), s.intake.Validate(), s.sampler.Validate(), s.reward.Validate(), s.advantage.Validate())
 	if s.replicas < 1 || s.replicas > 64 {
 		err = errors.Join(err, fmt.Errorf("replicas: %d; must be between 1 and 64", s.replicas))
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,10 +11,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // plan is everything that follows from the prompts, the model's defaults and the flags,
@@ -61,9 +64,9 @@ type planStream struct {
 	Bytes int64  `json:"bytes"`
 	Used  int64  `json:"used"`
 	Limit int64  `json:"limit"` // 0: not known
+	// AtMost says that Bytes is a bound: what is stored may be much less.
+	AtMost bool `json:"at_most,omitempty"`
 }
-
-const blobStream = "OBJ_" + schemas.BlobBucket
 
 // pipelineFacts is what the other end knows: its models, and how full its streams are.
 type pipelineFacts struct {
@@ -83,8 +86,13 @@ func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *service
 		f.policies, f.reward = []*schemas.Policy{policy}, s.intake.Reward
 	}
 	if conn == nil {
-		for _, s := range schemas.Streams() {
-			f.streams[s.Name] = planStream{Limit: s.MaxBytes}
+		for _, spec := range schemas.Streams() {
+			f.streams[spec.Name] = planStream{Limit: spec.MaxBytes}
+		}
+		if s != nil {
+			for _, l := range s.limits.Streams() {
+				f.streams[l.Stream] = planStream{Limit: cmp.Or(l.MaxBytes, f.streams[l.Stream].Limit)}
+			}
 		}
 		return f, nil
 	}
@@ -94,7 +102,7 @@ func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *service
 			return nil, err
 		}
 	}
-	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, blobStream} {
+	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, bus.BlobStream} {
 		stream, err := conn.JetStream().Stream(ctx, name)
 		if err != nil {
 			return nil, fmt.Errorf("limits of %s: %w", name, err)
@@ -180,7 +188,8 @@ func (d *datasetFlags) settle(prompts []prompt, f *pipelineFacts) (*plan, error)
 	}
 	p.Streams = []planStream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
 	if p.planCost != nil {
-		p.Streams = append(p.Streams, planStream{Name: schemas.StreamSteps, Bytes: p.StepBytes}, planStream{Name: blobStream, Bytes: p.PictureBytes})
+		p.Streams = append(p.Streams, planStream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
+			planStream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, planStream{Name: bus.BlobStream, Bytes: p.PictureBytes, AtMost: true})
 	}
 	for i, s := range p.Streams {
 		p.Streams[i].Used, p.Streams[i].Limit = f.streams[s.Name].Used, f.streams[s.Name].Limit
@@ -255,8 +264,9 @@ func shorten(s string, most int) string {
 	return s
 }
 
-// show prints the plan of what is about to run.
-func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, prompts []prompt, out io.Writer) error {
+// show prints the plan of what is about to run, and refuses what cannot fit, unless it
+// is told not to, or the run goes on with what it began.
+func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run string, prompts []prompt, out io.Writer) error {
 	f, err := d.factsOf(ctx, conn, s)
 	if err != nil {
 		return err
@@ -265,7 +275,27 @@ func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, 
 	if err != nil {
 		return err
 	}
-	return p.print(out)
+	if err := p.print(out); err != nil || d.overfill {
+		return err
+	}
+	if _, err := conn.Run(ctx, run); err == nil {
+		return nil
+	}
+	return p.mustFit()
+}
+
+// mustFit names the streams that the samples are sure to overfill.
+func (p *plan) mustFit() error {
+	var errs []error
+	for _, s := range p.Streams {
+		if !s.fits() && !s.AtMost {
+			errs = append(errs, fmt.Errorf("%s; give it more with --%s SIZE, or 'meander streams limit'", s, boot.SizeFlag(s.Name)))
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return usage(fmt.Errorf("the plan does not fit, and nothing has been started:\n%w\n--overfill starts all the same, and waits for room when a stream is full", errors.Join(errs...)))
 }
 
 // planOnly prints the plan and does nothing. It asks a pipeline that runs; s is the one
@@ -321,7 +351,7 @@ func (p *plan) print(out io.Writer) error {
 	}
 	var parts []string
 	for _, s := range p.Streams {
-		if s.Name != schemas.StreamPrompts || !s.fits() { // prompts are small
+		if s.Name == schemas.StreamSteps || s.Name == bus.BlobStream || !s.fits() { // the others are small
 			parts = append(parts, s.String())
 		}
 	}
@@ -400,10 +430,12 @@ func (s planStream) fits() bool { return s.Limit == 0 || s.Used+s.Bytes <= s.Lim
 
 // String is the stream's share, and a warning when it does not fit.
 func (s planStream) String() string {
-	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", blobStream: "of pictures at most"}
+	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", schemas.StreamTrajectories: "of trajectories", bus.BlobStream: "of pictures at most"}
 	out := fmt.Sprintf("%s %s", size(s.Bytes), what[s.Name])
 	switch {
 	case s.Limit == 0:
+	case !s.fits() && s.AtMost:
+		out += fmt.Sprintf(", PERHAPS MORE THAN FITS: %s has %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
 	case !s.fits():
 		out += fmt.Sprintf(", MORE THAN FITS: %s has %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
 	case s.Used > 0:

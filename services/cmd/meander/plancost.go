@@ -25,6 +25,8 @@ const (
 const (
 	stepEventBytes = 700
 	tensorBytes    = 150
+	// What a trajectory takes beside its prompt, and more for each step.
+	trajectoryBytes, trajectoryStepBytes = 1450, 107
 )
 
 // planCost is what samples take. In the sum of a plan, what differs between groups is 0
@@ -43,11 +45,12 @@ type planCost struct {
 	BytesOfSample int64   `json:"bytes_per_sample"`
 	// The rest is over all samples. Evaluations are those of the model, two where guidance is
 	// active. PictureBytes is of uncompressed pictures: as PNG they are smaller.
-	Steps        int64 `json:"steps"`
-	Stochastic   int64 `json:"stochastic_steps"`
-	Evaluations  int64 `json:"evaluations"`
-	StepBytes    int64 `json:"step_bytes"`
-	PictureBytes int64 `json:"picture_bytes"`
+	Steps           int64 `json:"steps"`
+	Stochastic      int64 `json:"stochastic_steps"`
+	Evaluations     int64 `json:"evaluations"`
+	StepBytes       int64 `json:"step_bytes"`
+	TrajectoryBytes int64 `json:"trajectory_bytes"`
+	PictureBytes    int64 `json:"picture_bytes"`
 
 	counted bool
 }
@@ -93,6 +96,7 @@ func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 	}
 	c.StepBytes = c.LatentsKept*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
 	c.PictureBytes = 3 * height * width
+	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(e.Prompt))
 	c.BytesOfSample = c.StepBytes + c.PictureBytes
 	return c, nil
 }
@@ -109,7 +113,7 @@ func or[T any](p *T, def T) T {
 func (c *planCost) sum(s *planCost, n int64) {
 	if !c.counted {
 		*c = *s
-		c.Steps, c.Stochastic, c.Evaluations, c.StepBytes, c.PictureBytes, c.counted = 0, 0, 0, 0, 0, true
+		c.Steps, c.Stochastic, c.Evaluations, c.StepBytes, c.TrajectoryBytes, c.PictureBytes, c.counted = 0, 0, 0, 0, 0, 0, true
 	}
 	same(&c.Pictures, s.Pictures)
 	same(&c.NumInferenceSteps, s.NumInferenceSteps)
@@ -125,6 +129,7 @@ func (c *planCost) sum(s *planCost, n int64) {
 	c.Stochastic += n * s.Stochastic
 	c.Evaluations += n * s.Evaluations
 	c.StepBytes += n * s.StepBytes
+	c.TrajectoryBytes += n * s.TrajectoryBytes
 	c.PictureBytes += n * s.PictureBytes
 }
 

@@ -137,6 +137,15 @@ func (p *progress) reward(subject string) {
 	p.changed()
 }
 
+// note prints a line for good, above the bar.
+func (p *progress) note(line string) {
+	out := p.out
+	if p.bars != nil {
+		out = p.bars
+	}
+	fmt.Fprintln(out, line)
+}
+
 func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -43,14 +43,14 @@ samples are made in the background; follow them with 'meander watch'.`,
 				return err
 			}
 			defer conn.Close()
-			if err := p.show(c.Context(), conn, nil, prompts, c.ErrOrStderr()); err != nil {
+			if err := p.show(c.Context(), conn, nil, run, prompts, c.ErrOrStderr()); err != nil {
 				return err
 			}
 			refused := 0
 			for _, prompt := range prompts {
 				receipt, err := publishOne(c.Context(), conn, run, prompt, wait)
 				if err != nil {
-					return err
+					return advise(c.Context(), conn.Bus, err)
 				}
 				if a.json {
 					if err := json.NewEncoder(c.OutOrStdout()).Encode(jsonOf(receipt)); err != nil {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -63,6 +64,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 	})
 	r.prompts.register(c.Flags())
 	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { samplerFlags(f, &r.services) })
+	section(c.Flags(), limitSection, r.services.limits.Flags)
 	return c
 }
 
@@ -96,6 +98,9 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 	defer conn.Close()
+	if err := conn.SetLimits(ctx, r.services.limits.Streams()...); err != nil {
+		return err
+	}
 	if conn.server != nil {
 		// Better now than after the samples are made.
 		if err := reward.CheckNames(r.services.reward, rewardNames(prompts)); err != nil {
@@ -106,7 +111,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	if conn.server != nil {
 		own = &r.services
 	}
-	if err := r.prompts.show(ctx, conn, own, prompts, stderr); err != nil {
+	if err := r.prompts.show(ctx, conn, own, r.id, prompts, stderr); err != nil {
 		return err
 	}
 
@@ -182,6 +187,10 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 	if err := progress.watch(ctx, conn.Bus); err != nil {
 		return nil, err
 	}
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { watchFaults(ctx, conn.Bus, progress.note) })
 	inbox := conn.Conn().NewInbox()
 	receipts, err := conn.Conn().Subscribe(inbox, func(m *nats.Msg) {
 		var receipt schemas.Receipt
@@ -200,13 +209,13 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 			continue
 		}
 		if err := p.offload(ctx, conn.Bus); err != nil {
-			return nil, err
+			return nil, advise(ctx, conn.Bus, err)
 		}
 		data, err := p.encode()
 		if err != nil {
 			return nil, err
 		}
-		ack, err := conn.PublishPrompt(ctx, r.id, data, nats.Header{schemas.HeaderReply: {inbox}})
+		ack, err := conn.PublishPrompt(ctx, r.id, data, nats.Header{schemas.HeaderReply: {inbox}}, bus.WaitForSpace())
 		if err != nil {
 			return nil, fmt.Errorf("publish prompt %q: %w", p.uid, err)
 		}

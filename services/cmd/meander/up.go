@@ -39,6 +39,9 @@ next start.`,
 				return err
 			}
 			defer conn.Close()
+			if err := conn.SetLimits(c.Context(), s.limits.Streams()...); err != nil {
+				return err
+			}
 			if conn.server == nil && a.natsURL == "" {
 				return fmt.Errorf("a pipeline runs on store %q already: %s", a.store, conn.where)
 			}
@@ -50,8 +53,11 @@ next start.`,
 			return s.run(c.Context(), conn.Bus, log)
 		},
 	}
-	c.Flags().StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
-	samplerFlags(c.Flags(), &s)
+	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) {
+		f.StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
+		samplerFlags(f, &s)
+	})
+	section(c.Flags(), limitSection, s.limits.Flags)
 	return c
 }
 

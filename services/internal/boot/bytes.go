@@ -49,6 +49,19 @@ func (b Bytes) String() string {
 	return strconv.FormatInt(int64(b), 10) + "B"
 }
 
+// Rough prints the size to a tenth of its largest unit, for people.
+func (b Bytes) Rough() string {
+	for _, u := range []struct {
+		name string
+		size Bytes
+	}{{"TiB", TiB}, {"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}} {
+		if b >= u.size {
+			return fmt.Sprintf("%.1f %s", float64(b)/float64(u.size), u.name)
+		}
+	}
+	return fmt.Sprintf("%d B", int64(b))
+}
+
 // MarshalText is String.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 

@@ -98,7 +98,7 @@ func (w *fieldWalk) add(sf reflect.StructField, at place) error {
 	}
 	f := &field{
 		path: at.path, env: at.env, index: [][]int{at.index}, typ: sf.Type,
-		flag: strings.NewReplacer("_", "-", ".", "-").Replace(at.path),
+		flag: flagOf(at.path),
 		help: sf.Tag.Get("help"), secret: sf.Tag.Get("secret") == "true",
 	}
 	for _, name := range []string{"--" + f.flag, "$" + f.env} {
@@ -111,6 +111,9 @@ func (w *fieldWalk) add(sf reflect.StructField, at place) error {
 	w.fields = append(w.fields, f)
 	return nil
 }
+
+// flagOf is the flag of a key.
+func flagOf(path string) string { return strings.NewReplacer("_", "-", ".", "-").Replace(path) }
 
 // get reads the setting from the struct v.
 func (f *field) get(v reflect.Value) reflect.Value { return v.FieldByIndex(f.index[0]) }
@@ -234,6 +237,8 @@ func kindOf(t reflect.Type) string {
 		return `a duration with its unit, such as "30s"`
 	case t == reflect.TypeFor[Bytes]():
 		return `a size with its unit, such as "64MiB"`
+	case t == reflect.TypeFor[Age]():
+		return `a duration with its unit, such as "14d", or "forever"`
 	}
 	switch t.Kind() {
 	case reflect.Bool:
@@ -251,25 +256,30 @@ func kindOf(t reflect.Type) string {
 
 // typeName is what --help shows after the flag.
 func (f *field) typeName() string {
-	t, plural := f.typ, ""
 	if f.list() {
-		t, plural = f.typ.Elem(), "s"
+		return typeName(f.typ.Elem()) + "s"
 	}
-	switch {
-	case t == reflect.TypeFor[time.Duration]():
-		return "duration" + plural
-	case t == reflect.TypeFor[Bytes]():
-		return "size" + plural
+	return typeName(f.typ)
+}
+
+func typeName(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[time.Duration]():
+		return "duration"
+	case reflect.TypeFor[Bytes]():
+		return "size"
+	case reflect.TypeFor[Age]():
+		return "age"
 	}
 	switch t.Kind() {
 	case reflect.Bool:
-		return "bool" + plural
+		return "bool"
 	case reflect.Float32, reflect.Float64:
-		return "float" + plural
+		return "float"
 	case reflect.String:
-		return "string" + plural
+		return "string"
 	default:
-		return "int" + plural
+		return "int"
 	}
 }
 

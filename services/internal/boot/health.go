@@ -49,7 +49,8 @@ func (h *Health) Check(name string, run func() error) {
 	h.checks = append(h.checks, check{name, run})
 }
 
-// Connected adds the condition that b has its server.
+// Connected adds the conditions that b has its server, and that this one stores what is
+// published.
 func (h *Health) Connected(b *bus.Bus) {
 	h.Check("nats", func() error {
 		if !b.Conn().IsConnected() {
@@ -57,6 +58,46 @@ func (h *Health) Connected(b *bus.Bus) {
 		}
 		return nil
 	})
+	s := &storage{bus: b}
+	h.Check("storage", s.check)
+}
+
+// storage asks for the faults of the streams, now and then.
+type storage struct {
+	bus *bus.Bus
+	mu  sync.Mutex
+	at  time.Time
+	err error
+}
+
+const (
+	// storageEvery is how long an answer of storage holds, storageTimeout how long one is
+	// waited for.
+	storageEvery   = time.Second
+	storageTimeout = 2 * time.Second
+)
+
+func (s *storage) check() error {
+	if !s.bus.Conn().IsConnected() {
+		return nil // said already
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.at) < storageEvery {
+		return s.err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
+	defer cancel()
+	faults, err := s.bus.Faults(ctx)
+	var said []string
+	for _, f := range faults {
+		said = append(said, Advice(f))
+	}
+	if len(said) > 0 {
+		err = errors.New(strings.Join(said, "; "))
+	}
+	s.at, s.err = time.Now(), err
+	return err
 }
 
 // Handler serves the three paths.

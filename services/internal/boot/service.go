@@ -46,6 +46,7 @@ type common struct {
 	Setup        bool          `koanf:"setup" help:"create or update the streams at start; one program of a pipeline has to"`
 	NATS         NATS          `koanf:"nats" env:"MEANDER_NATS_"`
 	Log          Log           `koanf:"log" env:"MEANDER_LOG_"`
+	Limits       Limits        `koanf:",squash"`
 }
 
 // settings puts the service's own settings beside the common ones.
@@ -63,7 +64,10 @@ func (s settings[T]) Validate() error {
 	if s.Common.DrainTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", s.Common.DrainTimeout))
 	}
-	return errors.Join(append(errs, s.Common.NATS.Validate(), s.Common.Log.Validate())...)
+	if !s.Common.Setup && len(s.Common.Limits.Streams()) > 0 {
+		errs = append(errs, errors.New("setup: false; limits of streams (max_*) are for the program that sets them up"))
+	}
+	return errors.Join(append(errs, s.Common.NATS.Validate(), s.Common.Log.Validate(), s.Common.Limits.Validate())...)
 }
 
 // grace is how long after the drain timeout a program that still runs is ended.
@@ -163,6 +167,9 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 	if err := prepare(ctx); err != nil {
 		return err
 	}
+	if err := b.SetLimits(ctx, cfg.Common.Limits.Streams()...); err != nil {
+		return err
+	}
 	leave, err := Announce(b, s.Name, s.Summary, cfg.Common.Instance, log)
 	if err != nil {
 		return err
@@ -249,7 +256,8 @@ func (s Service[T]) help(fs *pflag.FlagSet) string {
 	fmt.Fprintf(&b, "\nFlags:\n%s", fs.FlagUsagesWrapped(100))
 	b.WriteString(`
 Settings come from, in rising order of precedence: defaults, the file of --config, the
-environment, flags. Durations and sizes carry units (30s, 64MiB).
+environment, flags. Durations and sizes carry units (30s, 64MiB). A limit of a stream that
+is 0 is left as it is; a new stream has the one of the contract (meander streams).
 Exit status: 0 stopped as asked, 1 failed, 2 called wrongly.
 `)
 	return b.String()

@@ -1,0 +1,165 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func TestBus_SetLimits(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	ctx := t.Context()
+	if err := e.SetLimits(ctx,
+		bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: 64 << 20, MaxAge: -1},
+		bus.StreamLimit{Stream: schemas.StreamTrajectories, MaxAge: 48 * time.Hour},
+		bus.StreamLimit{Stream: bus.BlobStream, MaxBytes: 32 << 20},
+	); err != nil {
+		t.Fatal(err)
+	}
+	check := func(stream string, maxBytes int64, maxAge time.Duration) {
+		t.Helper()
+		if c := e.info(t, stream).Config; c.MaxBytes != maxBytes && maxBytes > 0 || c.MaxAge != maxAge {
+			t.Errorf("%s: max_bytes %d, max_age %v; want %d, %v", stream, c.MaxBytes, c.MaxAge, maxBytes, maxAge)
+		}
+	}
+	e.setup(t) // what was set stays
+	check(schemas.StreamSteps, 64<<20, 0)
+	check(schemas.StreamTrajectories, 0, 48*time.Hour)
+	check(bus.BlobStream, 32<<20, 0)
+
+	if _, err := e.Publish(ctx, step("u1", 0, "a1", 0, 100_000)); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		limits []bus.StreamLimit
+		want   string
+	}{
+		{[]bus.StreamLimit{{Stream: schemas.StreamSteps, MaxAge: time.Hour}}, "must be at least that of the trajectories"},
+		{[]bus.StreamLimit{{Stream: schemas.StreamSteps, MaxAge: 48 * time.Hour}, {Stream: schemas.StreamTrajectories, MaxAge: -1}}, "for ever"},
+		{[]bus.StreamLimit{{Stream: schemas.StreamSteps, MaxBytes: 50_000}}, "must be at least the 1"},
+		{[]bus.StreamLimit{{Stream: schemas.StreamSteps, MaxBytes: 1 << 60}}, "max_file_store"},
+		{[]bus.StreamLimit{{Stream: "elsewhere", MaxBytes: 1}}, "not found"},
+	} {
+		if err := e.SetLimits(ctx, test.limits...); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: got %v; want %q", test.limits, err, test.want)
+		}
+	}
+	check(schemas.StreamSteps, 64<<20, 0)
+	check(schemas.StreamTrajectories, 0, 48*time.Hour)
+}
+
+// Trajectories never outlive their steps, as new streams are.
+func TestStreams_StepsOutliveTrajectories(t *testing.T) {
+	ages := map[string]time.Duration{}
+	for _, s := range schemas.Streams() {
+		ages[s.Name] = s.MaxAge
+	}
+	if steps, named := ages[schemas.StreamSteps], ages[schemas.StreamTrajectories]; steps != 0 && (named == 0 || named >= steps) {
+		t.Errorf("steps are kept %v, the trajectories that name them %v", steps, named)
+	}
+}
+
+// fault returns the fault of a stream.
+func fault(t *testing.T, b *bus.Bus, stream string) *bus.Fault {
+	t.Helper()
+	faults, err := b.Faults(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range faults {
+		if f.Name == stream {
+			return &f
+		}
+	}
+	return nil
+}
+
+// A full stream is a fault for whoever looks, until it has room again.
+func TestBus_Faults_full(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	ctx := t.Context()
+	other := e.connect(t)
+	if f := fault(t, e.Bus, schemas.StreamSteps); f != nil {
+		t.Fatalf("an empty stream: %+v", f)
+	}
+	e.resize(t, schemas.StreamSteps, 350_000, -1)
+	for i := range 3 {
+		if _, err := e.Publish(ctx, step("u1", 0, "a1", int64(i), 100_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f := fault(t, other, schemas.StreamSteps); f == nil || !f.Full() || !f.Since.IsZero() {
+		t.Errorf("no room for another step: %+v", f)
+	}
+	if _, err := e.Publish(ctx, step("u1", 0, "a1", 3, 100_000)); !errors.Is(err, bus.ErrStreamFull) {
+		t.Fatalf("got %v", err)
+	}
+	if f := fault(t, e.Bus, schemas.StreamSteps); f == nil || !f.Full() || f.Since.IsZero() || f.Err == nil {
+		t.Errorf("a refused step: %+v", f)
+	}
+	e.resize(t, schemas.StreamSteps, 1<<20, -1)
+	for _, b := range []*bus.Bus{e.Bus, other} {
+		if f := fault(t, b, schemas.StreamSteps); f != nil {
+			t.Errorf("room again: %+v", f)
+		}
+	}
+	// Messages that differ in size: one is refused while others go through.
+	if _, err := e.Publish(ctx, step("u1", 0, "a1", 4, 900_000)); !errors.Is(err, bus.ErrStreamFull) {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := e.Publish(ctx, step("u1", 0, "a1", 5, 1_000)); err != nil {
+		t.Fatal(err)
+	}
+	if f := fault(t, e.Bus, schemas.StreamSteps); f == nil || !f.Full() {
+		t.Errorf("a large step is refused: %+v", f)
+	}
+	// A queue that is full only slows intake down; dead letters roll.
+	e.resize(t, schemas.StreamRequests, -1, 1)
+	publishRequests(t, e.Bus, 1)
+	if f := fault(t, e.Bus, schemas.StreamRequests); f != nil {
+		t.Errorf("a full queue: %+v", f)
+	}
+	stats, err := e.Stats(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range stats {
+		if want := map[string]string{schemas.StreamRequests: bus.StateFull, schemas.StreamPrompts: bus.StateOK}[s.Name]; want != "" && s.State != want {
+			t.Errorf("%s is %s, want %s", s.Name, s.State, want)
+		}
+	}
+}
+
+// A server that confirms nothing is a fault, however much room there is.
+func TestBus_Faults_unconfirmed(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	if err := e.JetStream().DeleteStream(t.Context(), schemas.StreamVerdicts); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 7*time.Second)
+	defer stop()
+	if _, err := e.Publish(ctx, &schemas.Verdict{Run: "r1", UID: "u1", Name: "external", Value: new(1.0), At: 1}); err == nil {
+		t.Fatal("published to a stream that is not there")
+	}
+	if _, err := e.Faults(t.Context()); err == nil || !strings.Contains(err.Error(), schemas.StreamVerdicts) {
+		t.Fatalf("the stream is gone: %v", err)
+	}
+	e.setup(t)
+	if f := fault(t, e.Bus, schemas.StreamVerdicts); f == nil || f.Full() || f.Err == nil {
+		t.Errorf("nothing was confirmed: %+v", f)
+	}
+	if _, err := e.Publish(t.Context(), &schemas.Verdict{Run: "r1", UID: "u1", Name: "external", Value: new(1.0), At: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if f := fault(t, e.Bus, schemas.StreamVerdicts); f != nil {
+		t.Errorf("confirmed again: %+v", f)
+	}
+}

@@ -1,0 +1,179 @@
+package boot
+
+import (
+	"encoding"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/bus"
+)
+
+// Age is how long a stream keeps a message: a duration with its unit ("36h", "14d"),
+// "forever", or 0 for what the stream has already.
+type Age time.Duration
+
+const (
+	forever     Age = -1
+	foreverText     = "forever"
+	day             = 24 * time.Hour
+	// minAge is the server's: a stream remembers message ids no longer than messages.
+	minAge = Age(2 * time.Minute)
+	// minLimit is the least that a stream is given.
+	minLimit = MiB
+)
+
+// String prints an age as UnmarshalText reads it.
+func (a Age) String() string {
+	switch {
+	case a == 0:
+		return "0"
+	case a == forever:
+		return foreverText
+	case time.Duration(a)%day == 0:
+		return strconv.FormatInt(int64(time.Duration(a)/day), 10) + "d"
+	}
+	return time.Duration(a).String()
+}
+
+// MarshalText is String.
+func (a Age) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText reads a duration, a number of days ("14d"), "forever", or 0.
+func (a *Age) UnmarshalText(text []byte) error {
+	s := strings.TrimSpace(string(text))
+	days, inDays := strings.CutSuffix(s, "d")
+	switch n, err := strconv.ParseInt(days, 10, 32); {
+	case s == "0":
+		*a = 0
+		return nil
+	case s == foreverText:
+		*a = forever
+		return nil
+	case inDays && err == nil && n > 0 && n < 36500:
+		*a = Age(n) * Age(day)
+		return nil
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || Age(d) < minAge {
+		return fmt.Errorf(`%q; must be a duration of at least %v with its unit, such as "36h" or "14d", or "forever"`, s, time.Duration(minAge))
+	}
+	*a = Age(d)
+	return nil
+}
+
+// Limits are the limits of streams and of the object store, each as it is (or, for a new
+// stream, as the contract has it) where nothing is set. The tag names the stream.
+type Limits struct {
+	MaxPromptsBytes      Bytes `koanf:"max_prompts_bytes" stream:"MDR_PROMPTS" help:"size of MDR_PROMPTS"`
+	MaxGroupsBytes       Bytes `koanf:"max_groups_bytes" stream:"MDR_GROUPS" help:"size of MDR_GROUPS"`
+	MaxRequestsBytes     Bytes `koanf:"max_requests_bytes" stream:"MDR_REQUESTS" help:"size of MDR_REQUESTS, the queue of samples"`
+	MaxStepsBytes        Bytes `koanf:"max_steps_bytes" stream:"MDR_STEPS" help:"size of MDR_STEPS, the large one"`
+	MaxTrajectoriesBytes Bytes `koanf:"max_trajectories_bytes" stream:"MDR_TRAJECTORIES" help:"size of MDR_TRAJECTORIES"`
+	MaxVerdictsBytes     Bytes `koanf:"max_verdicts_bytes" stream:"MDR_VERDICTS" help:"size of MDR_VERDICTS"`
+	MaxRewardsBytes      Bytes `koanf:"max_rewards_bytes" stream:"MDR_REWARDS" help:"size of MDR_REWARDS"`
+	MaxAdvantagesBytes   Bytes `koanf:"max_advantages_bytes" stream:"MDR_ADVANTAGES" help:"size of MDR_ADVANTAGES"`
+	MaxDeadBytes         Bytes `koanf:"max_dead_bytes" stream:"MDR_DEAD" help:"size of MDR_DEAD, which drops its oldest letters"`
+	MaxBlobsBytes        Bytes `koanf:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: pictures, embeddings"`
+	MaxPromptsAge        Age   `koanf:"max_prompts_age" stream:"MDR_PROMPTS" help:"how long prompts are kept, e.g. 14d or forever"`
+	MaxStepsAge          Age   `koanf:"max_steps_age" stream:"MDR_STEPS" help:"how long steps are kept; not below the trajectories'"`
+	MaxTrajectoriesAge   Age   `koanf:"max_trajectories_age" stream:"MDR_TRAJECTORIES" help:"how long trajectories are kept"`
+	MaxVerdictsAge       Age   `koanf:"max_verdicts_age" stream:"MDR_VERDICTS" help:"how long verdicts are kept"`
+	MaxRewardsAge        Age   `koanf:"max_rewards_age" stream:"MDR_REWARDS" help:"how long rewards are kept"`
+	MaxAdvantagesAge     Age   `koanf:"max_advantages_age" stream:"MDR_ADVANTAGES" help:"how long advantages are kept"`
+	MaxDeadAge           Age   `koanf:"max_dead_age" stream:"MDR_DEAD" help:"how long dead letters are kept"`
+}
+
+// each calls f for every setting.
+func (l *Limits) each(f func(key, stream, help string, value reflect.Value)) {
+	v := reflect.ValueOf(l).Elem()
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag
+		f(tag.Get("koanf"), tag.Get("stream"), tag.Get("help"), v.Field(i))
+	}
+}
+
+// Flags adds a flag for each limit, --max-steps-bytes and so on.
+func (l *Limits) Flags(fs *pflag.FlagSet) {
+	l.each(func(key, _, help string, v reflect.Value) {
+		fs.Var(limitFlag{v}, flagOf(key), help)
+	})
+}
+
+// limitFlag is a limit on the command line.
+type limitFlag struct{ value reflect.Value }
+
+// String shows no default: a limit that is not set is left as it is.
+func (f limitFlag) String() string {
+	if f.value.IsZero() {
+		return ""
+	}
+	return fmt.Sprint(f.value.Interface())
+}
+
+func (f limitFlag) Set(text string) error {
+	return f.value.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(text))
+}
+
+func (f limitFlag) Type() string { return typeName(f.value.Type()) }
+
+// Streams is what is set, by stream.
+func (l Limits) Streams() []bus.StreamLimit {
+	var out []bus.StreamLimit
+	l.each(func(_, stream, _ string, v reflect.Value) {
+		if v.IsZero() {
+			return
+		}
+		if len(out) == 0 || out[len(out)-1].Stream != stream {
+			out = append(out, bus.StreamLimit{Stream: stream})
+		}
+		last := &out[len(out)-1]
+		switch x := v.Interface().(type) {
+		case Bytes:
+			last.MaxBytes = int64(x)
+		case Age:
+			last.MaxAge = time.Duration(x)
+		}
+	})
+	return out
+}
+
+// Validate joins every fault by field name.
+func (l Limits) Validate() error {
+	var errs []error
+	l.each(func(key, _, _ string, v reflect.Value) {
+		if n, ok := v.Interface().(Bytes); ok && n != 0 && n < minLimit {
+			errs = append(errs, fmt.Errorf("%s: %v; must be at least %v", key, n, minLimit))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// SizeFlag is the flag of a stream's size, "max-steps-bytes"; empty for one that has none.
+func SizeFlag(stream string) (flag string) {
+	(&Limits{}).each(func(key, s, _ string, v reflect.Value) {
+		if _, ok := v.Interface().(Bytes); ok && s == stream {
+			flag = flagOf(key)
+		}
+	})
+	return flag
+}
+
+// Advice says what a stream that takes nothing is about, and what to do, in one line.
+func Advice(f bus.Fault) string {
+	if !f.Full() {
+		return fmt.Sprintf("%s: the server does not confirm what is published (%v); look at its log and its disk, and restart it once the disk has room", f.Name, f.Err)
+	}
+	what := fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
+	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {
+		what = fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages)
+	} else if flag := SizeFlag(f.Name); flag != "" {
+		what += fmt.Sprintf("; give it more with 'meander streams limit --%s SIZE'", flag)
+	}
+	return what + ", or remove runs that nobody needs with 'meander streams purge RUN'"
+}
