@@ -40,16 +40,18 @@ var layers = map[string][]string{
 	"pkg/scorer/onnxscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
 	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore", "pkg/scorer/onnxscore"},
 
-	"schemas/gen":                   {"schemas"},
-	"pkg/tensor/internal/kernelgen": nil,
-	"pkg/safetensors":               {"pkg/tensor"},
-	"pkg/tensor/tensortest":         {"pkg/tensor"},
-	"pkg/flow":                      {"pkg/tensor"},
-	"pkg/model":                     {"pkg/tensor", "pkg/safetensors"},
-	"pkg/model/modeltest":           {"pkg/tensor", "pkg/safetensors", "pkg/model"},
-	"pkg/bus":                       {"schemas"},
-	"pkg/bus/bustest":               {"schemas", "pkg/bus", "pkg/natsd"},
-	"pkg/client":                    {"schemas", "pkg/bus", "pkg/tensor"},
+	"schemas/gen":                       {"schemas"},
+	"pkg/tensor/cpu/internal/kernelgen": nil,
+	"pkg/safetensors":                   {"pkg/tensor"},
+	"pkg/tensor/cpu":                    {"pkg/tensor"},
+	"pkg/tensor/reference":              {"pkg/tensor"},
+	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
+	"pkg/flow":                          {"pkg/tensor"},
+	"pkg/model":                         {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors"}, // the CPU where no device is given
+	"pkg/model/modeltest":               {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/bus":                           {"schemas"},
+	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
+	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
@@ -66,7 +68,7 @@ var layers = map[string][]string{
 	"services/cmd/meander-advantage": {"services/advantage", "services/internal/boot"},
 	// The all-in-one and command line joins everything.
 	"services/cmd/meander": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
 	},
 }
@@ -74,8 +76,9 @@ var layers = map[string][]string{
 // testLayers is what tests may import besides what their package may.
 var testLayers = map[string][]string{
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
-	"pkg/tensor":                   {"pkg/tensor/tensortest"},
-	"pkg/model":                    {"pkg/model/modeltest", "pkg/tensor/tensortest"},
+	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
+	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
+	"pkg/model":                    {"pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/client":                   {"pkg/natsd"},
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/natsd"},
@@ -113,7 +116,7 @@ var dependencies = map[string]dependency{
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/gen", "pkg/scorer/scorerfile"}, tests: true},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, pictures enlarged for tesseract", users: []string{"services/cmd/meander", "pkg/scorer", "pkg/scorer/onnxscore"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
-	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor", "pkg/natsd", "integration"}},
+	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration"}},
 	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/cmd/meander"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model"}},

@@ -277,7 +277,7 @@ type Weighted struct {
 //
 // An adapter that does not fit is an error that names all its wrong modules.
 func (m *QwenImage) WithAdapters(adapters ...Weighted) (*QwenImage, error) {
-	t, err := m.base.withAdapters(adapters)
+	t, err := m.base.withAdapters(m.device, adapters)
 	if err != nil {
 		return nil, err
 	}
@@ -333,7 +333,7 @@ func (m *mmdit) places() map[string]place {
 
 // withAdapters returns a transformer with sums of low-rank products added to the weights.
 // A sum is accumulated in float64 and rounded once.
-func (m *mmdit) withAdapters(adapters []Weighted) (*mmdit, error) {
+func (m *mmdit) withAdapters(d tensor.Device, adapters []Weighted) (*mmdit, error) {
 	places := m.places()
 	touched := map[string]bool{}
 	var errs []error
@@ -356,14 +356,14 @@ func (m *mmdit) withAdapters(adapters []Weighted) (*mmdit, error) {
 	}
 	n := *m
 	n.blocks = slices.Clone(m.blocks)
-	weights := map[*linear][]float32{} // unpacked weights of the new transformer
+	weights := map[*linear][]float32{} // of the new transformer
 	for _, module := range slices.Sorted(maps.Keys(touched)) {
 		p := places[module]
 		l := p.find(&n)
 		w := weights[l]
 		if w == nil {
 			w = make([]float32, l.w.N()*l.w.K())
-			l.w.Unpack(w)
+			d.Read(w, l.w)
 			weights[l] = w
 		}
 		sum := make([]float64, p.k)
@@ -383,7 +383,7 @@ func (m *mmdit) withAdapters(adapters []Weighted) (*mmdit, error) {
 		}
 	}
 	for l, w := range weights {
-		l.w = tensor.Pack(w, l.w.N(), l.w.K())
+		l.w = d.Weight(tensor.Floats(w, l.w.N(), l.w.K()))
 	}
 	return &n, nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor/reference"
 )
 
 // FuzzTokenizerFiles parses hostile tokenizer files: an error, or a tokenizer that encodes
@@ -95,17 +96,17 @@ func FuzzConfigs(f *testing.F) {
 			t.Fatal(err) // the index is intact
 		}
 		if c.text != nil {
-			l := newLoader(archives[0], false)
+			l := newLoader(archives[0], reference.Device{})
 			loadTextEncoder(l, c.text)
 			_ = l.finish()
 		}
 		if c.transformer != nil {
-			l := newLoader(archives[1], false)
+			l := newLoader(archives[1], reference.Device{})
 			loadMMDiT(l, c.transformer)
 			_ = l.finish()
 		}
 		if c.vae != nil {
-			l := newLoader(archives[2], false)
+			l := newLoader(archives[2], reference.Device{})
 			loadAutoencoder(l, c.vae)
 			_ = l.finish()
 		}

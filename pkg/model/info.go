@@ -111,7 +111,7 @@ func dryRun[C, M any](c *C, load func(*loader, *C) *M) func(*safetensors.Archive
 		return nil
 	}
 	return func(a *safetensors.Archive) (int, error) {
-		l := newLoader(a, true)
+		l := newLoader(a, nil)
 		load(l, c)
 		return 4 * l.kept, l.finish()
 	}

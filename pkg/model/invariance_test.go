@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
 // bench is rows to evaluate: sizes and prompts that no tile or panel divides.
@@ -59,9 +59,14 @@ func TestQwenImage_bitsDependOnTheRowAlone(t *testing.T) {
 	var want [][]float32
 	var picture []uint8
 	var latents, embeds []float32
-	for _, kernels := range tensor.AvailableKernels() {
+	for _, kernels := range cpu.AvailableKernels() {
 		for _, threads := range []int{1, 3} {
-			m, err := model.OpenQwenImage(dir, model.QwenImageOptions{Threads: threads, Kernels: kernels})
+			d, err := cpu.NewDevice(cpu.Options{Threads: threads, Kernels: kernels})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			m, err := model.OpenQwenImage(dir, model.QwenImageOptions{Device: d})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,6 +16,7 @@ import (
 // compared before memory is taken, so what it allocates is bounded by the files.
 type loader struct {
 	archive *safetensors.Archive
+	device  tensor.Device   // takes what is read; nil in a dry run
 	prefix  string          // of the names in the files
 	dry     bool            // only check, read nothing
 	kept    int             // elements that stay in memory
@@ -27,8 +28,9 @@ type loader struct {
 	ignored func(name string) bool
 }
 
-func newLoader(a *safetensors.Archive, dry bool) *loader {
-	return &loader{archive: a, dry: dry, used: map[string]bool{}}
+// newLoader loads onto a device; without one it only checks.
+func newLoader(a *safetensors.Archive, d tensor.Device) *loader {
+	return &loader{archive: a, device: d, dry: d == nil, used: map[string]bool{}}
 }
 
 // expect notes a tensor and reports whether it is there with that shape.
@@ -49,21 +51,34 @@ func (l *loader) expect(name string, shape ...int) bool {
 	return false
 }
 
-// floats returns a tensor as float32, or nil where expect or a dry run says no.
-func (l *loader) floats(name string, shape ...int) []float32 {
+// array returns a tensor as it is in the file; ok is false where expect or a dry run says
+// no. Its bytes are the file's: they hold until the archive is closed.
+func (l *loader) array(name string, shape ...int) (a tensor.Array, ok bool) {
 	if !l.expect(name, shape...) {
-		return nil
+		return a, false
 	}
 	info, _ := l.archive.Info(l.prefix + name)
 	l.kept += info.Elements()
 	if l.dry {
+		return a, false
+	}
+	data, err := l.archive.Bytes(l.prefix + name)
+	if err != nil {
+		if l.failed == nil {
+			l.failed = err
+		}
+		return a, false
+	}
+	return tensor.Array{DType: info.DType, Shape: shape, Data: data}, true
+}
+
+// vector puts the n elements of a tensor of any shape on the device.
+func (l *loader) vector(name string, shape ...int) tensor.Vector {
+	a, ok := l.array(name, shape...)
+	if !ok {
 		return nil
 	}
-	x, err := l.archive.Floats(l.prefix + name)
-	if err != nil && l.failed == nil {
-		l.failed = err
-	}
-	return x
+	return l.device.Vector(a)
 }
 
 // faulty reports whether something was wrong so far.
@@ -73,15 +88,31 @@ func (l *loader) faulty() bool {
 
 // linear is y = x w^T + bias.
 type linear struct {
-	w    *tensor.Packed
-	bias []float32 // nil without one
+	w    tensor.Weight
+	bias tensor.Vector // nil without one
 }
 
 func (l *linear) bytes() int {
 	if l.w == nil {
 		return 0
 	}
-	return l.w.Bytes() + 4*len(l.bias)
+	return l.w.Bytes() + vectorBytes(l.bias)
+}
+
+func vectorBytes(vs ...tensor.Vector) int {
+	n := 0
+	for _, v := range vs {
+		if v != nil {
+			n += v.Bytes()
+		}
+	}
+	return n
+}
+
+// apply computes dst = x w^T + bias with the rest of an epilogue.
+func (l *linear) apply(s tensor.Session, dst, x tensor.Matrix, e tensor.Epilogue) {
+	e.Bias = l.bias
+	s.Linear(dst, x, l.w, e)
 }
 
 // output is one of the projections that are stacked in a linear.
@@ -92,23 +123,28 @@ type output struct {
 
 // linear reads projections of one input of k columns and stacks them.
 func (l *loader) linear(k int, withBias bool, outs ...output) linear {
-	var ws [][]float32
+	var ws []tensor.Array
 	var bias []float32
-	ok := true
+	whole := true
 	for _, o := range outs {
-		w := l.floats(o.name+".weight", o.n, k)
-		ok = ok && w != nil
+		w, ok := l.array(o.name+".weight", o.n, k)
+		whole = whole && ok
 		ws = append(ws, w)
 		if withBias {
-			b := l.floats(o.name+".bias", o.n)
-			ok = ok && b != nil
-			bias = append(bias, b...)
+			b, ok := l.array(o.name+".bias", o.n)
+			if whole = whole && ok; ok {
+				bias = append(bias, b.Decode()...)
+			}
 		}
 	}
-	if !ok {
+	if !whole {
 		return linear{}
 	}
-	return linear{w: tensor.PackStacked(k, ws...), bias: bias}
+	out := linear{w: l.device.Weight(ws...)}
+	if withBias {
+		out.bias = l.device.Vector(tensor.Floats(bias, len(bias)))
+	}
+	return out
 }
 
 // finish returns everything that was wrong.

@@ -19,7 +19,7 @@ const (
 type mmdit struct {
 	config  *transformerConfig
 	imgIn   linear
-	textRMS []float32
+	textRMS tensor.Vector
 	textIn  linear
 	time1   linear
 	time2   linear
@@ -33,9 +33,9 @@ type mmdit struct {
 type mmditBlock struct{ img, txt mmditStream }
 
 type mmditStream struct {
-	mod          linear    // [6D, D]: shift, scale, gate of attention, the same of the MLP
-	qkv          linear    // [3D, D]
-	normQ, normK []float32 // [head]
+	mod          linear        // [6D, D]: shift, scale, gate of attention, the same of the MLP
+	qkv          linear        // [3D, D]
+	normQ, normK tensor.Vector // [head]
 	out          linear
 	up, down     linear // 4D
 }
@@ -44,7 +44,7 @@ func loadMMDiT(l *loader, c *transformerConfig) *mmdit {
 	d := c.width()
 	m := &mmdit{config: c, blocks: make([]mmditBlock, c.Layers)}
 	m.imgIn = l.linear(c.In, true, output{"img_in", d})
-	m.textRMS = l.floats("txt_norm.weight", c.TextWidth)
+	m.textRMS = l.vector("txt_norm.weight", c.TextWidth)
 	m.textIn = l.linear(c.TextWidth, true, output{"txt_in", d})
 	m.time1 = l.linear(timeChannels, true, output{"time_text_embed.timestep_embedder.linear_1", d})
 	m.time2 = l.linear(d, true, output{"time_text_embed.timestep_embedder.linear_2", d})
@@ -54,8 +54,8 @@ func loadMMDiT(l *loader, c *transformerConfig) *mmdit {
 			return mmditStream{
 				mod:   l.linear(d, true, output{name + stream + "_mod.1", 6 * d}),
 				qkv:   l.linear(d, true, output{name + "attn." + q, d}, output{name + "attn." + k, d}, output{name + "attn." + v, d}),
-				normQ: l.floats(name+"attn."+normQ+".weight", c.HeadDim),
-				normK: l.floats(name+"attn."+normK+".weight", c.HeadDim),
+				normQ: l.vector(name+"attn."+normQ+".weight", c.HeadDim),
+				normK: l.vector(name+"attn."+normK+".weight", c.HeadDim),
 				out:   l.linear(d, true, output{name + "attn." + out, d}),
 				up:    l.linear(d, true, output{name + stream + "_mlp.net.0.proj", 4 * d}),
 				down:  l.linear(4*d, true, output{name + stream + "_mlp.net.2", d}),
@@ -88,7 +88,11 @@ func (m *mmdit) linears(f func(*linear)) {
 }
 
 func (m *mmdit) bytes() int {
-	n := 4 * (len(m.textRMS) + 4*len(m.blocks)*m.config.HeadDim)
+	n := vectorBytes(m.textRMS)
+	for i := range m.blocks {
+		b := &m.blocks[i]
+		n += vectorBytes(b.img.normQ, b.img.normK, b.txt.normQ, b.txt.normK)
+	}
 	m.linears(func(l *linear) { n += l.bytes() })
 	return n
 }
@@ -99,56 +103,54 @@ func (m *mmdit) modulationSize() int { return (12*len(m.blocks) + 2) * m.config.
 
 // modulation writes everything that depends on the timestep alone to dst
 // [1, modulationSize].
-func (m *mmdit) modulation(w *worker, dst tensor.Matrix, sigma float32) {
-	cpu, d := w.cpu, m.config.width()
-	mark := w.arena.Mark()
-	defer w.arena.Release(mark)
-
+func (m *mmdit) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
+	d := m.config.width()
 	// The pipeline hands over t = 1000*sigma, divides it by 1000 and multiplies again, in
 	// float32. At angles up to 1000 these roundings show, so they are repeated.
 	t := sigma * 1000 / 1000
-	wave := w.arena.Matrix(1, timeChannels)
+	var waves [timeChannels]float32
 	for i, f := range m.freqs {
 		angle := float64(1000 * (t * f))
-		wave.Data[i] = float32(math.Cos(angle))
-		wave.Data[len(m.freqs)+i] = float32(math.Sin(angle))
+		waves[i] = float32(math.Cos(angle))
+		waves[len(m.freqs)+i] = float32(math.Sin(angle))
 	}
-	h, temb := w.arena.Matrix(1, d), w.arena.Matrix(1, d)
-	cpu.Linear(h, wave, m.time1.w, tensor.Epilogue{Bias: m.time1.bias, Act: tensor.SiLU})
+	wave, h, temb := tensor.NewMatrix(s, 1, timeChannels), tensor.NewMatrix(s, 1, d), tensor.NewMatrix(s, 1, d)
+	s.CopyIn(wave, waves[:])
+	m.time1.apply(s, h, wave, tensor.Epilogue{Act: tensor.SiLU})
 	// Every use of the embedding goes through SiLU first.
-	cpu.Linear(temb, h, m.time2.w, tensor.Epilogue{Bias: m.time2.bias, Act: tensor.SiLU})
+	m.time2.apply(s, temb, h, tensor.Epilogue{Act: tensor.SiLU})
 	for i := range m.blocks {
-		for j, s := range []*mmditStream{&m.blocks[i].img, &m.blocks[i].txt} {
+		for j, stream := range []*mmditStream{&m.blocks[i].img, &m.blocks[i].txt} {
 			from := (12*i + 6*j) * d
-			cpu.Linear(dst.SliceCols(from, from+6*d), temb, s.mod.w, tensor.Epilogue{Bias: s.mod.bias})
+			stream.mod.apply(s, dst.SliceCols(from, from+6*d), temb, tensor.Epilogue{})
 		}
 	}
 	from := 12 * len(m.blocks) * d
-	cpu.Linear(dst.SliceCols(from, from+2*d), temb, m.modOut.w, tensor.Epilogue{Bias: m.modOut.bias})
+	m.modOut.apply(s, dst.SliceCols(from, from+2*d), temb, tensor.Epilogue{})
 }
 
 // packing says how the rows of a micro-batch lie in the matrices of forward: the text
 // tokens of all rows, then the image tokens of all rows.
 type packing struct {
-	text, image int // tokens in all
-	rope        *ropeTable
-	positions   []int32   // row of rope of each token
-	groups      []int32   // modulation row of each token
-	sequences   [][]int32 // tokens of each row, text first
+	text, image int           // tokens in all
+	cos, sin    tensor.Matrix // of rotary positions
+	positions   []int32       // row of cos and sin of each token
+	groups      []int32       // modulation row of each token
+	sequences   [][]int32     // tokens of each row, text first
 }
 
 // forward computes velocities: x [image, C] and embeds [text, textWidth] to dst
 // [image, C]; mod [groups, modulationSize]. stop is asked before every block.
-func (m *mmdit) forward(w *worker, dst, x, embeds, mod tensor.Matrix, p *packing, stop func() error) error {
-	c, cpu, a := m.config, w.cpu, &w.arena
+func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *packing, stop func() error) error {
+	c := m.config
 	d, hd := c.width(), c.HeadDim
 	n := p.text + p.image
 
-	h := a.Matrix(n, d) // both streams
-	y := a.Matrix(n, d)
-	qkv := a.Matrix(n, 3*d)
-	attn := a.Matrix(n, d)
-	hidden := a.Matrix(n, 4*d)
+	h := tensor.NewMatrix(s, n, d) // both streams
+	y := tensor.NewMatrix(s, n, d)
+	qkv := tensor.NewMatrix(s, n, 3*d)
+	attn := tensor.NewMatrix(s, n, d)
+	hidden := tensor.NewMatrix(s, n, 4*d)
 	part := func(t tensor.Matrix, image bool) tensor.Matrix {
 		if image {
 			return t.SliceRows(p.text, n)
@@ -156,13 +158,13 @@ func (m *mmdit) forward(w *worker, dst, x, embeds, mod tensor.Matrix, p *packing
 		return t.SliceRows(0, p.text)
 	}
 
-	normed := a.Matrix(p.text, c.TextWidth)
-	cpu.RMSNorm(normed, embeds, m.textRMS, mmditEpsilon)
-	cpu.Linear(part(h, false), normed, m.textIn.w, tensor.Epilogue{Bias: m.textIn.bias})
-	cpu.Linear(part(h, true), x, m.imgIn.w, tensor.Epilogue{Bias: m.imgIn.bias})
+	normed := tensor.NewMatrix(s, p.text, c.TextWidth)
+	s.RMSNorm(normed, embeds, m.textRMS, mmditEpsilon)
+	m.textIn.apply(s, part(h, false), normed, tensor.Epilogue{})
+	m.imgIn.apply(s, part(h, true), x, tensor.Epilogue{})
 
 	type half struct {
-		s           *mmditStream
+		stream      *mmditStream
 		image       bool
 		groups      []int32
 		mod         tensor.Matrix // [groups, 6D]
@@ -179,8 +181,8 @@ func (m *mmdit) forward(w *worker, dst, x, embeds, mod tensor.Matrix, p *packing
 		}
 		last := i == len(m.blocks)-1
 		halves := [2]half{
-			{s: &m.blocks[i].txt, groups: p.groups[:p.text], mod: mod.SliceCols((12*i+6)*d, (12*i+12)*d), unnecessary: last},
-			{s: &m.blocks[i].img, image: true, groups: p.groups[p.text:], mod: mod.SliceCols(12*i*d, (12*i+6)*d)},
+			{stream: &m.blocks[i].txt, groups: p.groups[:p.text], mod: mod.SliceCols((12*i+6)*d, (12*i+12)*d), unnecessary: last},
+			{stream: &m.blocks[i].img, image: true, groups: p.groups[p.text:], mod: mod.SliceCols(12*i*d, (12*i+6)*d)},
 		}
 		for j := range halves {
 			f := &halves[j]
@@ -189,30 +191,30 @@ func (m *mmdit) forward(w *worker, dst, x, embeds, mod tensor.Matrix, p *packing
 				f.modAttn[k] = f.mod.SliceCols(k*d, (k+1)*d)
 				f.modMLP[k] = f.mod.SliceCols((3+k)*d, (4+k)*d)
 			}
-			cpu.LayerNormModulate(f.y, f.h, f.modAttn[1], f.modAttn[0], f.groups, mmditEpsilon)
-			cpu.Linear(f.qkv, f.y, f.s.qkv.w, tensor.Epilogue{Bias: f.s.qkv.bias})
+			s.LayerNormModulate(f.y, f.h, f.modAttn[1], f.modAttn[0], f.groups, mmditEpsilon)
+			f.stream.qkv.apply(s, f.qkv, f.y, tensor.Epilogue{})
 			q, k := f.qkv.SliceCols(0, d), f.qkv.SliceCols(d, 2*d)
-			cpu.RMSNorm(q, q, f.s.normQ, mmditEpsilon)
-			cpu.RMSNorm(k, k, f.s.normK, mmditEpsilon)
+			s.RMSNorm(q, q, f.stream.normQ, mmditEpsilon)
+			s.RMSNorm(k, k, f.stream.normK, mmditEpsilon)
 		}
 		qk := qkv.SliceCols(0, 2*d) // heads of q, then of k
-		cpu.RopePairs(qk, qk, p.rope.cos, p.rope.sin, p.positions)
-		cpu.Attention(attn, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d),
+		s.RopePairs(qk, qk, p.cos, p.sin, p.positions)
+		s.Attention(attn, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d),
 			tensor.Attention{Heads: d / hd, Sequences: p.sequences})
 		for j := range halves {
 			f := &halves[j]
 			if f.unnecessary { // nothing reads the text after the last attention
 				continue
 			}
-			cpu.Linear(f.h, f.attn, f.s.out.w, tensor.Epilogue{Bias: f.s.out.bias, Gate: f.modAttn[2], Residual: f.h, Group: f.groups})
-			cpu.LayerNormModulate(f.y, f.h, f.modMLP[1], f.modMLP[0], f.groups, mmditEpsilon)
-			cpu.Linear(f.hidden, f.y, f.s.up.w, tensor.Epilogue{Bias: f.s.up.bias, Act: tensor.GELU})
-			cpu.Linear(f.h, f.hidden, f.s.down.w, tensor.Epilogue{Bias: f.s.down.bias, Gate: f.modMLP[2], Residual: f.h, Group: f.groups})
+			f.stream.out.apply(s, f.h, f.attn, tensor.Epilogue{Gate: f.modAttn[2], Residual: f.h, Group: f.groups})
+			s.LayerNormModulate(f.y, f.h, f.modMLP[1], f.modMLP[0], f.groups, mmditEpsilon)
+			f.stream.up.apply(s, f.hidden, f.y, tensor.Epilogue{Act: tensor.GELU})
+			f.stream.down.apply(s, f.h, f.hidden, tensor.Epilogue{Gate: f.modMLP[2], Residual: f.h, Group: f.groups})
 		}
 	}
 	from := 12 * len(m.blocks) * d
 	scale, shift := mod.SliceCols(from, from+d), mod.SliceCols(from+d, from+2*d)
-	cpu.LayerNormModulate(part(y, true), part(h, true), scale, shift, p.groups[p.text:], mmditEpsilon)
-	cpu.Linear(dst, part(y, true), m.out.w, tensor.Epilogue{Bias: m.out.bias})
+	s.LayerNormModulate(part(y, true), part(h, true), scale, shift, p.groups[p.text:], mmditEpsilon)
+	m.out.apply(s, dst, part(y, true), tensor.Epilogue{})
 	return nil
 }

@@ -8,12 +8,12 @@ import (
 	"image"
 	"math"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
 // QwenImageFamily is the Card.Family of checkpoints of the QwenImagePipeline class.
@@ -22,11 +22,11 @@ const QwenImageFamily = "qwen-image"
 // QwenImageOptions are the choices that a checkpoint leaves open. Zero fields take the
 // defaults below.
 type QwenImageOptions struct {
-	// Threads is how many threads compute; default GOMAXPROCS. Results do not depend on it.
+	// Device computes, and stays the caller's; default a CPU of Threads threads.
+	Device tensor.Device
+	// Threads is how many threads that CPU has; default GOMAXPROCS. Results do not depend on
+	// it.
 	Threads int
-	// Kernels names the inner loops; default the fastest of this machine. Results do not
-	// depend on it.
-	Kernels tensor.Kernels
 	// Height, Width (pixels), NumInferenceSteps and TrueCFGScale are the Card's defaults for
 	// prompts. Their default is what the file meander.json of the folder says, else that of
 	// the pipeline: 1024, 1024, 50 and 4.
@@ -76,7 +76,9 @@ type qwenShared struct {
 	tokenizer  *Tokenizer
 	text       *textEncoder
 	vae        *autoencoder
-	crew       *crew
+	device     tensor.Device
+	ownDevice  bool // it ends with the last model
+	indices    sync.Pool
 	prompts    lru[[sha256.Size]byte, *Conditioning]
 	ropes      lru[[2]int, *ropeTable]
 }
@@ -118,17 +120,30 @@ func openQwenImage(folder *safetensors.Folder, dir string, o QwenImageOptions) (
 	if err != nil {
 		return nil, err
 	}
-	s := &qwenShared{tokenizer: tok}
-	m := &QwenImage{qwenShared: s}
-	var errs [3]error
-	s.text, errs[0] = loadPart(folder, "text_encoder", digest, c.text, loadTextEncoder)
-	m.transformer, errs[1] = loadPart(folder, "transformer", digest, c.transformer, loadMMDiT)
-	s.vae, errs[2] = loadPart(folder, "vae", digest, c.vae, loadAutoencoder)
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, err
+	s := &qwenShared{tokenizer: tok, device: o.Device}
+	s.indices.New = func() any { return &indices{} }
+	if s.device == nil {
+		if s.device, err = cpu.NewDevice(cpu.Options{Threads: o.Threads}); err != nil {
+			return nil, err
+		}
+		s.ownDevice = true
 	}
-	if s.crew, err = newCrew(o.Threads, o.Kernels); err != nil {
-		return nil, err
+	m := &QwenImage{qwenShared: s}
+	if err := m.load(folder, dir, o, c, digest); err != nil {
+		return nil, errors.Join(err, s.closeDevice())
+	}
+	return m, nil
+}
+
+// load reads the weights onto the device and fills in the rest.
+func (m *QwenImage) load(folder *safetensors.Folder, dir string, o QwenImageOptions, c *modelConfigs, digest *digest) error {
+	s := m.qwenShared
+	var errs [3]error
+	s.text, errs[0] = loadPart(folder, s.device, "text_encoder", digest, c.text, loadTextEncoder)
+	m.transformer, errs[1] = loadPart(folder, s.device, "transformer", digest, c.transformer, loadMMDiT)
+	s.vae, errs[2] = loadPart(folder, s.device, "vae", digest, c.vae, loadAutoencoder)
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
 	}
 	s.users.Store(1)
 	s.base, s.baseDigest = m.transformer, digest.hex()
@@ -151,20 +166,26 @@ func openQwenImage(folder *safetensors.Folder, dir string, o QwenImageOptions) (
 		MaxPromptTokens:   o.MaxPromptTokens,
 	}
 	if _, err := m.card.Tokens(o.Height, o.Width); err != nil {
-		m.crew.close()
-		return nil, fmt.Errorf("default size: %w", err)
+		return fmt.Errorf("default size: %w", err)
 	}
-	return m, nil
+	return nil
+}
+
+func (s *qwenShared) closeDevice() error {
+	if !s.ownDevice {
+		return nil
+	}
+	return s.device.Close()
 }
 
 // loadPart loads the checkpoint in a folder and adds its files to the digest.
-func loadPart[C, M any](folder *safetensors.Folder, part string, d *digest, c *C, load func(*loader, *C) *M) (*M, error) {
+func loadPart[C, M any](folder *safetensors.Folder, device tensor.Device, part string, d *digest, c *C, load func(*loader, *C) *M) (*M, error) {
 	a, err := folder.Archive(part)
 	if err != nil {
 		return nil, err
 	}
 	d.archive(part, a)
-	l := newLoader(a, false)
+	l := newLoader(a, device)
 	m := load(l, c)
 	if err := errors.Join(l.finish(), a.Close()); err != nil {
 		return nil, fmt.Errorf("load %s: %w", part, err)
@@ -175,9 +196,6 @@ func loadPart[C, M any](folder *safetensors.Folder, part string, d *digest, c *C
 // complete fills zero fields and checks all.
 func (o *QwenImageOptions) complete(d *sampleDefaults) error {
 	o.Threads = orDefault(o.Threads, runtime.GOMAXPROCS(0))
-	if o.Kernels == "" {
-		o.Kernels = tensor.AvailableKernels()[0]
-	}
 	o.Height, o.Width = orDefault(o.Height, d.Height), orDefault(o.Width, d.Width)
 	o.NumInferenceSteps = orDefault(o.NumInferenceSteps, d.NumInferenceSteps)
 	o.TrueCFGScale = orDefault(o.TrueCFGScale, d.TrueCFGScale)
@@ -210,12 +228,13 @@ func (m *QwenImage) Card() Card { return m.card }
 // Close stops the threads. A model and those made from it by WithAdapters share them:
 // the last Close counts.
 func (m *QwenImage) Close() error {
+	var err error
 	m.closed.Do(func() {
 		if m.users.Add(-1) == 0 {
-			m.crew.close()
+			err = m.closeDevice()
 		}
 	})
-	return nil
+	return err
 }
 
 // MemoryBytes returns the memory of the weights, and that of everything kept between
@@ -223,7 +242,7 @@ func (m *QwenImage) Close() error {
 // position tables and modulations.
 func (m *QwenImage) MemoryBytes() (weights, working int) {
 	weights = m.transformer.bytes() + m.text.bytes() + m.vae.bytes()
-	working = m.crew.bytes() + m.prompts.bytes() + m.ropes.bytes() + m.modulations.bytes()
+	working = m.device.WorkingBytes() + m.prompts.bytes() + m.ropes.bytes() + m.modulations.bytes()
 	return weights, working
 }
 
@@ -267,14 +286,13 @@ func (m *QwenImage) encode(ctx context.Context, prompts []string, truncate bool)
 		}
 	}
 	if len(missing) > 0 {
-		err := m.crew.split(ctx, len(missing), func(w *worker, from, to int) error {
+		err := split(ctx, m.device, len(missing), func(s tensor.Session, from, to int) error {
 			for k := from; k < to; k++ {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				w.reset()
 				i := missing[k]
-				out[i] = m.encodeOne(w, prompts[i], ids[k])
+				out[i] = m.encodeOne(s, prompts[i], ids[k])
 				out[i].Cut = cut[k]
 			}
 			return nil
@@ -295,13 +313,15 @@ func (m *QwenImage) encode(ctx context.Context, prompts []string, truncate bool)
 	return out, nil
 }
 
-func (m *QwenImage) encodeOne(w *worker, prompt string, ids []int32) *Conditioning {
+func (m *QwenImage) encodeOne(s tensor.Session, prompt string, ids []int32) *Conditioning {
 	d := m.text.config.Width
-	hidden := w.arena.Matrix(len(ids), d)
-	m.text.forward(w, hidden, ids)
+	hidden := tensor.NewMatrix(s, len(ids), d)
+	m.text.forward(s, hidden, ids)
+	embeds := make([]float32, (len(ids)-promptTokensDropped)*d)
+	s.CopyOut(embeds, hidden.SliceRows(promptTokensDropped, len(ids)))
 	return &Conditioning{
 		Prompt: prompt,
-		Embeds: slices.Clone(hidden.Data[promptTokensDropped*d:]),
+		Embeds: embeds,
 		Tokens: len(ids) - promptTokensDropped,
 		Width:  d,
 	}
@@ -326,10 +346,10 @@ func (m *QwenImage) Velocity(
 	switch n := len(x); {
 	case n == 0:
 		return nil
-	case n < m.crew.threads:
-		return m.crew.doWide(ctx, func(w *worker) error { return b.compute(w, 0, n) })
+	case n < m.device.Parallel():
+		return m.device.Run(ctx, true, func(s tensor.Session) error { return b.compute(s, 0, n) })
 	default:
-		return m.crew.split(ctx, n, b.compute)
+		return split(ctx, m.device, n, b.compute)
 	}
 }
 
@@ -360,7 +380,7 @@ func (m *QwenImage) rope(h, w int) *ropeTable {
 		return t
 	}
 	t := jointRope(m.transformer.config.Axes, h, w, m.card.MaxPromptTokens)
-	m.ropes.put([2]int{h, w}, t, 4*(len(t.cos.Data)+len(t.sin.Data)))
+	m.ropes.put([2]int{h, w}, t, t.bytes())
 	return t
 }
 
@@ -376,21 +396,27 @@ type batch struct {
 }
 
 // compute evaluates rows from..to-1 in one pass.
-func (b *batch) compute(w *worker, from, to int) error {
-	m, a := b.m, &w.arena
+func (b *batch) compute(s tensor.Session, from, to int) error {
+	m := b.m
+	lists := m.indices.Get().(*indices)
+	defer m.indices.Put(lists)
+	lists.reset()
 	channels, textWidth := m.card.LatentChannels, m.transformer.config.TextWidth
 	rows := to - from
-	p := packing{image: rows * b.tokens, rope: b.rope}
+	p := packing{image: rows * b.tokens}
+	longest := 0
 	for _, c := range b.cond[from:to] {
 		p.text += c.Tokens
+		longest = max(longest, c.Tokens)
 	}
 	n := p.text + p.image
-	p.positions, p.groups = w.int32s(n), w.int32s(n)
-	order := w.int32s(n) // the sequences, one after the other
-	x, embeds := a.Matrix(p.image, channels), a.Matrix(p.text, textWidth)
+	p.positions, p.groups = lists.int32s(n), lists.int32s(n)
+	p.cos, p.sin = b.rope.load(s, b.tokens+longest)
+	order := lists.int32s(n) // the sequences, one after the other
+	x, embeds := tensor.NewMatrix(s, p.image, channels), tensor.NewMatrix(s, p.text, textWidth)
 
 	// Rows of one sigma share a modulation.
-	first := w.int32s(rows) // the row where each modulation's sigma comes first
+	first := lists.int32s(rows) // the row where each modulation's sigma comes first
 	groups := 0
 	text, image, at := 0, p.text, 0
 	for i := range rows {
@@ -405,8 +431,8 @@ func (b *batch) compute(w *worker, from, to int) error {
 		}
 		sequence := order[at : at+b.cond[r].Tokens+b.tokens]
 		at += len(sequence)
-		copy(embeds.Data[text*textWidth:], b.cond[r].Embeds)
-		copy(x.Data[(image-p.text)*channels:], b.x[r])
+		s.CopyIn(embeds.SliceRows(text, text+b.cond[r].Tokens), b.cond[r].Embeds)
+		s.CopyIn(x.SliceRows(image-p.text, image-p.text+b.tokens), b.x[r])
 		for j := range sequence {
 			token, position := text, b.tokens+j
 			if j >= b.cond[r].Tokens {
@@ -418,75 +444,73 @@ func (b *batch) compute(w *worker, from, to int) error {
 			sequence[j] = int32(token)
 			p.positions[token], p.groups[token] = int32(position), int32(g)
 		}
-		w.seqs = append(w.seqs, sequence)
+		lists.seqs = append(lists.seqs, sequence)
 	}
-	p.sequences = w.seqs
+	p.sequences = lists.seqs
 
-	mod := a.Matrix(groups, m.transformer.modulationSize())
+	mod := tensor.NewMatrix(s, groups, m.transformer.modulationSize())
 	for g := range groups {
-		m.modulation(w, mod.SliceRows(g, g+1), b.sigma[first[g]])
+		m.modulation(s, mod.SliceRows(g, g+1), b.sigma[first[g]])
 	}
-	out := a.Matrix(p.image, channels)
-	if err := m.transformer.forward(w, out, x, embeds, mod, &p, b.ctx.Err); err != nil {
+	out := tensor.NewMatrix(s, p.image, channels)
+	if err := m.transformer.forward(s, out, x, embeds, mod, &p, b.ctx.Err); err != nil {
 		return err
 	}
-	size := b.tokens * channels
 	for i := range rows {
-		copy(b.dst[from+i], out.Data[i*size:(i+1)*size])
+		s.CopyOut(b.dst[from+i], out.SliceRows(i*b.tokens, (i+1)*b.tokens))
 	}
 	return nil
 }
 
 // modulation writes the modulation of a sigma, from the cache if it is there: a schedule
 // comes back with every request.
-func (m *QwenImage) modulation(w *worker, dst tensor.Matrix, sigma float32) {
+func (m *QwenImage) modulation(s tensor.Session, dst tensor.Matrix, sigma float32) {
 	if v, ok := m.modulations.get(sigma); ok {
-		copy(dst.Data, v)
+		s.CopyIn(dst, v)
 		return
 	}
-	m.transformer.modulation(w, dst, sigma)
-	m.modulations.put(sigma, slices.Clone(dst.Data), 4*len(dst.Data))
+	m.transformer.modulation(s, dst, sigma)
+	v := make([]float32, dst.Cols)
+	s.CopyOut(v, dst)
+	m.modulations.put(sigma, v, 4*len(v))
 }
 
-// Decode turns latents [S, C] into a picture. Latents that are not finite are an error.
+// Decode turns latents [S, C] into an image. Latents that are not finite are an error.
 func (m *QwenImage) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
-	var img *image.NRGBA
-	err := m.decode(ctx, latents, height, width, func(pixels tensor.Image) { img = toNRGBA(pixels) })
-	return img, err
+	pixels, err := m.DecodePixels(ctx, latents, height, width)
+	if err != nil {
+		return nil, err
+	}
+	return toNRGBA(pixels, height, width), nil
 }
 
 // DecodePixels is Decode without the rounding to bytes: pixels [height, width, 3] in
 // [-1, 1].
 func (m *QwenImage) DecodePixels(ctx context.Context, latents []float32, height, width int) ([]float32, error) {
-	var out []float32
-	err := m.decode(ctx, latents, height, width, func(pixels tensor.Image) { out = slices.Clone(pixels.Data) })
-	return out, err
-}
-
-func (m *QwenImage) decode(ctx context.Context, latents []float32, height, width int, use func(tensor.Image)) error {
 	tokens, err := m.card.Tokens(height, width)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(latents) != tokens*m.card.LatentChannels {
-		return fmt.Errorf("decode: latents of %d elements, want %d x %d", len(latents), tokens, m.card.LatentChannels)
+		return nil, fmt.Errorf("decode: latents of %d elements, want %d x %d", len(latents), tokens, m.card.LatentChannels)
 	}
-	return m.crew.doWide(ctx, func(w *worker) error {
+	var pixels []float32
+	err = m.device.Run(ctx, true, func(s tensor.Session) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		pixels := m.vae.decode(w, latents, height, width)
-		for _, p := range pixels.Data {
+		pixels = m.vae.decode(s, latents, height, width)
+		for _, p := range pixels {
 			if p != p {
 				return errors.New("decode: the latents give pixels that are not numbers")
 			}
 		}
-		use(pixels)
 		return nil
 	})
+	return pixels, err
 }
 
-// EncodeImage returns the latents [S, C] of a picture: the mode of the autoencoder's
+// EncodeImage returns the latents [S, C] of an image: the mode of the autoencoder's
 // posterior, normalized as the transformer sees them. Transparency is ignored.
 func (m *QwenImage) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
 	r := img.Rect
@@ -494,21 +518,21 @@ func (m *QwenImage) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float3
 	if err != nil {
 		return nil, err
 	}
+	pixels := make([]float32, 3*r.Dx()*r.Dy())
+	for y := range r.Dy() {
+		for x := range r.Dx() {
+			px := img.Pix[img.PixOffset(r.Min.X+x, r.Min.Y+y):]
+			for c := range 3 {
+				pixels[3*(y*r.Dx()+x)+c] = float32(px[c])/255*2 - 1
+			}
+		}
+	}
 	latents := make([]float32, tokens*m.card.LatentChannels)
-	err = m.crew.doWide(ctx, func(w *worker) error {
+	err = m.device.Run(ctx, true, func(s tensor.Session) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		pixels := w.arena.Image(1, r.Dy(), r.Dx(), 3)
-		for y := range r.Dy() {
-			for x := range r.Dx() {
-				px := img.Pix[img.PixOffset(r.Min.X+x, r.Min.Y+y):]
-				for c := range 3 {
-					pixels.Data[3*(y*r.Dx()+x)+c] = float32(px[c])/255*2 - 1
-				}
-			}
-		}
-		m.vae.encode(w, latents, pixels)
+		m.vae.encode(s, latents, pixels, r.Dy(), r.Dx())
 		return nil
 	})
 	if err != nil {

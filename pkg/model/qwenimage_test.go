@@ -285,7 +285,6 @@ func TestOpenQwenImage_refusesOptions(t *testing.T) {
 		"TrueCFGScale":      {TrueCFGScale: math.NaN()},
 		"MaxPixels":         {MaxPixels: 16},
 		"NumInferenceSteps": {NumInferenceSteps: -2},
-		"kernels":           {Kernels: "abacus"},
 	} {
 		if m, err := model.OpenQwenImage(dir, o); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)

@@ -16,22 +16,31 @@ func ropeFrequencies(theta float64, dim int) []float32 {
 	return f
 }
 
-// ropeTable holds cos and sin [positions, D/2] of rotary embeddings.
+// ropeTable holds cos and sin [positions, D/2] of rotary embeddings, on the host.
 type ropeTable struct {
-	cos, sin tensor.Matrix
+	positions, pairs int
+	cos, sin         []float32
 }
 
 func newRopeTable(positions, pairs int) *ropeTable {
-	return &ropeTable{
-		cos: tensor.NewMatrix(make([]float32, positions*pairs), positions, pairs),
-		sin: tensor.NewMatrix(make([]float32, positions*pairs), positions, pairs),
-	}
+	n := positions * pairs
+	return &ropeTable{positions: positions, pairs: pairs, cos: make([]float32, n), sin: make([]float32, n)}
 }
+
+// load copies the first positions to a session.
+func (t *ropeTable) load(s tensor.Session, positions int) (cos, sin tensor.Matrix) {
+	cos, sin = tensor.NewMatrix(s, positions, t.pairs), tensor.NewMatrix(s, positions, t.pairs)
+	s.CopyIn(cos, t.cos[:positions*t.pairs])
+	s.CopyIn(sin, t.sin[:positions*t.pairs])
+	return cos, sin
+}
+
+func (t *ropeTable) bytes() int { return 4 * (len(t.cos) + len(t.sin)) }
 
 // fill sets columns from..from+len(freqs) of row to a position. Angles are float32
 // products, as in the reference; their cos and sin are rounded once.
 func (t *ropeTable) fill(row, from, position int, freqs []float32) {
-	cos, sin := t.cos.Row(row)[from:], t.sin.Row(row)[from:]
+	cos, sin := t.cos[row*t.pairs+from:], t.sin[row*t.pairs+from:]
 	for i, f := range freqs {
 		angle := float64(float32(position) * f)
 		cos[i], sin[i] = float32(math.Cos(angle)), float32(math.Sin(angle))

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
+	"github.com/meander-rl/meander/pkg/tensor/reference"
 )
 
 const signs = "../../deploy/models/signs"
@@ -41,4 +44,44 @@ func TestSigns_paintsLikeTheReference(t *testing.T) {
 	euler(t, m, x, g.floats("signs.sigmas"), cond, 4, 64, 128, nil)
 	within(t, "last latents", flat(x), g.floats("signs.last"), runTolerance)
 	comparePictures(t, m, x, g, "signs.image", 64, 128)
+}
+
+// TestSigns_onTheReferenceDevice runs the shipped checkpoint in float64, with the same
+// code of the networks: the CPU is within rounding of it, and so is diffusers.
+func TestSigns_onTheReferenceDevice(t *testing.T) {
+	meta := readMeta(t)
+	g := openGoldens(t, "signs.safetensors")
+	n := len(meta.Signs.Prompts)
+	type result struct {
+		embeds, velocity, last, pixels []float32
+	}
+	run := func(d tensor.Device) (r result) {
+		m, err := model.OpenQwenImage(signs, model.QwenImageOptions{Device: d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		prompt := meta.Signs.Prompts[0]
+		cond := encodeAll(t, m, prompt, " ")
+		r.embeds = cond[0].Embeds
+		x := rows(g.floats("signs.first"), n)[:1]
+		r.velocity = flat(velocities(t, m, x, []float32{0.7}, cond[:1], 64, 128))
+		euler(t, m, x, g.floats("signs.sigmas"), cond, 4, 64, 128, nil)
+		r.last = flat(x)
+		if r.pixels, err = m.DecodePixels(t.Context(), x[0], 64, 128); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	c, err := cpu.NewDevice(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	got, want := run(c), run(reference.Device{})
+	within(t, "embeddings", got.embeds, want.embeds, textTolerance)
+	within(t, "velocity", got.velocity, want.velocity, velocityTolerance)
+	within(t, "last latents", got.last, want.last, runTolerance)
+	within(t, "pixels", got.pixels, want.pixels, runTolerance)
+	within(t, "last latents of diffusers", rows(g.floats("signs.last"), n)[0], want.last, runTolerance)
 }

@@ -25,12 +25,12 @@ type textEncoder struct {
 	config *textConfig
 	embed  tensor.Matrix // [vocabulary, D]
 	layers []textLayer
-	norm   []float32
+	norm   tensor.Vector
 	rope   *ropeTable
 }
 
 type textLayer struct {
-	attnNorm, mlpNorm []float32
+	attnNorm, mlpNorm tensor.Vector
 	qkv               linear // [(heads + 2*kvHeads) * headDim, D]
 	out               linear
 	gateUp            linear // [2*intermediate, D]
@@ -54,14 +54,14 @@ func loadTextEncoder(l *loader, c *textConfig) *textEncoder {
 	d := c.Width
 	hd := d / c.Heads
 	t := &textEncoder{config: c, layers: make([]textLayer, c.Layers)}
-	if w := l.floats("embed_tokens.weight", c.Vocabulary, d); w != nil {
-		t.embed = tensor.NewMatrix(w, c.Vocabulary, d)
+	if w, ok := l.array("embed_tokens.weight", c.Vocabulary, d); ok {
+		t.embed = l.device.Table(w)
 	}
 	for i := range t.layers {
 		name := fmt.Sprintf("layers.%d.", i)
 		t.layers[i] = textLayer{
-			attnNorm: l.floats(name+"input_layernorm.weight", d),
-			mlpNorm:  l.floats(name+"post_attention_layernorm.weight", d),
+			attnNorm: l.vector(name+"input_layernorm.weight", d),
+			mlpNorm:  l.vector(name+"post_attention_layernorm.weight", d),
 			qkv: l.linear(d, true, output{name + "self_attn.q_proj", d},
 				output{name + "self_attn.k_proj", c.KVHeads * hd}, output{name + "self_attn.v_proj", c.KVHeads * hd}),
 			out:    l.linear(d, false, output{name + "self_attn.o_proj", d}),
@@ -69,7 +69,7 @@ func loadTextEncoder(l *loader, c *textConfig) *textEncoder {
 			down:   l.linear(c.Intermediate, false, output{name + "mlp.down_proj", d}),
 		}
 	}
-	t.norm = l.floats("norm.weight", d)
+	t.norm = l.vector("norm.weight", d)
 	if l.dry || l.faulty() { // a table for the sizes of a configuration that nothing bears out
 		return t
 	}
@@ -78,43 +78,44 @@ func loadTextEncoder(l *loader, c *textConfig) *textEncoder {
 }
 
 func (t *textEncoder) bytes() int {
-	n := 4 * (len(t.embed.Data) + len(t.norm))
+	n := 4*t.embed.Rows*t.embed.Cols + vectorBytes(t.norm)
 	for i := range t.layers {
 		l := &t.layers[i]
-		n += l.qkv.bytes() + l.out.bytes() + l.gateUp.bytes() + l.down.bytes() + 4*(len(l.attnNorm)+len(l.mlpNorm))
+		n += l.qkv.bytes() + l.out.bytes() + l.gateUp.bytes() + l.down.bytes() + vectorBytes(l.attnNorm, l.mlpNorm)
 	}
 	return n
 }
 
 // forward writes the last hidden states, after the final norm, to dst [L, D].
-func (t *textEncoder) forward(w *worker, dst tensor.Matrix, ids []int32) {
-	c, cpu, a := t.config, w.cpu, &w.arena
+func (t *textEncoder) forward(s tensor.Session, dst tensor.Matrix, ids []int32) {
+	c := t.config
 	d, n := c.Width, len(ids)
 	hd := d / c.Heads
 	kv := c.KVHeads * hd
 	eps := float32(c.Epsilon)
-	x, y := a.Matrix(n, d), a.Matrix(n, d)
-	qkv := a.Matrix(n, d+2*kv)
-	gateUp := a.Matrix(n, 2*c.Intermediate)
-	hidden := a.Matrix(n, c.Intermediate)
+	x, y := tensor.NewMatrix(s, n, d), tensor.NewMatrix(s, n, d)
+	qkv := tensor.NewMatrix(s, n, d+2*kv)
+	gateUp := tensor.NewMatrix(s, n, 2*c.Intermediate)
+	hidden := tensor.NewMatrix(s, n, c.Intermediate)
 
-	cpu.Gather(x, t.embed, ids)
+	cos, sin := t.rope.load(s, n)
+	s.Gather(x, t.embed, ids)
 	for i := range t.layers {
 		l := &t.layers[i]
-		cpu.RMSNorm(y, x, l.attnNorm, eps)
-		cpu.Linear(qkv, y, l.qkv.w, tensor.Epilogue{Bias: l.qkv.bias})
+		s.RMSNorm(y, x, l.attnNorm, eps)
+		l.qkv.apply(s, qkv, y, tensor.Epilogue{})
 		qk := qkv.SliceCols(0, d+kv) // heads of q, then of k
-		cpu.RopeHalves(qk, qk, t.rope.cos.SliceRows(0, n), t.rope.sin.SliceRows(0, n), nil)
-		cpu.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, d+kv), qkv.SliceCols(d+kv, d+2*kv),
+		s.RopeHalves(qk, qk, cos, sin, nil)
+		s.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, d+kv), qkv.SliceCols(d+kv, d+2*kv),
 			tensor.Attention{Heads: c.Heads, KVHeads: c.KVHeads, Causal: true})
-		cpu.Linear(x, y, l.out.w, tensor.Epilogue{Residual: x})
+		l.out.apply(s, x, y, tensor.Epilogue{Residual: x})
 
-		cpu.RMSNorm(y, x, l.mlpNorm, eps)
-		cpu.Linear(gateUp, y, l.gateUp.w, tensor.Epilogue{})
-		cpu.SiLUMul(hidden, gateUp.SliceCols(0, c.Intermediate), gateUp.SliceCols(c.Intermediate, 2*c.Intermediate))
-		cpu.Linear(x, hidden, l.down.w, tensor.Epilogue{Residual: x})
+		s.RMSNorm(y, x, l.mlpNorm, eps)
+		l.gateUp.apply(s, gateUp, y, tensor.Epilogue{})
+		s.SiLUMul(hidden, gateUp.SliceCols(0, c.Intermediate), gateUp.SliceCols(c.Intermediate, 2*c.Intermediate))
+		l.down.apply(s, x, hidden, tensor.Epilogue{Residual: x})
 	}
-	cpu.RMSNorm(dst, x, t.norm, eps)
+	s.RMSNorm(dst, x, t.norm, eps)
 }
 
 // promptIDs returns the tokens of a prompt in the template. The whole is tokenized at

@@ -7,18 +7,19 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
-func TestCrew_split(t *testing.T) {
+func TestSplit(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	c, err := newCrew(3, tensor.KernelsGo)
+	d, err := cpu.NewDevice(cpu.Options{Threads: 3, Kernels: cpu.KernelsGo})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.close()
+	defer d.Close()
 	for n := range 8 {
 		done := make([]int, n)
-		err := c.split(t.Context(), n, func(_ *worker, from, to int) error {
+		err := split(t.Context(), d, n, func(_ tensor.Session, from, to int) error {
 			for i := from; i < to; i++ {
 				done[i]++
 			}
@@ -35,7 +36,7 @@ func TestCrew_split(t *testing.T) {
 	}
 
 	fault := errors.New("fault")
-	if err := c.split(t.Context(), 3, func(_ *worker, from, _ int) error {
+	if err := split(t.Context(), d, 3, func(_ tensor.Session, from, _ int) error {
 		if from == 1 {
 			return fault
 		}
@@ -49,15 +50,15 @@ func TestCrew_split(t *testing.T) {
 				t.Errorf("recovered %v, want the panic of a part", got)
 			}
 		}()
-		_ = c.split(t.Context(), 3, func(_ *worker, from, _ int) error {
+		_ = split(t.Context(), d, 3, func(_ tensor.Session, from, _ int) error {
 			if from == 0 {
 				panic("misuse")
 			}
 			return nil
 		})
 	}()
-	// Every worker is back.
-	if err := c.split(t.Context(), 3, func(*worker, int, int) error { return nil }); err != nil {
+	// Every session is back.
+	if err := split(t.Context(), d, 3, func(tensor.Session, int, int) error { return nil }); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,28 +1,10 @@
-// Package tensor is float32 compute on the CPU for the models: packed matrix
-// products, attention, norms, rotary embeddings, convolutions.
+// Package tensor is the seam between networks and what computes them: a [Device] holds
+// weights and runs passes, a [Session] has the operations, [Matrix] and [Image] are views
+// of memory that only the device can read. Networks are written once, over these.
 //
-// Operations are methods of [CPU] and write to their first argument, dst. They
-// allocate nothing once a CPU has seen its largest shape: temporary memory comes
-// from the CPU's own scratch, results that the caller keeps from an [Arena].
-// Inputs are never modified unless they are also dst where that is allowed.
+// Package cpu is the device of every machine, package reference the slow and obvious one
+// in float64 that others are measured against, package tensortest the suite that each
+// passes.
 //
-// # Bits
-//
-// A result depends on the arguments alone: not on the number of threads, nor on
-// which other rows share a call, nor on the instruction set. For that
-//
-//   - an element of a matrix product is one chain of fused multiply-adds over k in
-//     ascending order, acc = fma(a[i,k], b[k,j], acc), starting from the bias or 0,
-//   - a sum along a row (softmax, norms) goes to 16 lanes, lane l adding the
-//     elements l, l+16, l+32, ... in ascending order, and the lanes are added
-//     pairwise: l and l+8, then l and l+4, l and l+2, l and l+1,
-//   - exp is one polynomial, and no other operation is fused unless its formula
-//     here is written with fma.
-//
-// Norm statistics are accumulated in float64, everything else in float32. The
-// plain Go kernels are the definition; the assembly ones give the same bits.
-//
-// # Misuse
-//
-// Shapes that do not fit are a programming error and panic with "tensor: ...".
+// [DType] is the element types of files and events, with conversions.
 package tensor

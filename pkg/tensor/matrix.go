@@ -2,41 +2,61 @@ package tensor
 
 import "fmt"
 
-// Matrix is a row-major view: element (i, j) is Data[i*Stride+j]. A slice of columns
-// of a wider matrix is a Matrix too, so that fused projections need no copies. The
-// zero Matrix stands for an absent argument.
-type Matrix struct {
-	Data   []float32
-	Rows   int
-	Cols   int
-	Stride int
+// Memory is a piece of a device's memory. Only the device knows what it is.
+type Memory any
+
+// Block is n adjacent float elements of a device, to be seen as matrices and images.
+type Block struct {
+	Memory Memory
+	Offset int // elements
+	Len    int
 }
 
-// NewMatrix views the first rows*cols elements of data as a dense matrix.
-func NewMatrix(data []float32, rows, cols int) Matrix {
-	if rows < 0 || cols < 0 || len(data) < rows*cols {
-		panic(fmt.Sprintf("tensor: matrix of %d x %d over %d elements", rows, cols, len(data)))
+// Matrix views the first rows*cols elements as a dense matrix.
+func (b Block) Matrix(rows, cols int) Matrix {
+	if rows < 0 || cols < 0 || b.Len < rows*cols {
+		panic(fmt.Sprintf("tensor: matrix of %d x %d over %d elements", rows, cols, b.Len))
 	}
-	return Matrix{Data: data[:rows*cols], Rows: rows, Cols: cols, Stride: cols}
+	return Matrix{Memory: b.Memory, Offset: b.Offset, Rows: rows, Cols: cols, Stride: cols}
+}
+
+// Image views the first n*h*w*c elements as an image.
+func (b Block) Image(n, h, w, c int) Image {
+	if n < 0 || h < 0 || w < 0 || c < 0 || b.Len < n*h*w*c {
+		panic(fmt.Sprintf("tensor: image of %d x %d x %d x %d over %d elements", n, h, w, c, b.Len))
+	}
+	return Image{Memory: b.Memory, Offset: b.Offset, N: n, H: h, W: w, C: c}
+}
+
+// Matrix is a row-major view of a device's memory: element (i, j) is Offset + i*Stride + j.
+// A slice of columns of a wider matrix is a Matrix too, so that fused projections need no
+// copies. The zero Matrix stands for an absent argument.
+type Matrix struct {
+	Memory     Memory
+	Offset     int
+	Rows, Cols int
+	Stride     int
+}
+
+// NewMatrix takes a dense matrix with unspecified contents from a session.
+func NewMatrix(s Session, rows, cols int) Matrix {
+	if rows < 0 || cols < 0 {
+		panic("tensor: negative dimension")
+	}
+	return s.Block(rows*cols).Matrix(rows, cols)
 }
 
 // IsZero reports whether m is the absent argument.
-func (m Matrix) IsZero() bool { return m.Data == nil && m.Rows == 0 && m.Cols == 0 }
-
-// Row returns row i, Cols elements.
-func (m Matrix) Row(i int) []float32 {
-	return m.Data[i*m.Stride : i*m.Stride+m.Cols : i*m.Stride+m.Cols]
-}
+func (m Matrix) IsZero() bool { return m.Memory == nil && m.Rows == 0 && m.Cols == 0 }
 
 // SliceRows views rows i0 <= i < i1.
 func (m Matrix) SliceRows(i0, i1 int) Matrix {
 	if i0 < 0 || i1 < i0 || i1 > m.Rows {
 		panic(fmt.Sprintf("tensor: rows %d:%d of %d", i0, i1, m.Rows))
 	}
-	if i0 == i1 || m.Cols == 0 {
-		return Matrix{Data: m.Data[:0], Rows: i1 - i0, Cols: m.Cols, Stride: m.Stride}
-	}
-	return Matrix{Data: m.Data[i0*m.Stride : (i1-1)*m.Stride+m.Cols], Rows: i1 - i0, Cols: m.Cols, Stride: m.Stride}
+	m.Offset += i0 * m.Stride
+	m.Rows = i1 - i0
+	return m
 }
 
 // SliceCols views columns j0 <= j < j1.
@@ -44,44 +64,52 @@ func (m Matrix) SliceCols(j0, j1 int) Matrix {
 	if j0 < 0 || j1 < j0 || j1 > m.Cols {
 		panic(fmt.Sprintf("tensor: columns %d:%d of %d", j0, j1, m.Cols))
 	}
-	if m.Rows == 0 || j0 == j1 {
-		return Matrix{Data: m.Data[:0], Rows: m.Rows, Cols: j1 - j0, Stride: m.Stride}
-	}
-	return Matrix{Data: m.Data[j0 : (m.Rows-1)*m.Stride+j1], Rows: m.Rows, Cols: j1 - j0, Stride: m.Stride}
+	m.Offset += j0
+	m.Cols = j1 - j0
+	return m
 }
 
-// Reshape views a dense matrix with other dimensions of the same size.
-func (m Matrix) Reshape(rows, cols int) Matrix {
-	if m.Stride != m.Cols || rows*cols != m.Rows*m.Cols {
-		panic(fmt.Sprintf("tensor: reshape %d x %d (stride %d) to %d x %d", m.Rows, m.Cols, m.Stride, rows, cols))
-	}
-	return Matrix{Data: m.Data, Rows: rows, Cols: cols, Stride: cols}
+// Image is a dense batch of pictures in a device's memory, channels last: element
+// (n, y, x, c) is Offset + ((n*H+y)*W+x)*C + c.
+type Image struct {
+	Memory     Memory
+	Offset     int
+	N, H, W, C int
 }
 
-func (m Matrix) isDense() bool { return m.Stride == m.Cols }
-
-// dense returns rows i0:i1 of a dense matrix in one slice, nil for the absent one.
-func (m Matrix) dense(i0, i1 int) []float32 {
-	if m.IsZero() {
-		return nil
-	}
-	return m.Data[i0*m.Cols : i1*m.Cols]
+// Matrix views the image as [N*H*W, C], one row a pixel. A 1x1 convolution is Linear
+// on it, norms over channels apply to it directly.
+func (m Image) Matrix() Matrix {
+	return Matrix{Memory: m.Memory, Offset: m.Offset, Rows: m.N * m.H * m.W, Cols: m.C, Stride: m.C}
 }
 
-// check panics unless m is a well-formed rows x cols view.
-func (m Matrix) check(op, name string, rows, cols int) {
-	if m.Rows != rows || m.Cols != cols {
-		panic(fmt.Sprintf("tensor: %s: %s is %d x %d, want %d x %d", op, name, m.Rows, m.Cols, rows, cols))
-	}
-	m.valid(op, name)
+// Array is numbers of the host on their way to a device: dense, row-major, little-endian,
+// in the element type of their file (F64, F32, F16 or BF16).
+type Array struct {
+	DType DType
+	Shape []int
+	Data  []byte
 }
 
-// valid panics unless the data holds the view.
-func (m Matrix) valid(op, name string) {
-	if m.Rows == 0 || m.Cols == 0 {
-		return
+// Floats is an Array of float32.
+func Floats(x []float32, shape ...int) Array {
+	return Array{DType: F32, Shape: shape, Data: F32.AppendFloats(nil, x)}
+}
+
+// Len is the number of elements.
+func (a Array) Len() int {
+	n := 1
+	for _, d := range a.Shape {
+		n *= d
 	}
-	if m.Rows < 0 || m.Cols < 0 || m.Stride < m.Cols || len(m.Data) < (m.Rows-1)*m.Stride+m.Cols {
-		panic(fmt.Sprintf("tensor: %s: %s has %d elements for %d x %d, stride %d", op, name, len(m.Data), m.Rows, m.Cols, m.Stride))
+	return n
+}
+
+// Decode returns the elements as float32; it panics where the data does not fit the shape.
+func (a Array) Decode() []float32 {
+	x := make([]float32, a.Len())
+	if err := a.DType.DecodeFloats(x, a.Data); err != nil {
+		panic("tensor: " + err.Error())
 	}
+	return x
 }

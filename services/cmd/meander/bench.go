@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
 func benchCommand() *cobra.Command {
@@ -105,7 +105,7 @@ func findFolder(name string) (string, error) {
 // machine describes what was measured on, without its name.
 func machine() string {
 	return fmt.Sprintf("%s/%s, %s, %d cores, kernels %s, %s, load %s",
-		runtime.GOOS, runtime.GOARCH, processor(), runtime.NumCPU(), tensor.AvailableKernels()[0], runtime.Version(), load())
+		runtime.GOOS, runtime.GOARCH, processor(), runtime.NumCPU(), cpu.AvailableKernels()[0], runtime.Version(), load())
 }
 
 // processor is what the kernel calls the first core, where it says.

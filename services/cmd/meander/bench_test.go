@@ -166,7 +166,7 @@ func TestReadProfile(t *testing.T) {
 }
 
 func TestOperationOf(t *testing.T) {
-	const tensor = "github.com/meander-rl/meander/pkg/tensor."
+	const tensor = "github.com/meander-rl/meander/pkg/tensor/cpu."
 	const model = "github.com/meander-rl/meander/pkg/model."
 	for _, c := range []struct {
 		functions []string
@@ -174,8 +174,8 @@ func TestOperationOf(t *testing.T) {
 	}{
 		{[]string{tensor + "tileAVX512", tensor + "(*slot).store", tensor + "(*linearTask).multiply", tensor + "(*linearTask).part", model + "(*batch).compute"}, "matrix products", "denoise"},
 		{[]string{tensor + "geluAVX512", tensor + "(*Epilogue).apply", tensor + "(*linearTask).finish", model + "(*batch).compute"}, "epilogues: activation, gate, residual", "denoise"},
-		{[]string{tensor + "tileAVX512", tensor + "(*slot).panels", tensor + "(*attentionTask).block", model + "(*QwenImage).decode"}, "attention", "decode"},
-		{[]string{"runtime.memmove", tensor + "(*convTask).row", model + "(*QwenImage).decode.func1"}, "convolutions", "decode"},
+		{[]string{tensor + "tileAVX512", tensor + "(*slot).panels", tensor + "(*attentionTask).block", model + "(*QwenImage).DecodePixels"}, "attention", "decode"},
+		{[]string{"runtime.memmove", tensor + "(*convTask).row", model + "(*QwenImage).DecodePixels.func1"}, "convolutions", "decode"},
 		{[]string{tensor + "sum64AVX2", tensor + "(*rowTask).layerNorm", tensor + "(*rowTask).part"}, "layer norm and modulation", "other"},
 		{[]string{"runtime.mallocgc", model + "(*Tokenizer).Encode", model + "promptIDs", model + "(*QwenImage).Encode"}, "tokenizer", "encode"},
 		{[]string{"runtime.scanobject", "runtime.gcDrain", "runtime.gcBgMarkWorker"}, "garbage collection", "other"},

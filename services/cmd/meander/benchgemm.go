@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
 // gemmBench is one `bench gemm` command.
@@ -42,11 +42,11 @@ func (g *gemmBench) run(ctx context.Context, dir string, out io.Writer) error {
 	if err := checkPositive("batch", g.batches, 1024); err != nil {
 		return usage(err)
 	}
-	kernels := tensor.Kernels(g.kernels)
+	kernels := cpu.Kernels(g.kernels)
 	if kernels == "" {
-		kernels = tensor.AvailableKernels()[0]
+		kernels = cpu.AvailableKernels()[0]
 	}
-	cpu, err := tensor.NewCPUWith(nil, kernels)
+	c, err := cpu.NewCPUWith(nil, kernels)
 	if err != nil {
 		return usage(fmt.Errorf("--kernels: %w", err))
 	}
@@ -62,7 +62,7 @@ func (g *gemmBench) run(ctx context.Context, dir string, out io.Writer) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			got, most := g.measure(cpu, s)
+			got, most := g.measure(c, s)
 			share := "unknown"
 			if most > 0 { // plain Go has no loop that shows it
 				peak, least = max(peak, most), min(least, got/most)
@@ -119,7 +119,7 @@ func (g *gemmBench) shapes(ctx context.Context, dir string, batch int) ([]gemmSh
 }
 
 // measure returns the best rate of the product and of the peak loop, in GFLOP/s.
-func (g *gemmBench) measure(cpu *tensor.CPU, s gemmShape) (best, peak float64) {
+func (g *gemmBench) measure(c *cpu.CPU, s gemmShape) (best, peak float64) {
 	fill := func(n int) []float32 {
 		x := make([]float32, n)
 		for i := range x {
@@ -127,17 +127,17 @@ func (g *gemmBench) measure(cpu *tensor.CPU, s gemmShape) (best, peak float64) {
 		}
 		return x
 	}
-	x, y := tensor.NewMatrix(fill(s.m*s.k), s.m, s.k), tensor.NewMatrix(fill(s.m*s.n), s.m, s.n)
-	w, bias := tensor.Pack(fill(s.n*s.k), s.n, s.k), fill(s.n)
+	x, y := cpu.NewMatrix(fill(s.m*s.k), s.m, s.k), cpu.NewMatrix(fill(s.m*s.n), s.m, s.n)
+	w, bias := cpu.Pack(fill(s.n*s.k), s.n, s.k), fill(s.n)
 	flops := 2 * float64(s.m) * float64(s.n) * float64(s.k)
 	rounds := max(1, int(2e7/flops))
 	for began := time.Now(); time.Since(began) < g.round || best == 0; {
 		t := time.Now()
 		for range rounds {
-			cpu.Linear(y, x, w, tensor.Epilogue{Bias: bias})
+			c.Linear(y, x, w, cpu.Epilogue{Bias: bias})
 		}
 		best = max(best, flops*float64(rounds)/float64(time.Since(t).Nanoseconds()))
-		peak = max(peak, cpu.MeasurePeak(time.Microsecond))
+		peak = max(peak, c.MeasurePeak(time.Microsecond))
 	}
 	return best, peak
 }

@@ -56,16 +56,16 @@ func printShares(out io.Writer, profile []byte, batch int) error {
 // function of a stack that is listed decides.
 var (
 	operations = []struct{ function, name string }{
-		{"tensor.(*Epilogue).", "epilogues: activation, gate, residual"},
-		{"tensor.(*linearTask).", "matrix products"},
-		{"tensor.(*attentionTask).", "attention"},
-		{"tensor.(*convTask).", "convolutions"},
-		{"tensor.padImage", "convolutions"},
-		{"tensor.(*CPU).Conv2D", "convolutions"},
-		{"tensor.(*rowTask).layerNorm", "layer norm and modulation"},
-		{"tensor.(*rowTask).rope", "rotary positions"},
-		{"tensor.(*rowTask).", "RMS and L2 norms, elements"},
-		{"tensor.(*CPU).Upsample2", "upsampling"},
+		{"cpu.(*Epilogue).", "epilogues: activation, gate, residual"},
+		{"cpu.(*linearTask).", "matrix products"},
+		{"cpu.(*attentionTask).", "attention"},
+		{"cpu.(*convTask).", "convolutions"},
+		{"cpu.padImage", "convolutions"},
+		{"cpu.(*CPU).Conv2D", "convolutions"},
+		{"cpu.(*rowTask).layerNorm", "layer norm and modulation"},
+		{"cpu.(*rowTask).rope", "rotary positions"},
+		{"cpu.(*rowTask).", "RMS and L2 norms, elements"},
+		{"cpu.(*CPU).Upsample2", "upsampling"},
 		{"flow.", "solver, guidance, noise"},
 		{"model.promptIDs", "tokenizer"},
 		{"runtime.gcBgMarkWorker", "garbage collection"},
@@ -75,7 +75,7 @@ var (
 		{"model.(*QwenImage).encodeOne", "encode"},
 		{"main.(*painter).denoise", "denoise"},
 		{"model.(*batch).compute", "denoise"},
-		{"model.(*QwenImage).decode", "decode"},
+		{"model.(*QwenImage).Decode", "decode"},
 	}
 )
 

@@ -1,8 +1,10 @@
-package tensor
+package cpu
 
 import (
 	"fmt"
 	"math"
+
+	"github.com/meander-rl/meander/pkg/tensor"
 )
 
 // rowTask is an operation on rows that do not depend on each other.
@@ -15,7 +17,7 @@ type rowTask struct {
 	group        []int32
 	ids          []int32
 	a            float32
-	act          Activation
+	act          tensor.Activation
 	step         int  // rows of a part
 	flat         bool // all rows of a part at once
 }
@@ -23,13 +25,7 @@ type rowTask struct {
 type rowOp int
 
 const (
-	opAdd rowOp = iota
-	opMul
-	opScale
-	opAxpy
-	opSiLU
-	opGELU
-	opSiLUMul
+	opSiLUMul rowOp = iota
 	opRMSNorm
 	opL2Norm
 	lastElementsOp = opL2Norm
@@ -37,9 +33,7 @@ const (
 
 // Operations that work row by row.
 const (
-	opSoftmax rowOp = iota + lastElementsOp + 1
-	opLayerNorm
-	opModulate
+	opLayerNorm rowOp = iota + lastElementsOp + 1
 	opRopePairs
 	opRopeHalves
 	opGather
@@ -71,14 +65,8 @@ func (t *rowTask) part(i, _ int) {
 	for r := r0; r < r1; r++ {
 		dst := t.dst.Row(r)
 		switch t.op {
-		case opSoftmax:
-			copy(dst, t.x.Row(r))
-			k.scale(dst, dst, 1/k.expSum(dst, k.maxOf(dst), 1))
 		case opLayerNorm:
 			t.layerNorm(k, dst, r)
-		case opModulate:
-			g := t.groupOf(r)
-			k.normMod(dst, t.x.Row(r), t.scale.Row(g), t.shift.Row(g), 0, 1)
 		case opRopePairs, opRopeHalves:
 			t.rope(k, dst, t.x.Row(r), r)
 		case opGather:
@@ -97,18 +85,6 @@ func (t *rowTask) part(i, _ int) {
 // and norms of groups of columns.
 func (t *rowTask) elements(k *kernelSet, dst, x, y []float32) {
 	switch t.op {
-	case opAdd:
-		k.add(dst, x, y)
-	case opMul:
-		k.mul(dst, x, y)
-	case opScale:
-		k.scale(dst, x, t.a)
-	case opAxpy:
-		k.axpy(dst, x, y, t.a)
-	case opSiLU:
-		k.silu(dst, x)
-	case opGELU:
-		k.gelu(dst, x)
 	case opSiLUMul:
 		k.siluMul(dst, x, y)
 	case opRMSNorm:
@@ -116,9 +92,9 @@ func (t *rowTask) elements(k *kernelSet, dst, x, y []float32) {
 	case opL2Norm:
 		k.scaleNorm(dst, x, t.w, 1, 0, float64(t.a), math.Sqrt(float64(len(t.w))))
 		switch t.act {
-		case SiLU:
+		case tensor.SiLU:
 			k.silu(dst, dst)
-		case GELU:
+		case tensor.GELU:
 			k.gelu(dst, dst)
 		}
 	}
@@ -131,50 +107,12 @@ func (t *rowTask) groupOf(r int) int {
 	return int(t.group[r])
 }
 
-func (c *CPU) binary(op rowOp, name string, dst, x, y Matrix, a float32) {
-	dst.valid(name, "dst")
-	x.check(name, "x", dst.Rows, dst.Cols)
-	y.check(name, "y", dst.Rows, dst.Cols)
-	c.eachRow(rowTask{op: op, dst: dst, x: x, y: y, a: a})
-}
-
-func (c *CPU) unary(op rowOp, name string, dst, x Matrix, a float32) {
-	dst.valid(name, "dst")
-	x.check(name, "x", dst.Rows, dst.Cols)
-	c.eachRow(rowTask{op: op, dst: dst, x: x, a: a})
-}
-
-// Add computes dst = x + y. dst may be x or y, as in all operations on elements.
-func (c *CPU) Add(dst, x, y Matrix) { c.binary(opAdd, "add", dst, x, y, 0) }
-
-// Mul computes dst = x * y, element by element.
-func (c *CPU) Mul(dst, x, y Matrix) { c.binary(opMul, "mul", dst, x, y, 0) }
-
-// Scale computes dst = a * x.
-func (c *CPU) Scale(dst, x Matrix, a float32) { c.unary(opScale, "scale", dst, x, a) }
-
-// AddScaled computes dst = fma(a, x, y).
-func (c *CPU) AddScaled(dst, x, y Matrix, a float32) { c.binary(opAxpy, "add scaled", dst, x, y, a) }
-
-// SiLU computes dst = x / (1 + e^-x).
-func (c *CPU) SiLU(dst, x Matrix) { c.unary(opSiLU, "silu", dst, x, 0) }
-
-// GELU computes the tanh form, dst = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
-func (c *CPU) GELU(dst, x Matrix) { c.unary(opGELU, "gelu", dst, x, 0) }
-
-// SiLUMul computes dst = SiLU(x) * y, the gate of a SwiGLU.
-func (c *CPU) SiLUMul(dst, x, y Matrix) { c.binary(opSiLUMul, "silu mul", dst, x, y, 0) }
-
-// Softmax computes dst[i,j] = exp(x[i,j] - max_j x[i,j]) / sum_j of the same.
-func (c *CPU) Softmax(dst, x Matrix) { c.unary(opSoftmax, "softmax", dst, x, 0) }
-
-// Modulate computes dst[i,j] = fma(x[i,j], 1 + scale[g,j], shift[g,j]), g = group[i];
-// a nil group is row 0 for all.
-func (c *CPU) Modulate(dst, x, scale, shift Matrix, group []int32) {
-	dst.valid("modulate", "dst")
-	x.check("modulate", "x", dst.Rows, dst.Cols)
-	checkModulation(dst, scale, shift, group)
-	c.eachRow(rowTask{op: opModulate, dst: dst, x: x, scale: scale, shift: shift, group: group})
+// SiLUMul computes dst = SiLU(x) * y, the gate of a SwiGLU. dst may be x or y.
+func (c *CPU) SiLUMul(dst, x, y Matrix) {
+	dst.valid("silu mul", "dst")
+	x.check("silu mul", "x", dst.Rows, dst.Cols)
+	y.check("silu mul", "y", dst.Rows, dst.Cols)
+	c.eachRow(rowTask{op: opSiLUMul, dst: dst, x: x, y: y})
 }
 
 func checkModulation(dst, scale, shift Matrix, group []int32) {
@@ -195,15 +133,9 @@ func (c *CPU) Gather(dst, table Matrix, ids []int32) {
 	c.eachRow(rowTask{op: opGather, dst: dst, x: table, ids: ids})
 }
 
-// LayerNorm computes dst[i,j] = (x[i,j] - mean_i) / sqrt(var_i + eps), without weights;
-// the variance is the biased one.
-func (c *CPU) LayerNorm(dst, x Matrix, eps float32) {
-	dst.valid("layer norm", "dst")
-	x.check("layer norm", "x", dst.Rows, dst.Cols)
-	c.eachRow(rowTask{op: opLayerNorm, dst: dst, x: x, a: eps})
-}
-
-// LayerNormModulate is LayerNorm followed by Modulate, in one pass (adaLN).
+// LayerNormModulate computes the layer norm, (x[i,j] - mean_i) / sqrt(var_i + eps) with the
+// biased variance, and modulates it in one pass (adaLN): dst[i,j] = fma(norm[i,j],
+// 1 + scale[g,j], shift[g,j]), g = group[i]; a nil group is row 0 for all.
 func (c *CPU) LayerNormModulate(dst, x, scale, shift Matrix, group []int32, eps float32) {
 	dst.valid("layer norm", "dst")
 	x.check("layer norm", "x", dst.Rows, dst.Cols)
@@ -216,10 +148,6 @@ func (t *rowTask) layerNorm(k *kernelSet, dst []float32, r int) {
 	n := float64(len(x))
 	mean := k.sum64(x) / n
 	rstd := float32(1 / math.Sqrt(k.sumSq64(x, mean)/n+float64(t.a)))
-	if t.scale.IsZero() {
-		k.norm(dst, x, float32(mean), rstd)
-		return
-	}
 	g := t.groupOf(r)
 	k.normMod(dst, x, t.scale.Row(g), t.shift.Row(g), float32(mean), rstd)
 }
@@ -241,7 +169,7 @@ func checkNorm(name string, dst, x Matrix, w []float32) {
 
 // L2Norm computes dst = act(x / max(|x|, eps) * sqrt(n) * w) over groups of n = len(w)
 // columns, |x| being the root of the sum of squares: the norm of the autoencoder.
-func (c *CPU) L2Norm(dst, x Matrix, w []float32, eps float32, act Activation) {
+func (c *CPU) L2Norm(dst, x Matrix, w []float32, eps float32, act tensor.Activation) {
 	checkNorm("l2 norm", dst, x, w)
 	c.eachRow(rowTask{op: opL2Norm, dst: dst, x: x, w: w, a: eps, act: act})
 }

@@ -1,4 +1,4 @@
-package tensor
+package cpu
 
 // Implementations in tile_amd64.s and rows_amd64.s; their meaning is at kernelSet.
 

@@ -1,4 +1,4 @@
-package tensor
+package cpu
 
 // Implementations in tile_arm64.s and rows_arm64.s; their meaning is at kernelSet,
 // except that the kernels on rows leave out the last len%4 elements.

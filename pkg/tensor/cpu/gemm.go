@@ -1,15 +1,9 @@
-package tensor
+package cpu
 
-import "fmt"
+import (
+	"fmt"
 
-// Activation is a function applied to each element.
-type Activation int
-
-// Activations.
-const (
-	Identity Activation = iota
-	SiLU                // x / (1 + e^-x)
-	GELU                // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+	"github.com/meander-rl/meander/pkg/tensor"
 )
 
 // Epilogue is what Linear and Conv2D do with a product y before storing it:
@@ -21,7 +15,7 @@ const (
 // without a residual the gate is a plain product.
 type Epilogue struct {
 	Bias     []float32 // [N]
-	Act      Activation
+	Act      tensor.Activation
 	Gate     Matrix  // [groups, N]
 	Residual Matrix  // [M, N]; it may be dst
 	Group    []int32 // [M], the Gate row of each row; nil: row 0 for all
@@ -38,7 +32,7 @@ func (e *Epilogue) check(rows, n int) {
 		e.Gate.check("epilogue", "gate", e.Gate.Rows, n)
 		checkGroup(e.Group, rows, e.Gate.Rows)
 	}
-	if e.Act < Identity || e.Act > GELU {
+	if e.Act < tensor.Identity || e.Act > tensor.GELU {
 		panic(fmt.Sprintf("tensor: unknown activation %d", e.Act))
 	}
 }
@@ -62,7 +56,7 @@ func checkGroup(group []int32, rows, groups int) {
 
 // plain reports whether nothing is left to do after the product.
 func (e *Epilogue) plain() bool {
-	return e.Act == Identity && e.Gate.IsZero() && e.Residual.IsZero()
+	return e.Act == tensor.Identity && e.Gate.IsZero() && e.Residual.IsZero()
 }
 
 // Linear computes dst = x w^T with an epilogue: dst [M, N], x [M, K], w [N, K],
@@ -78,60 +72,6 @@ func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
 		return
 	}
 	c.product(dst, x, w, e)
-}
-
-// MatMul computes dst [M, N] = a [M, K] b [K, N].
-func (c *CPU) MatMul(dst, a, b Matrix) {
-	dst.check("matmul", "dst", a.Rows, b.Cols)
-	a.check("matmul", "a", a.Rows, b.Rows)
-	b.valid("matmul", "b")
-	if a.Rows == 0 || b.Cols == 0 {
-		return
-	}
-	if a.Cols == 0 {
-		clearRows(dst)
-		return
-	}
-	c.right = Packed{n: b.Cols, k: b.Rows, data: c.packing.floats(panels(b.Cols) * panelCols * b.Rows)}
-	packCols(c.right.data, b)
-	c.product(dst, a, &c.right, Epilogue{})
-}
-
-// MatMulT computes dst [M, N] = a [M, K] b^T, b [N, K].
-func (c *CPU) MatMulT(dst, a, b Matrix) {
-	dst.check("matmulT", "dst", a.Rows, b.Rows)
-	a.check("matmulT", "a", a.Rows, b.Cols)
-	b.valid("matmulT", "b")
-	if a.Rows == 0 || b.Rows == 0 {
-		return
-	}
-	if a.Cols == 0 {
-		clearRows(dst)
-		return
-	}
-	c.right = Packed{n: b.Rows, k: b.Cols, data: c.packing.floats(panels(b.Rows) * panelCols * b.Cols)}
-	c.packRows(c.right.data, b)
-	c.product(dst, a, &c.right, Epilogue{})
-}
-
-func clearRows(m Matrix) {
-	for i := range m.Rows {
-		clear(m.Row(i))
-	}
-}
-
-// packCols packs b [k, n] as the right operand of a b.
-func packCols(data []float32, b Matrix) {
-	for q := range panels(b.Cols) {
-		j0 := q * panelCols
-		n := min(panelCols, b.Cols-j0)
-		panel := data[q*panelCols*b.Rows:]
-		for p := range b.Rows {
-			to := panel[p*panelCols : (p+1)*panelCols]
-			copy(to, b.Data[p*b.Stride+j0:][:n])
-			clear(to[n:])
-		}
-	}
 }
 
 // packRows packs b [n, k] as the right operand of a b^T.
@@ -330,9 +270,9 @@ func (e *Epilogue) finish(kern *kernelSet, dst, y Matrix, i0, j0 int) {
 // apply is the epilogue of one run of elements; gate and res may be nil.
 func (e *Epilogue) apply(kern *kernelSet, dst, y, gate, res []float32) {
 	switch e.Act {
-	case SiLU:
+	case tensor.SiLU:
 		kern.silu(y, y)
-	case GELU:
+	case tensor.GELU:
 		kern.gelu(y, y)
 	}
 	switch {

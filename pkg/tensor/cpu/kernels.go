@@ -1,4 +1,4 @@
-package tensor
+package cpu
 
 // maxTileRows is the most rows that any tile kernel takes.
 const maxTileRows = 12

@@ -1,32 +1,11 @@
-package tensor
+package cpu
 
 import (
 	"fmt"
 	"math"
+
+	"github.com/meander-rl/meander/pkg/tensor"
 )
-
-// Attention describes scaled dot-product attention. A head is a group of adjacent
-// columns: head h of q is columns h*D to (h+1)*D, and head h reads key and value
-// head h*KVHeads/Heads.
-type Attention struct {
-	Heads   int
-	KVHeads int     // divides Heads; 0 means Heads
-	Scale   float32 // of the scores; 0 means 1/sqrt(D)
-
-	// Causal lets the query at position i of Lq see the keys up to i + Lk - Lq.
-	Causal bool
-
-	// Mask [Lk] leaves out the keys (rows of k and v) that are false; nil keeps all.
-	// The bits are those of a call without these keys. A query that sees no key
-	// gives 0.
-	Mask []bool
-
-	// Sequences splits the call in independent sequences, each the list of its rows
-	// in q, k, v and dst, in order; rows in no sequence are left alone. Rows of one
-	// sequence may lie apart, such as text and image rows of a joint sequence. nil is
-	// one sequence of all rows.
-	Sequences [][]int32
-}
 
 // Attention computes, per sequence and head,
 //
@@ -36,7 +15,7 @@ type Attention struct {
 // with q [Lq, Heads*D], k [Lk, KVHeads*D], v [Lk, KVHeads*Dv], dst [Lq, Heads*Dv].
 // Scores exist for a few queries of one head at a time. dst must not overlap k and v;
 // it may be q.
-func (c *CPU) Attention(dst, q, k, v Matrix, cfg Attention) {
+func (c *CPU) Attention(dst, q, k, v Matrix, cfg tensor.Attention) {
 	t := &c.attn
 	t.setup(c, dst, q, k, v, cfg)
 	c.run(t, len(t.seqs)*t.kvHeads, c.threadsFor(8*k.Rows*(k.Cols+v.Cols)))
@@ -76,7 +55,7 @@ type attentionTask struct {
 	work         int
 }
 
-func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg Attention) {
+func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg tensor.Attention) {
 	t.c, t.dst, t.q, t.k, t.v = c, dst, q, k, v
 	t.heads, t.kvHeads = cfg.Heads, cfg.KVHeads
 	if t.kvHeads == 0 {
@@ -111,7 +90,7 @@ func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg Attention) {
 }
 
 // plan fills seqs and counts parts, work and packed memory.
-func (t *attentionTask) plan(cfg Attention) {
+func (t *attentionTask) plan(cfg tensor.Attention) {
 	t.seqs, t.index = t.seqs[:0], t.index[:0]
 	if cfg.Sequences == nil {
 		t.seqs = append(t.seqs, sequence{nq: t.q.Rows, nk: t.k.Rows})
@@ -143,7 +122,7 @@ func (t *attentionTask) plan(cfg Attention) {
 }
 
 // mask compresses the keys of s and counts what each query sees.
-func (t *attentionTask) mask(s *sequence, cfg Attention) {
+func (t *attentionTask) mask(s *sequence, cfg tensor.Attention) {
 	all := s.nk
 	first := len(t.index) // seen, then keys
 	if cfg.Causal {

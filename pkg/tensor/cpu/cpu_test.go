@@ -1,4 +1,4 @@
-package tensor_test
+package cpu_test
 
 import (
 	"fmt"
@@ -9,46 +9,55 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func newCPU(t testing.TB, pool *tensor.Pool, k tensor.Kernels) *tensor.CPU {
+func newCPU(t testing.TB, pool *cpu.Pool, k cpu.Kernels) *cpu.CPU {
 	t.Helper()
-	c, err := tensor.NewCPUWith(pool, k)
+	c, err := cpu.NewCPUWith(pool, k)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-// One set of kernels is enough here: TestCPU_SameBits ties the others to it.
-func TestCPU_Conformance(t *testing.T) {
-	tensortest.Run(t, tensortest.OnCPU(tensor.NewCPU(nil)))
+func newDevice(t testing.TB, o cpu.Options) *cpu.Device {
+	t.Helper()
+	d, err := cpu.NewDevice(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() }) // it cannot fail
+	return d
+}
+
+// One set of kernels is enough here: TestDevice_SameBits ties the others to it.
+func TestDevice_Conformance(t *testing.T) {
+	tensortest.Run(t, newDevice(t, cpu.Options{Threads: 2}))
 }
 
 // The bits of every case are those of the plain Go kernels on one thread.
-func TestCPU_SameBits(t *testing.T) {
-	pool := tensor.NewPool(3)
-	defer pool.Close()
-	want := tensortest.OnCPU(newCPU(t, nil, tensor.KernelsGo))
+func TestDevice_SameBits(t *testing.T) {
+	want := newDevice(t, cpu.Options{Threads: 1, Kernels: cpu.KernelsGo})
 	type variant struct {
 		name string
-		b    tensortest.Backend
+		d    *cpu.Device
+		wide bool
 	}
 	var variants []variant
-	for _, k := range tensor.AvailableKernels() {
-		for _, p := range []*tensor.Pool{nil, pool} {
-			if k != tensor.KernelsGo { // threads do not care about kernels
-				variants = append(variants, variant{fmt.Sprintf("%s, %d threads", k, p.Threads()), tensortest.OnCPU(newCPU(t, p, k))})
-			}
+	for _, k := range cpu.AvailableKernels() {
+		if k != cpu.KernelsGo { // threads do not care about kernels
+			d := newDevice(t, cpu.Options{Threads: 3, Kernels: k})
+			variants = append(variants, variant{string(k) + ", one thread", d, false}, variant{string(k) + ", 3 threads", d, true})
 		}
 	}
 	for _, cs := range tensortest.Cases() {
-		w := cs.Output(t, want)
+		w := cs.Output(t, want, false)
 		for _, v := range variants {
-			wantBits(t, cs.Name+" on "+v.name, cs.Output(t, v.b), w)
+			wantBits(t, cs.Name+" on "+v.name, cs.Output(t, v.d, v.wide), w)
 		}
 	}
 }
@@ -77,25 +86,25 @@ func random(r *rand.Rand, n int) []float32 {
 func TestCPU_ThreadsDoNotChangeBits(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	const m, n, k = 300, 200, 450
-	x, w, bias := tensor.NewMatrix(random(r, m*k), m, k), tensor.Pack(random(r, n*k), n, k), random(r, n)
-	image, kernel := tensor.NewImage(random(r, 2*40*48*32), 2, 40, 48, 32), tensor.PackConv(random(r, 32*32*9), 32, 32, 3, 3)
+	x, w, bias := cpu.NewMatrix(random(r, m*k), m, k), cpu.Pack(random(r, n*k), n, k), random(r, n)
+	image, kernel := cpu.NewImage(random(r, 2*40*48*32), 2, 40, 48, 32), cpu.PackConv(random(r, 32*32*9), 32, 32, 3, 3)
 	const l, heads, d = 400, 4, 32
-	qkv := tensor.NewMatrix(random(r, l*3*heads*d), l, 3*heads*d)
-	run := func(c *tensor.CPU) []float32 {
-		y := tensor.NewMatrix(make([]float32, m*n), m, n)
-		c.Linear(y, x, w, tensor.Epilogue{Bias: bias, Act: tensor.GELU})
-		im := tensor.NewImage(make([]float32, 2*40*48*32), 2, 40, 48, 32)
-		c.Conv2D(im, image, kernel, tensor.SamePad(3), tensor.Epilogue{Act: tensor.SiLU})
-		a := tensor.NewMatrix(make([]float32, l*heads*d), l, heads*d)
+	qkv := cpu.NewMatrix(random(r, l*3*heads*d), l, 3*heads*d)
+	run := func(c *cpu.CPU) []float32 {
+		y := cpu.NewMatrix(make([]float32, m*n), m, n)
+		c.Linear(y, x, w, cpu.Epilogue{Bias: bias, Act: tensor.GELU})
+		im := cpu.NewImage(make([]float32, 2*40*48*32), 2, 40, 48, 32)
+		c.Conv2D(im, image, kernel, tensor.SamePad(3), cpu.Epilogue{Act: tensor.SiLU})
+		a := cpu.NewMatrix(make([]float32, l*heads*d), l, heads*d)
 		c.Attention(a, qkv.SliceCols(0, heads*d), qkv.SliceCols(heads*d, 2*heads*d), qkv.SliceCols(2*heads*d, 3*heads*d), tensor.Attention{Heads: heads})
-		z := tensor.NewMatrix(make([]float32, l*3*heads*d), l, 3*heads*d)
-		c.LayerNorm(z, qkv, 1e-6)
+		z := cpu.NewMatrix(make([]float32, l*3*heads*d), l, 3*heads*d)
+		c.LayerNormModulate(z, qkv, qkv.SliceRows(0, 1), qkv.SliceRows(1, 2), nil, 1e-6)
 		return append(append(append(y.Data, im.Data...), a.Data...), z.Data...)
 	}
-	want := run(tensor.NewCPU(nil))
+	want := run(cpu.NewCPU(nil))
 	for threads := 2; threads <= 5; threads++ {
-		pool := tensor.NewPool(threads)
-		c := tensor.NewCPU(pool)
+		pool := cpu.NewPool(threads)
+		c := cpu.NewCPU(pool)
 		for range 3 {
 			wantBits(t, fmt.Sprintf("%d threads", threads), run(c), want)
 		}
@@ -107,17 +116,17 @@ func TestCPU_ThreadsDoNotChangeBits(t *testing.T) {
 func TestCPU_BatchDoesNotChangeBits(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
 	const n, k, rows = 70, 90, 61
-	x, w := tensor.NewMatrix(random(r, rows*k), rows, k), tensor.Pack(random(r, n*k), n, k)
-	for _, name := range tensor.AvailableKernels() {
+	x, w := cpu.NewMatrix(random(r, rows*k), rows, k), cpu.Pack(random(r, n*k), n, k)
+	for _, name := range cpu.AvailableKernels() {
 		c := newCPU(t, nil, name)
-		want := tensor.NewMatrix(make([]float32, rows*n), rows, n)
+		want := cpu.NewMatrix(make([]float32, rows*n), rows, n)
 		for i := range rows {
-			c.Linear(want.SliceRows(i, i+1), x.SliceRows(i, i+1), w, tensor.Epilogue{Act: tensor.SiLU})
+			c.Linear(want.SliceRows(i, i+1), x.SliceRows(i, i+1), w, cpu.Epilogue{Act: tensor.SiLU})
 		}
-		got := tensor.NewMatrix(make([]float32, rows*n), rows, n)
+		got := cpu.NewMatrix(make([]float32, rows*n), rows, n)
 		for _, cut := range []int{0, 1, 5, 6, 12, 31} {
-			c.Linear(got.SliceRows(0, cut), x.SliceRows(0, cut), w, tensor.Epilogue{Act: tensor.SiLU})
-			c.Linear(got.SliceRows(cut, rows), x.SliceRows(cut, rows), w, tensor.Epilogue{Act: tensor.SiLU})
+			c.Linear(got.SliceRows(0, cut), x.SliceRows(0, cut), w, cpu.Epilogue{Act: tensor.SiLU})
+			c.Linear(got.SliceRows(cut, rows), x.SliceRows(cut, rows), w, cpu.Epilogue{Act: tensor.SiLU})
 			wantBits(t, fmt.Sprintf("%s, cut at %d", name, cut), got.Data, want.Data)
 		}
 	}
@@ -128,11 +137,11 @@ func TestCPU_BatchDoesNotChangeBits(t *testing.T) {
 func TestCPU_AttentionPackingDoesNotChangeBits(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	const heads, d = 3, 24
-	for _, name := range tensor.AvailableKernels() {
+	for _, name := range cpu.AvailableKernels() {
 		for _, causal := range []bool{false, true} {
 			c := newCPU(t, nil, name)
 			rows := r.Perm(90)
-			q, k, v := tensor.NewMatrix(random(r, 90*heads*d), 90, heads*d), tensor.NewMatrix(random(r, 90*heads*d), 90, heads*d), tensor.NewMatrix(random(r, 90*heads*d), 90, heads*d)
+			q, k, v := cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d), cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d), cpu.NewMatrix(random(r, 90*heads*d), 90, heads*d)
 			var seqs [][]int32
 			mask := make([]bool, 90)
 			for at := 0; at < 90; {
@@ -145,7 +154,7 @@ func TestCPU_AttentionPackingDoesNotChangeBits(t *testing.T) {
 				seqs = append(seqs, s)
 				at += n
 			}
-			got := tensor.NewMatrix(make([]float32, 90*heads*d), 90, heads*d)
+			got := cpu.NewMatrix(make([]float32, 90*heads*d), 90, heads*d)
 			c.Attention(got, q, k, v, tensor.Attention{Heads: heads, Sequences: seqs, Mask: mask, Causal: causal})
 			for _, s := range seqs {
 				// The sequence without the masked rows, in memory of its own. Masked rows
@@ -157,12 +166,12 @@ func TestCPU_AttentionPackingDoesNotChangeBits(t *testing.T) {
 					}
 				}
 				l := len(kept)
-				pick := func(m tensor.Matrix) tensor.Matrix {
-					p := tensor.NewMatrix(make([]float32, l*heads*d), l, heads*d)
+				pick := func(m cpu.Matrix) cpu.Matrix {
+					p := cpu.NewMatrix(make([]float32, l*heads*d), l, heads*d)
 					c.Gather(p, m, kept)
 					return p
 				}
-				want := tensor.NewMatrix(make([]float32, l*heads*d), l, heads*d)
+				want := cpu.NewMatrix(make([]float32, l*heads*d), l, heads*d)
 				c.Attention(want, pick(q), pick(k), pick(v), tensor.Attention{Heads: heads, Causal: causal})
 				wantBits(t, fmt.Sprintf("%s, causal %v, %d of %d rows", name, causal, l, len(s)), pick(got).Data, want.Data)
 			}

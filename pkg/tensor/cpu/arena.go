@@ -1,4 +1,4 @@
-package tensor
+package cpu
 
 import "unsafe"
 
@@ -9,27 +9,30 @@ const alignFloats = 16
 // the largest shape it allocates no more: Reset keeps the memory, merged into one
 // block of the high-water size. The zero Arena is ready. Not for concurrent use.
 type Arena struct {
-	block []float32   // current block
-	old   [][]float32 // earlier, full blocks of this pass
-	used  int         // floats taken from block
-	total int         // floats in old blocks
+	block *memory   // current block
+	old   []*memory // earlier, full blocks of this pass
+	used  int       // floats taken from block
+	total int       // floats in old blocks
 }
-
-// Mark is a position in an Arena, for scoped scratch.
-type Mark struct{ blocks, used int }
 
 // Floats returns n elements, aligned to a cache line, with unspecified contents.
 func (a *Arena) Floats(n int) []float32 {
+	m, offset := a.take(n)
+	return m.data[offset : offset+n : offset+n]
+}
+
+// take returns n elements as a place in a block.
+func (a *Arena) take(n int) (m *memory, offset int) {
 	if n < 0 {
 		panic("tensor: arena: negative length")
 	}
 	need := (n + alignFloats - 1) / alignFloats * alignFloats
-	if a.used+need > len(a.block) {
+	if a.block == nil || a.used+need > len(a.block.data) {
 		a.grow(need)
 	}
-	s := a.block[a.used : a.used+n : a.used+n]
+	offset = a.used
 	a.used += need
-	return s
+	return a.block, offset
 }
 
 // Matrix returns a dense rows x cols matrix with unspecified contents.
@@ -40,37 +43,34 @@ func (a *Arena) Matrix(rows, cols int) Matrix {
 	return Matrix{Data: a.Floats(rows * cols), Rows: rows, Cols: cols, Stride: cols}
 }
 
-// Mark returns the present position.
-func (a *Arena) Mark() Mark { return Mark{len(a.old), a.used} }
-
-// Release gives back what was taken since m, if the block has not changed since;
-// otherwise that memory waits for Reset.
-func (a *Arena) Release(m Mark) {
-	if m.blocks == len(a.old) && m.used <= a.used {
-		a.used = m.used
-	}
-}
-
 // Reset gives back everything.
 func (a *Arena) Reset() {
 	if len(a.old) > 0 {
-		size := a.total + len(a.block)
+		size := a.total + len(a.block.data)
 		clear(a.old)
 		a.old, a.total = a.old[:0], 0
-		a.block = alignedFloats(size)
+		a.block = &memory{alignedFloats(size)}
 	}
 	a.used = 0
 }
 
 // Bytes returns the memory held.
-func (a *Arena) Bytes() int { return 4 * (a.total + len(a.block)) }
+func (a *Arena) Bytes() int {
+	n := a.total
+	if a.block != nil {
+		n += len(a.block.data)
+	}
+	return 4 * n
+}
 
 func (a *Arena) grow(need int) {
-	if len(a.block) > 0 {
+	size := 0
+	if a.block != nil {
+		size = len(a.block.data)
 		a.old = append(a.old, a.block)
-		a.total += len(a.block)
+		a.total += size
 	}
-	a.block = alignedFloats(max(need, 2*len(a.block), 4096))
+	a.block = &memory{alignedFloats(max(need, 2*size, 4096))}
 	a.used = 0
 }
 

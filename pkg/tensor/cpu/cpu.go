@@ -1,4 +1,4 @@
-package tensor
+package cpu
 
 import (
 	"fmt"
@@ -34,8 +34,7 @@ type CPU struct {
 	b    batch
 
 	slots   []slot
-	packing scratch // packed operands of MatMul and Attention
-	right   Packed  // right operand of MatMul, in packing
+	packing scratch // packed operands of Attention
 	padding scratch // padded image of Conv2D
 	zero    []float32
 

@@ -1,4 +1,4 @@
-package tensor
+package cpu
 
 import "fmt"
 
@@ -16,8 +16,11 @@ type Packed struct {
 
 // Pack packs w [n, k] row-major, the layout of a torch Linear weight (y = x w^T).
 func Pack(w []float32, n, k int) *Packed {
+	if len(w) != n*k {
+		panic(fmt.Sprintf("tensor: weight of %d elements, want %d x %d", len(w), n, k))
+	}
 	p := newPacked(n, k)
-	p.Set(w)
+	p.setRows(0, w)
 	return p
 }
 
@@ -45,14 +48,6 @@ func newPacked(n, k int) *Packed {
 		panic(fmt.Sprintf("tensor: pack a weight of %d x %d", n, k))
 	}
 	return &Packed{n: n, k: k, data: alignedFloats(panels(n) * panelCols * k)}
-}
-
-// Set replaces the weights by w [N, K]. Nothing may use p meanwhile.
-func (p *Packed) Set(w []float32) {
-	if len(w) != p.n*p.k {
-		panic(fmt.Sprintf("tensor: weight of %d elements, want %d x %d", len(w), p.n, p.k))
-	}
-	p.setRows(0, w)
 }
 
 func (p *Packed) setRows(n0 int, w []float32) {

@@ -1,4 +1,4 @@
-package tensor_test
+package cpu_test
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
 // BenchmarkMatMul reports GFLOP/s and their share of the core's peak, both as the best
@@ -30,8 +31,8 @@ func BenchmarkMatMul(b *testing.B) {
 		{256, 1024, 256},
 	}
 	r := rand.New(rand.NewPCG(1, 1))
-	for _, k := range tensor.AvailableKernels() {
-		if k == tensor.KernelsGo {
+	for _, k := range cpu.AvailableKernels() {
+		if k == cpu.KernelsGo {
 			continue // see BenchmarkMatMulGo
 		}
 		for _, s := range shapes {
@@ -56,17 +57,17 @@ func BenchmarkMatMul(b *testing.B) {
 	}
 }
 
-func product(r *rand.Rand, c *tensor.CPU, s [3]int) func() {
+func product(r *rand.Rand, c *cpu.CPU, s [3]int) func() {
 	m, n, k := s[0], s[1], s[2]
-	x, w := tensor.NewMatrix(random(r, m*k), m, k), tensor.Pack(random(r, n*k), n, k)
-	y, bias := tensor.NewMatrix(make([]float32, m*n), m, n), random(r, n)
-	return func() { c.Linear(y, x, w, tensor.Epilogue{Bias: bias}) }
+	x, w := cpu.NewMatrix(random(r, m*k), m, k), cpu.Pack(random(r, n*k), n, k)
+	y, bias := cpu.NewMatrix(make([]float32, m*n), m, n), random(r, n)
+	return func() { c.Linear(y, x, w, cpu.Epilogue{Bias: bias}) }
 }
 
 // BenchmarkMatMulGo is the naive twin.
 func BenchmarkMatMulGo(b *testing.B) {
 	s := [3]int{44, 96, 96}
-	run := product(rand.New(rand.NewPCG(1, 1)), newCPU(b, nil, tensor.KernelsGo), s)
+	run := product(rand.New(rand.NewPCG(1, 1)), newCPU(b, nil, cpu.KernelsGo), s)
 	start := time.Now()
 	n := 0
 	for b.Loop() {
@@ -82,11 +83,11 @@ func BenchmarkBlock(b *testing.B) {
 	const d, heads = 96, 3
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, rows := range []int{62, 496} {
-		m := func(cols int) tensor.Matrix { return tensor.NewMatrix(random(r, rows*cols), rows, cols) }
+		m := func(cols int) cpu.Matrix { return cpu.NewMatrix(random(r, rows*cols), rows, cols) }
 		x, y, qkv, hidden := m(d), m(d), m(3*d), m(4*d)
-		pack := func(n, k int) *tensor.Packed { return tensor.Pack(random(r, n*k), n, k) }
+		pack := func(n, k int) *cpu.Packed { return cpu.Pack(random(r, n*k), n, k) }
 		wqkv, wout, wup, wdown := pack(3*d, d), pack(d, d), pack(4*d, d), pack(d, 4*d)
-		mod := tensor.NewMatrix(random(r, 6*d), 6, d)
+		mod := cpu.NewMatrix(random(r, 6*d), 6, d)
 		group := make([]int32, rows)
 		cos, sin := m(d/heads/2), m(d/heads/2)
 		norm, bias := random(r, d/heads), random(r, 4*d)
@@ -100,27 +101,27 @@ func BenchmarkBlock(b *testing.B) {
 		q, k, v := qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d)
 		for _, op := range []struct {
 			name string
-			run  func(c *tensor.CPU)
+			run  func(c *cpu.CPU)
 		}{
-			{"layernorm", func(c *tensor.CPU) {
+			{"layernorm", func(c *cpu.CPU) {
 				c.LayerNormModulate(y, x, mod.SliceRows(0, 1), mod.SliceRows(1, 2), group, 1e-6)
 			}},
-			{"qkv", func(c *tensor.CPU) { c.Linear(qkv, y, wqkv, tensor.Epilogue{Bias: bias[:3*d]}) }},
-			{"rmsnorm", func(c *tensor.CPU) { c.RMSNorm(q, q, norm, 1e-6) }},
-			{"rope", func(c *tensor.CPU) { c.RopePairs(q, q, cos, sin, nil) }},
-			{"attention", func(c *tensor.CPU) {
+			{"qkv", func(c *cpu.CPU) { c.Linear(qkv, y, wqkv, cpu.Epilogue{Bias: bias[:3*d]}) }},
+			{"rmsnorm", func(c *cpu.CPU) { c.RMSNorm(q, q, norm, 1e-6) }},
+			{"rope", func(c *cpu.CPU) { c.RopePairs(q, q, cos, sin, nil) }},
+			{"attention", func(c *cpu.CPU) {
 				c.Attention(y, q, k, v, tensor.Attention{Heads: heads, Sequences: seqs})
 			}},
-			{"out", func(c *tensor.CPU) {
-				c.Linear(x, y, wout, tensor.Epilogue{Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x, Group: group})
+			{"out", func(c *cpu.CPU) {
+				c.Linear(x, y, wout, cpu.Epilogue{Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x, Group: group})
 			}},
-			{"up", func(c *tensor.CPU) { c.Linear(hidden, y, wup, tensor.Epilogue{Bias: bias, Act: tensor.GELU}) }},
-			{"down", func(c *tensor.CPU) {
-				c.Linear(x, hidden, wdown, tensor.Epilogue{Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x, Group: group})
+			{"up", func(c *cpu.CPU) { c.Linear(hidden, y, wup, cpu.Epilogue{Bias: bias, Act: tensor.GELU}) }},
+			{"down", func(c *cpu.CPU) {
+				c.Linear(x, hidden, wdown, cpu.Epilogue{Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x, Group: group})
 			}},
 		} {
 			b.Run(fmt.Sprintf("op=%s/rows=%d", op.name, rows), func(b *testing.B) {
-				c := tensor.NewCPU(nil)
+				c := cpu.NewCPU(nil)
 				bestOf(b, func() { op.run(c) })
 			})
 		}
@@ -131,17 +132,17 @@ func BenchmarkBlock(b *testing.B) {
 func BenchmarkConv(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, s := range []struct{ h, w, in, out int }{{64, 128, 16, 16}, {64, 128, 16, 3}, {32, 64, 32, 32}, {16, 32, 64, 64}} {
-		x := tensor.NewImage(random(r, s.h*s.w*s.in), 1, s.h, s.w, s.in)
-		y := tensor.NewImage(make([]float32, s.h*s.w*s.out), 1, s.h, s.w, s.out)
-		w, bias, norm := tensor.PackConv(random(r, s.out*s.in*9), s.out, s.in, 3, 3), random(r, s.out), random(r, s.in)
-		c := tensor.NewCPU(nil)
+		x := cpu.NewImage(random(r, s.h*s.w*s.in), 1, s.h, s.w, s.in)
+		y := cpu.NewImage(make([]float32, s.h*s.w*s.out), 1, s.h, s.w, s.out)
+		w, bias, norm := cpu.PackConv(random(r, s.out*s.in*9), s.out, s.in, 3, 3), random(r, s.out), random(r, s.in)
+		c := cpu.NewCPU(nil)
 		name := fmt.Sprintf("/h=%d/w=%d/in=%d/out=%d", s.h, s.w, s.in, s.out)
 		b.Run("op=conv3x3"+name, func(b *testing.B) {
-			best := bestOf(b, func() { c.Conv2D(y, x, w, tensor.SamePad(3), tensor.Epilogue{Bias: bias}) })
+			best := bestOf(b, func() { c.Conv2D(y, x, w, tensor.SamePad(3), cpu.Epilogue{Bias: bias}) })
 			b.ReportMetric(float64(2*9*s.h*s.w*s.in*s.out)/best, "GFLOP/s")
 		})
 		b.Run("op=l2norm"+name, func(b *testing.B) {
-			z := tensor.NewImage(make([]float32, len(x.Data)), 1, s.h, s.w, s.in)
+			z := cpu.NewImage(make([]float32, len(x.Data)), 1, s.h, s.w, s.in)
 			bestOf(b, func() { c.L2Norm(z.Matrix(), x.Matrix(), norm, 1e-12, tensor.SiLU) })
 		})
 	}

@@ -1,6 +1,10 @@
-package tensor
+package cpu
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
 
 // Image is a dense batch of pictures, channels last: element (n, y, x, c) is
 // Data[((n*H+y)*W+x)*C+c].
@@ -15,14 +19,6 @@ func NewImage(data []float32, n, h, w, c int) Image {
 		panic(fmt.Sprintf("tensor: image of %d x %d x %d x %d over %d elements", n, h, w, c, len(data)))
 	}
 	return Image{Data: data[:n*h*w*c], N: n, H: h, W: w, C: c}
-}
-
-// Image returns an image with unspecified contents.
-func (a *Arena) Image(n, h, w, c int) Image {
-	if n < 0 || h < 0 || w < 0 || c < 0 {
-		panic("tensor: arena: negative dimension")
-	}
-	return Image{Data: a.Floats(n * h * w * c), N: n, H: h, W: w, C: c}
 }
 
 // Matrix views the image as [N*H*W, C], one row a pixel. A 1x1 convolution is Linear
@@ -55,26 +51,14 @@ func PackConv(w []float32, out, in, kh, kw int) *PackedConv {
 	return &PackedConv{KH: kh, KW: kw, In: in, Out: out, w: Pack(t, out, in*taps)}
 }
 
+// Size is height and width of the kernel.
+func (w *PackedConv) Size() (kh, kw int) { return w.KH, w.KW }
+
+// Channels are those of the input and of the output.
+func (w *PackedConv) Channels() (in, out int) { return w.In, w.Out }
+
 // Bytes returns the memory held.
 func (w *PackedConv) Bytes() int { return w.w.Bytes() }
-
-// Conv is how a convolution moves: Stride in both directions (0 means 1) and rows and
-// columns of zeros around the input.
-type Conv struct {
-	Stride                   int
-	Top, Left, Bottom, Right int
-}
-
-// SamePad returns the padding that keeps the size with a k x k kernel, k odd, stride 1.
-func SamePad(k int) Conv {
-	return Conv{Stride: 1, Top: k / 2, Left: k / 2, Bottom: k / 2, Right: k / 2}
-}
-
-// OutSize returns height and width of the output for an h x w input.
-func (v Conv) OutSize(w *PackedConv, h, wd int) (oh, ow int) {
-	s := max(1, v.Stride)
-	return (h+v.Top+v.Bottom-w.KH)/s + 1, (wd+v.Left+v.Right-w.KW)/s + 1
-}
 
 // convTask: a part is a band of output rows.
 //
@@ -95,8 +79,8 @@ type convTask struct {
 // Conv2D computes dst[n,y,x,o] = sum over ky, kx, i of
 // x[n, y*Stride+ky-Top, x*Stride+kx-Left, i] w[o,i,ky,kx], with an epilogue over the
 // rows of dst.Matrix(). dst must not overlap x; the residual must not overlap dst.
-func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v Conv, e Epilogue) {
-	oh, ow := v.OutSize(w, x.H, x.W)
+func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v tensor.Conv, e Epilogue) {
+	oh, ow := v.OutSize(w.KH, w.KW, x.H, x.W)
 	if x.C != w.In || dst.N != x.N || dst.H != oh || dst.W != ow || dst.C != w.Out || oh < 1 || ow < 1 ||
 		min(v.Stride, v.Top, v.Left, v.Bottom, v.Right) < 0 {
 		panic(fmt.Sprintf("tensor: convolution %+v of %d x %d x %d x %d by %d x %d x %d x %d to %d x %d x %d x %d",
@@ -123,7 +107,7 @@ func (c *CPU) Conv2D(dst, x Image, w *PackedConv, v Conv, e Epilogue) {
 	*t = convTask{}
 }
 
-func padImage(pad []float32, x Image, v Conv, padH, padW int) {
+func padImage(pad []float32, x Image, v tensor.Conv, padH, padW int) {
 	row := padW * x.C
 	for n := range x.N {
 		p := pad[n*padH*row : (n+1)*padH*row]

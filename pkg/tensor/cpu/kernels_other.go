@@ -1,5 +1,5 @@
 //go:build !amd64 && !arm64
 
-package tensor
+package cpu
 
 func kernelSets() []*kernelSet { return []*kernelSet{&goKernels} }

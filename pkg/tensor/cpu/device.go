@@ -1,0 +1,255 @@
+package cpu
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Options of a Device. The zero value is the fastest that the machine has.
+type Options struct {
+	// Threads is how many threads compute; default GOMAXPROCS. Results do not depend on it.
+	Threads int
+	// Kernels names the inner loops; default the fastest of this machine. Results do not
+	// depend on it.
+	Kernels Kernels
+}
+
+// Device is the processor as a tensor.Device: sessions of one thread each, for passes side
+// by side, and a wide one whose operations use all threads. Weights are float32 in panels.
+type Device struct {
+	threads int
+	kernels Kernels
+	narrow  chan *session
+	pool    *Pool
+	wideMu  sync.Mutex
+	wide    *session
+}
+
+var _ tensor.Device = (*Device)(nil)
+
+// NewDevice starts the threads. It fails for kernels that this machine does not have.
+func NewDevice(o Options) (*Device, error) {
+	if o.Threads == 0 {
+		o.Threads = runtime.GOMAXPROCS(0)
+	}
+	if o.Threads < 1 || o.Threads > 4096 {
+		return nil, fmt.Errorf("threads: %d; must be between 1 and 4096", o.Threads)
+	}
+	if o.Kernels == "" {
+		o.Kernels = AvailableKernels()[0]
+	}
+	d := &Device{threads: o.Threads, kernels: o.Kernels, narrow: make(chan *session, o.Threads)}
+	for range o.Threads {
+		c, err := NewCPUWith(nil, o.Kernels)
+		if err != nil {
+			return nil, err
+		}
+		d.narrow <- newSession(c)
+	}
+	d.pool = NewPool(o.Threads)
+	c, err := NewCPUWith(d.pool, o.Kernels)
+	if err != nil {
+		d.pool.Close()
+		return nil, err
+	}
+	d.wide = newSession(c)
+	return d, nil
+}
+
+// Name is cpu/ and the kernels.
+func (d *Device) Name() string { return "cpu/" + string(d.kernels) }
+
+// Parallel is the number of threads.
+func (d *Device) Parallel() int { return d.threads }
+
+// Close ends the threads.
+func (d *Device) Close() error {
+	d.pool.Close()
+	return nil
+}
+
+// Run calls f with a narrow session, or with the wide one when it is free: when several
+// calls compete, one thread each serves them better.
+func (d *Device) Run(ctx context.Context, wide bool, f func(tensor.Session) error) error {
+	if wide && d.threads > 1 && d.wideMu.TryLock() {
+		defer d.wideMu.Unlock()
+		d.wide.arena.Reset()
+		return f(d.wide)
+	}
+	select {
+	case s := <-d.narrow:
+		defer func() { d.narrow <- s }()
+		s.arena.Reset()
+		return f(s)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// WorkingBytes is the memory of the sessions that are free now.
+func (d *Device) WorkingBytes() int {
+	n := 0
+	for range d.threads {
+		select {
+		case s := <-d.narrow:
+			n += s.bytes()
+			d.narrow <- s
+		default:
+		}
+	}
+	if d.wideMu.TryLock() {
+		n += d.wide.bytes()
+		d.wideMu.Unlock()
+	}
+	return n
+}
+
+// Weight packs the parts, which have one K.
+func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
+	ws := make([][]float32, len(parts))
+	for i, p := range parts {
+		if len(p.Shape) != 2 || p.Shape[1] != parts[0].Shape[1] {
+			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
+		}
+		ws[i] = p.Decode()
+	}
+	return PackStacked(parts[0].Shape[1], ws...)
+}
+
+// Read unpacks a weight.
+func (d *Device) Read(dst []float32, w tensor.Weight) { w.(*Packed).Unpack(dst) }
+
+// Kernel packs a convolution kernel.
+func (d *Device) Kernel(w tensor.Array) tensor.Kernel {
+	if len(w.Shape) != 4 {
+		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
+	}
+	return PackConv(w.Decode(), w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3])
+}
+
+// vector is a tensor.Vector.
+type vector struct{ data []float32 }
+
+func (v *vector) Len() int   { return len(v.data) }
+func (v *vector) Bytes() int { return 4 * len(v.data) }
+
+// Vector keeps the numbers as float32.
+func (d *Device) Vector(a tensor.Array) tensor.Vector { return &vector{a.Decode()} }
+
+// Table keeps a matrix as float32.
+func (d *Device) Table(a tensor.Array) tensor.Matrix {
+	if len(a.Shape) != 2 {
+		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
+	}
+	x := a.Decode()
+	return tensor.Block{Memory: &memory{x}, Len: len(x)}.Matrix(a.Shape[0], a.Shape[1])
+}
+
+// memory is a tensor.Memory: a block of an arena, or a table.
+type memory struct{ data []float32 }
+
+// host is the view of a matrix that the operations take.
+func host(m tensor.Matrix) Matrix {
+	if m.IsZero() {
+		return Matrix{}
+	}
+	n := 0
+	if m.Rows > 0 && m.Cols > 0 {
+		n = (m.Rows-1)*m.Stride + m.Cols
+	}
+	return Matrix{Data: m.Memory.(*memory).data[m.Offset : m.Offset+n : m.Offset+n], Rows: m.Rows, Cols: m.Cols, Stride: m.Stride}
+}
+
+func hostImage(m tensor.Image) Image {
+	return NewImage(m.Memory.(*memory).data[m.Offset:], m.N, m.H, m.W, m.C)
+}
+
+func hostVector(v tensor.Vector) []float32 {
+	if v == nil {
+		return nil
+	}
+	return v.(*vector).data
+}
+
+func hostEpilogue(e tensor.Epilogue) Epilogue {
+	return Epilogue{Bias: hostVector(e.Bias), Act: e.Act, Gate: host(e.Gate), Residual: host(e.Residual), Group: e.Group}
+}
+
+// session is a CPU and the memory of its passes.
+type session struct {
+	cpu   *CPU
+	arena Arena
+}
+
+func newSession(c *CPU) *session { return &session{cpu: c} }
+
+func (s *session) bytes() int { return s.arena.Bytes() + s.cpu.ScratchBytes() }
+
+func (s *session) Block(n int) tensor.Block {
+	m, offset := s.arena.take(n)
+	return tensor.Block{Memory: m, Offset: offset, Len: n}
+}
+
+func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
+	to := host(dst)
+	if len(src) != to.Rows*to.Cols {
+		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), to.Rows, to.Cols))
+	}
+	for i := range to.Rows {
+		copy(to.Row(i), src[i*to.Cols:])
+	}
+}
+
+func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
+	from := host(src)
+	if len(dst) != from.Rows*from.Cols {
+		panic(fmt.Sprintf("tensor: copy %d x %d to %d elements", from.Rows, from.Cols, len(dst)))
+	}
+	for i := range from.Rows {
+		copy(dst[i*from.Cols:], from.Row(i))
+	}
+}
+
+func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
+	s.cpu.Linear(host(dst), host(x), w.(*Packed), hostEpilogue(e))
+}
+
+func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
+	s.cpu.Attention(host(dst), host(q), host(k), host(v), a)
+}
+
+func (s *session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int32, eps float32) {
+	s.cpu.LayerNormModulate(host(dst), host(x), host(scale), host(shift), group, eps)
+}
+
+func (s *session) RMSNorm(dst, x tensor.Matrix, w tensor.Vector, eps float32) {
+	s.cpu.RMSNorm(host(dst), host(x), hostVector(w), eps)
+}
+
+func (s *session) L2Norm(dst, x tensor.Matrix, w tensor.Vector, eps float32, act tensor.Activation) {
+	s.cpu.L2Norm(host(dst), host(x), hostVector(w), eps, act)
+}
+
+func (s *session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {
+	s.cpu.RopePairs(host(dst), host(x), host(cos), host(sin), rows)
+}
+
+func (s *session) RopeHalves(dst, x, cos, sin tensor.Matrix, rows []int32) {
+	s.cpu.RopeHalves(host(dst), host(x), host(cos), host(sin), rows)
+}
+
+func (s *session) SiLUMul(dst, x, y tensor.Matrix) { s.cpu.SiLUMul(host(dst), host(x), host(y)) }
+
+func (s *session) Gather(dst, table tensor.Matrix, ids []int32) {
+	s.cpu.Gather(host(dst), host(table), ids)
+}
+
+func (s *session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
+	s.cpu.Conv2D(hostImage(dst), hostImage(x), w.(*PackedConv), c, hostEpilogue(e))
+}
+
+func (s *session) Upsample2(dst, x tensor.Image) { s.cpu.Upsample2(hostImage(dst), hostImage(x)) }

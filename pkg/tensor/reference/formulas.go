@@ -1,0 +1,263 @@
+package reference
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// session has no state: memory comes from the heap.
+type session struct{}
+
+func (session) Block(n int) tensor.Block { return block(make([]float64, n)) }
+
+func (session) CopyIn(dst tensor.Matrix, src []float32) {
+	if len(src) != dst.Rows*dst.Cols {
+		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), dst.Rows, dst.Cols))
+	}
+	each(dst, func(i, j int) float64 { return float64(src[i*dst.Cols+j]) })
+}
+
+func (session) CopyOut(dst []float32, src tensor.Matrix) {
+	if len(dst) != src.Rows*src.Cols {
+		panic(fmt.Sprintf("tensor: copy %d x %d to %d elements", src.Rows, src.Cols, len(dst)))
+	}
+	for i, v := range Float64s(src) {
+		dst[i] = float32(v)
+	}
+}
+
+func activate(a tensor.Activation, x float64) float64 {
+	switch a {
+	case tensor.SiLU:
+		return x / (1 + math.Exp(-x))
+	case tensor.GELU:
+		return x / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
+	}
+	return x
+}
+
+// finish is the epilogue of y, element (i, j) of a product.
+func finish(e tensor.Epilogue, i, j int, y float64) float64 {
+	if e.Bias != nil {
+		y += e.Bias.(*array).data[j]
+	}
+	y = activate(e.Act, y)
+	if !e.Gate.IsZero() {
+		y *= get(e.Gate, groupOf(e.Group, i), j)
+	}
+	if !e.Residual.IsZero() {
+		y += get(e.Residual, i, j)
+	}
+	return y
+}
+
+func groupOf(group []int32, i int) int {
+	if group == nil {
+		return 0
+	}
+	return int(group[i])
+}
+
+func (session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
+	weights, k := w.(*array).data, w.K()
+	want("linear", "x", x, x.Rows, k)
+	want("linear", "dst", dst, x.Rows, w.N())
+	each(dst, func(i, j int) float64 {
+		sum := 0.0
+		for c := range k {
+			sum += get(x, i, c) * weights[j*k+c]
+		}
+		return finish(e, i, j, sum)
+	})
+}
+
+func (session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
+	kv := a.KVHeads
+	if kv == 0 {
+		kv = a.Heads
+	}
+	d, dv := q.Cols/a.Heads, v.Cols/kv
+	scale := float64(a.Scale)
+	if scale == 0 {
+		scale = 1 / math.Sqrt(float64(d))
+	}
+	queries, keys := a.Sequences, a.Sequences
+	if a.Sequences == nil {
+		queries, keys = [][]int32{upTo(q.Rows)}, [][]int32{upTo(k.Rows)}
+	}
+	out := make([]float64, 0, dst.Rows*dst.Cols)
+	out = append(out, Float64s(dst)...) // rows of no sequence stay
+	for s := range queries {
+		for i, query := range queries[s] {
+			seen := func(j int) bool {
+				return !(a.Causal && j > i+len(keys[s])-len(queries[s])) && (a.Mask == nil || a.Mask[keys[s][j]])
+			}
+			for h := range a.Heads {
+				g := h * kv / a.Heads
+				score := func(j int) float64 {
+					dot := 0.0
+					for c := range d {
+						dot += get(q, int(query), h*d+c) * get(k, int(keys[s][j]), g*d+c)
+					}
+					return scale * dot
+				}
+				largest := math.Inf(-1)
+				for j := range keys[s] {
+					if seen(j) {
+						largest = max(largest, score(j))
+					}
+				}
+				sum, mean := 0.0, make([]float64, dv)
+				for j := range keys[s] {
+					if !seen(j) {
+						continue
+					}
+					p := math.Exp(score(j) - largest)
+					sum += p
+					for c := range dv {
+						mean[c] += p * get(v, int(keys[s][j]), g*dv+c)
+					}
+				}
+				for c := range dv {
+					out[int(query)*dst.Cols+h*dv+c] = 0
+					if sum > 0 {
+						out[int(query)*dst.Cols+h*dv+c] = mean[c] / sum
+					}
+				}
+			}
+		}
+	}
+	each(dst, func(i, j int) float64 { return out[i*dst.Cols+j] })
+}
+
+func upTo(n int) []int32 {
+	x := make([]int32, n)
+	for i := range x {
+		x[i] = int32(i)
+	}
+	return x
+}
+
+func (session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int32, eps float32) {
+	want("layer norm", "x", x, dst.Rows, dst.Cols)
+	n := float64(x.Cols)
+	means, stds := make([]float64, x.Rows), make([]float64, x.Rows)
+	for i := range x.Rows {
+		for j := range x.Cols {
+			means[i] += get(x, i, j) / n
+		}
+		variance := 0.0
+		for j := range x.Cols {
+			variance += math.Pow(get(x, i, j)-means[i], 2) / n
+		}
+		stds[i] = math.Sqrt(variance + float64(eps))
+	}
+	each(dst, func(i, j int) float64 {
+		g := groupOf(group, i)
+		return (get(x, i, j)-means[i])/stds[i]*(1+get(scale, g, j)) + get(shift, g, j)
+	})
+}
+
+// groupNorm multiplies groups of len(w) columns by w and a factor of their sum of squares.
+func groupNorm(dst, x tensor.Matrix, w tensor.Vector, factor func(sum float64) float64, act tensor.Activation) {
+	weights := w.(*array).data
+	n := len(weights)
+	want("norm", "x", x, dst.Rows, dst.Cols)
+	each(dst, func(i, j int) float64 {
+		first, sum := j/n*n, 0.0
+		for c := range n {
+			sum += math.Pow(get(x, i, first+c), 2)
+		}
+		return activate(act, get(x, i, j)*factor(sum)*weights[j%n])
+	})
+}
+
+func (session) RMSNorm(dst, x tensor.Matrix, w tensor.Vector, eps float32) {
+	n := float64(w.Len())
+	groupNorm(dst, x, w, func(sum float64) float64 { return 1 / math.Sqrt(sum/n+float64(eps)) }, tensor.Identity)
+}
+
+func (session) L2Norm(dst, x tensor.Matrix, w tensor.Vector, eps float32, act tensor.Activation) {
+	n := float64(w.Len())
+	groupNorm(dst, x, w, func(sum float64) float64 { return math.Sqrt(n) / max(math.Sqrt(sum), float64(eps)) }, act)
+}
+
+// rope rotates. pair returns the partner of column j of a head of 2*half columns, the
+// angle's column, and the sign of the sine.
+func rope(dst, x, cos, sin tensor.Matrix, rows []int32, pair func(j, half int) (partner, angle int, sign float64)) {
+	want("rope", "x", x, dst.Rows, dst.Cols)
+	half := cos.Cols
+	each(dst, func(i, j int) float64 {
+		r := i
+		if rows != nil {
+			r = int(rows[i])
+		}
+		head := j / (2 * half) * 2 * half
+		partner, angle, sign := pair(j-head, half)
+		return get(x, i, j)*get(cos, r, angle) + sign*get(x, i, head+partner)*get(sin, r, angle)
+	})
+}
+
+func (session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {
+	rope(dst, x, cos, sin, rows, func(j, _ int) (int, int, float64) { return j ^ 1, j / 2, float64(2*(j&1) - 1) })
+}
+
+func (session) RopeHalves(dst, x, cos, sin tensor.Matrix, rows []int32) {
+	rope(dst, x, cos, sin, rows, func(j, half int) (int, int, float64) {
+		if j < half {
+			return j + half, j, -1
+		}
+		return j - half, j - half, 1
+	})
+}
+
+func (session) SiLUMul(dst, x, y tensor.Matrix) {
+	want("silu mul", "x", x, dst.Rows, dst.Cols)
+	want("silu mul", "y", y, dst.Rows, dst.Cols)
+	each(dst, func(i, j int) float64 { return activate(tensor.SiLU, get(x, i, j)) * get(y, i, j) })
+}
+
+func (session) Gather(dst, table tensor.Matrix, ids []int32) {
+	want("gather", "dst", dst, len(ids), table.Cols)
+	each(dst, func(i, j int) float64 { return get(table, int(ids[i]), j) })
+}
+
+func (session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
+	kh, kw := w.Size()
+	in, out := w.Channels()
+	weights, pixels := w.(*array).data, x.Matrix()
+	oh, ow := c.OutSize(kh, kw, x.H, x.W)
+	if x.C != in || dst.N != x.N || dst.H != oh || dst.W != ow || dst.C != out {
+		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W, dst.C))
+	}
+	stride := max(1, c.Stride)
+	each(dst.Matrix(), func(i, o int) float64 {
+		n, y, xx := i/(oh*ow), i/ow%oh, i%ow
+		sum := 0.0
+		for ky := range kh {
+			for kx := range kw {
+				iy, ix := y*stride+ky-c.Top, xx*stride+kx-c.Left
+				if iy < 0 || iy >= x.H || ix < 0 || ix >= x.W {
+					continue
+				}
+				for ch := range in {
+					sum += get(pixels, (n*x.H+iy)*x.W+ix, ch) * weights[((o*in+ch)*kh+ky)*kw+kx]
+				}
+			}
+		}
+		return finish(e, i, o, sum)
+	})
+}
+
+func (session) Upsample2(dst, x tensor.Image) {
+	if dst.N != x.N || dst.H != 2*x.H || dst.W != 2*x.W || dst.C != x.C {
+		panic(fmt.Sprintf("tensor: upsample %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W, dst.C))
+	}
+	pixels := x.Matrix()
+	each(dst.Matrix(), func(i, c int) float64 {
+		n, y, xx := i/(dst.H*dst.W), i/dst.W%dst.H, i%dst.W
+		return get(pixels, (n*x.H+y/2)*x.W+xx/2, c)
+	})
+}
