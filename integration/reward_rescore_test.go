@@ -166,7 +166,7 @@ func TestRescore_Run(t *testing.T) {
 		"--reward":             {"rescore", "--run", "r"},
 		"nothing in it":        {"rescore", "--store", "none", "--reward", "synthetic"},
 		"not configured here":  {"rescore", "--run", "r", "--reward", "http:clip"},
-		"want one of":          {"rescore", "--run", "r", "--reward", "sharpness"},
+		"must be one of":       {"rescore", "--run", "r", "--reward", "sharpness"},
 		"no text in double qu": {"rescore", "--run", "r", "--reward", "glyph"},
 	} {
 		if out := meander(t, dir, args...).must(t, 2); !strings.Contains(out.stderr, want) {
