@@ -123,17 +123,13 @@ func TestPipeline_DeadlineAndLateReward(t *testing.T) {
 		}
 	}
 	for _, i := range []int64{2, 0} {
-		if _, err := w.Publish(t.Context(), reward(i)); err != nil {
-			t.Fatal(err)
-		}
+		putReward(t, w.Bus, reward(i))
 	}
 	a := w.advantages(t, "slow", 1)["g"]
 	if a.Status != schemas.StatusPartial || a.Members[1].Status != schemas.StatusMissing || *a.Members[2].Advantage <= 0 {
 		t.Errorf("closed as %s with members %+v; want partial, sample 1 missing", a.Status, a.Members)
 	}
-	if _, err := w.Publish(t.Context(), reward(1)); err != nil {
-		t.Fatal(err)
-	}
+	putReward(t, w.Bus, reward(1))
 	if d := w.dead(t, 1)[0]; d.Code != schemas.CodeLate || d.UID != "g" {
 		t.Errorf("the late reward: %s of %q, want %s of g", d.Code, d.UID, schemas.CodeLate)
 	}

@@ -19,9 +19,7 @@ func inBatch(r *schemas.Reward, batch string, groups int64) *schemas.Reward {
 
 func (c *crew) reward(t *testing.T, r *schemas.Reward) {
 	t.Helper()
-	if _, err := c.Publish(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	putReward(t, c.Bus, r)
 }
 
 // batch waits for the result of a batch.
@@ -156,7 +154,7 @@ func TestBatch_LateGroup(t *testing.T) {
 	c.reward(t, late("a", 0))
 	c.reward(t, late("a", 1))
 	// A worker that comes new to it keeps to the same deadline.
-	eventually(t, 5*time.Second, "rewards taken", func() error { return c.inHand(t, schemas.StreamRewards, holder("pair"), size) })
+	eventually(t, 5*time.Second, "rewards taken", func() error { return c.inHand(t, schemas.StreamRewards, holder("pair"), 1+size) })
 	c.down(t, "advantage")
 	c.up(t, "advantage")
 	b := c.batch(t, "late", "pair")

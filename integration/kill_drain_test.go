@@ -146,17 +146,13 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		return nil
 	})
 	for i := range int64(3) {
-		if _, err := b.Publish(t.Context(), rewardOf("half", "h", i, 4, float64(i))); err != nil {
-			t.Fatal(err)
-		}
+		putReward(t, b, rewardOf("half", "h", i, 4, float64(i)))
 	}
-	eventually(t, soon, "three rewards in hand", func() error { return c.inHand(t, schemas.StreamRewards, holder("h"), 3) })
+	eventually(t, soon, "a record and three rewards in hand", func() error { return c.inHand(t, schemas.StreamRewards, holder("h"), 1+3) })
 	run("advantage", "2")
 	time.Sleep(500 * time.Millisecond) // it stands by
 	stop(active)
-	if _, err := b.Publish(t.Context(), rewardOf("half", "h", 3, 4, 3)); err != nil {
-		t.Fatal(err)
-	}
+	putReward(t, b, rewardOf("half", "h", 3, 4, 3))
 	asked["h"] = 4
 	eventually(t, soon, "the half group is closed", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != groups+2 {

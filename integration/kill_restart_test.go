@@ -237,6 +237,23 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 	noDead(t, c.Bus)
 }
 
+// putReward stores a reward, and before it, as intake does, the record of its group.
+func putReward(t *testing.T, b *bus.Bus, r *schemas.Reward) {
+	t.Helper()
+	for _, e := range []schemas.Keyed{openingOf(r), r} {
+		if _, err := b.Publish(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// openingOf is the record of the group of a reward.
+func openingOf(r *schemas.Reward) *schemas.Opening {
+	return &schemas.Opening{
+		Run: r.Run, UID: r.UID, GroupSize: r.GroupSize, PromptDigest: digest, Prompt: "a red fox", Lane: "synthetic", ScheduleDigest: digest, Group: r.Group,
+	}
+}
+
 // rewardOf is a reward as the reward service publishes it.
 func rewardOf(run, uid string, i, n int64, value float64) *schemas.Reward {
 	return &schemas.Reward{
@@ -273,6 +290,9 @@ func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
 		for _, e := range rewards {
 			copied := *e
 			copied.Run = run
+			if _, err := c.Publish(t.Context(), openingOf(&copied)); err != nil {
+				t.Error(err)
+			}
 			ack, err := c.Publish(t.Context(), &copied)
 			if err != nil {
 				t.Error(err)

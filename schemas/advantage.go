@@ -27,7 +27,8 @@ type Advantage struct {
 	PolicyVersionMin int64    `msgpack:"policy_version_min"`
 	PolicyVersionMax int64    `msgpack:"policy_version_max"`
 	Metadata         Metadata `msgpack:"metadata,omitempty"`
-	// Opened is when the first reward was stored, Closed when the last one was (or the deadline), Unix nanoseconds.
+	// Opened is when the first sample was scored, Closed when the last one was, Unix
+	// nanoseconds; where none was, the prompt was stored, and the deadline (0: none).
 	Opened int64 `msgpack:"opened"`
 	Closed int64 `msgpack:"closed"`
 	// Mode, AdvClipMax, Gamma and Singleton are the estimator's options, where it has them.

@@ -18,10 +18,11 @@ type GroupRecord struct {
 	// Error says why the prompt was refused; empty: it was accepted. A refused prompt has a
 	// result all the same, and keeps its uid.
 	Error string `msgpack:"error,omitempty"`
-	// PromptDigest names the resolved prompt (see Request.PromptDigest); empty when refused.
+	// PromptDigest names the resolved prompt (see Request.PromptDigest); empty when refused,
+	// and where stored trajectories are scored again.
 	PromptDigest string `msgpack:"prompt_digest"`
-	// Prompt to ScheduleDigest are those of the request of sample 0, empty when refused: they
-	// tell in what another prompt of the same uid differs.
+	// Prompt to ScheduleDigest are those of the request of sample 0, empty where PromptDigest
+	// is: they tell in what another prompt of the same uid differs.
 	Prompt         string `msgpack:"prompt"`
 	NegativePrompt string `msgpack:"negative_prompt"`
 	Lane           string `msgpack:"lane"`
@@ -116,7 +117,7 @@ func (e *GroupRecord) Validate() error {
 	f.text("error", e.Error, 0, MaxText)
 	f.text("prompt", e.Prompt, 0, MaxPromptBytes)
 	f.text("negative_prompt", e.NegativePrompt, 0, MaxPromptBytes)
-	if e.Error == "" {
+	if e.Error == "" && e.Group.SourceRun == "" {
 		f.digest("prompt_digest", e.PromptDigest)
 		f.token("lane", e.Lane)
 		f.digest("schedule_digest", e.ScheduleDigest)

@@ -45,7 +45,8 @@ type Prompt struct {
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// Batch joins groups that are normalised together; absent: the group is alone.
 	Batch *BatchSpec `msgpack:"batch,omitempty"`
-	// Deadline is when the group closes with what it has, Unix nanoseconds; absent: the service's default.
+	// Deadline is when the group closes with what it has, be it nothing, Unix nanoseconds; absent:
+	// the service's default, counted from the group's first reward.
 	Deadline *int64 `msgpack:"deadline,omitempty"`
 	// Priority orders waiting requests of a lane inside one sampler, higher first; default 0.
 	Priority *int64 `msgpack:"priority,omitempty"`

@@ -1,14 +1,15 @@
 // Package advantage groups rewards by uid and closes each group exactly once:
 // when all its samples are scored or failed, or at its deadline with what it has.
 //
-// State is a local map and nothing else. A reward is acked when the result it is
-// part of is stored (the group's advantage, or the batch for explicit batches), so
-// after a crash the stream delivers every open group again. One worker is active
+// A group is known from its prompt on: intake's record of it comes first, the way that its
+// rewards come. State is a local map and nothing else. A record or reward is acked when the
+// result it is part of is stored (the group's advantage, or the batch for explicit batches),
+// so after a crash the stream delivers every open group again. One worker is active
 // per partition; the others are hot standbys.
 //
 // A worker does not wait for one result to be stored before it takes the next reward.
-// It looks whether a group has a result already only for groups that stay open: a group
-// that is complete is published, and the server says what was there before.
+// It looks whether a group has a result already only for groups that were known before and
+// stay open: one that is complete is published, and the server says what was there before.
 package advantage
 
 import (
@@ -35,10 +36,10 @@ const Summary = "closes groups of rewards and computes their advantages"
 type Config struct {
 	// GroupTimeout closes groups and batches without a deadline of their own, counted from their first reward.
 	GroupTimeout time.Duration `koanf:"group_timeout" help:"a group or batch without a deadline closes this long after its first reward"`
-	// MaxHeld bounds the rewards of open groups that one partition holds; see
+	// MaxHeld bounds the rewards of open groups, and their records, that one partition holds; see
 	// deploy/bench/advantage.md for what they take. When it is reached the partition takes no
 	// more until a group closes, by its deadline at the latest.
-	MaxHeld int `koanf:"max_held" help:"rewards of open groups that one of the 16 partitions may hold, about 0.7 KiB each"`
+	MaxHeld int `koanf:"max_held" help:"rewards and records of open groups that one of the 16 partitions may hold, about 0.7 KiB each"`
 	// AckWait is how long the server waits for a sign of life before a standby takes over.
 	AckWait time.Duration `koanf:"ack_wait" help:"takeover of a partition whose worker died"`
 	// Metrics is where the service counts; nil: nowhere.
@@ -111,7 +112,7 @@ type worker struct {
 	reward     schemas.Reward    // that was received last
 	groups     map[string]*group // by run and uid
 	batches    map[string]*batch // explicit batches, by run and batch id
-	opened     []*group          // to be looked up, should they stay open; oldest first
+	opened     []*group          // known before, to be looked up should they stay open; oldest first
 	storing    []storing         // oldest first
 	again      bool              // something that could have closed has not
 }
@@ -205,7 +206,7 @@ func (w *worker) next(ctx context.Context, until time.Time) (*bus.Message, error
 func (c Config) consumer(partition int) bus.ConsumerConfig {
 	return bus.ConsumerConfig{
 		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", partition),
-		Filters: []string{fmt.Sprintf("%sreward.%d.>", schemas.Prefix, partition)},
+		Filters: []string{fmt.Sprintf("%s*.%d.>", schemas.Prefix, partition)},
 		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxHeld, Slots: FetchAhead,
 		PriorityGroup: "advantage", PinnedTTL: min(c.AckWait, bus.DefaultPinnedTTL),
 	}
@@ -228,116 +229,17 @@ func (w *worker) forgetGroup(g *group) {
 	if w.groups[g.key()] == g {
 		delete(w.groups, g.key())
 		w.metrics.openGroups.Dec()
-		w.metrics.held.Sub(float64(len(g.samples)))
+		w.metrics.held.Sub(float64(g.held()))
 	}
 }
 
-// receive takes one reward; whatever goes wrong is retried by redelivery.
-func (w *worker) receive(ctx context.Context, m *bus.Message) {
-	w.deliveries.Came(m)
-	err := w.decoder.Decode(m.Data, &w.reward)
-	if err != nil {
-		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
-	} else {
-		err = w.add(ctx, m, &w.reward)
-	}
-	if err != nil {
-		w.retry(m, err)
-	}
-}
-
-// refuse writes a dead letter for a reward that can never be used.
+// refuse writes a dead letter for what can never be used.
 func (w *worker) refuse(ctx context.Context, m *bus.Message, code, reason string) error {
 	w.deliveries.Dead(code)
 	if err := w.bus.Dead(ctx, "advantage", code, reason, m); err != nil {
 		return err
 	}
 	w.settle(m.Term(reason))
-	return nil
-}
-
-func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
-	g, open := w.groups[r.Run+"."+r.UID]
-	if !open {
-		g = newGroup(r)
-		if r.Group.BatchGroups > 0 && w.batches[r.Run+"."+r.Group.Batch] == nil {
-			closed, err := w.batchClosed(ctx, r)
-			if err != nil {
-				return err
-			}
-			if closed {
-				return w.afterwards(ctx, m, r)
-			}
-		}
-		w.groups[g.key()] = g
-		w.metrics.openGroups.Inc()
-		if r.Group.BatchGroups == 0 {
-			w.opened = append(w.opened, g)
-		}
-	} else if r.GroupSize != g.size || r.Group.Batch != g.spec.Batch {
-		return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("group_size and batch: %d and %s; the group has %d and %s", r.GroupSize, r.Group.Batch, g.size, g.spec.Batch))
-	}
-	before := len(g.samples)
-	g.add(r, m, w.cfg.GroupTimeout)
-	w.metrics.held.Add(float64(len(g.samples) - before))
-	if b := w.batchOf(g); b != nil {
-		if !g.settled() {
-			return nil
-		}
-		if err := w.decide(ctx, b, g, false); err != nil {
-			return err
-		}
-		return w.advance(ctx, b, time.Time{})
-	}
-	if g.settled() {
-		return w.close(ctx, g)
-	}
-	return nil
-}
-
-// key is the group's in worker.groups.
-func (g *group) key() string { return g.run + "." + g.uid }
-
-// afterwards settles a reward whose batch has closed.
-func (w *worker) afterwards(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
-	a, err := w.stored(ctx, r.Run, r.UID)
-	if errors.Is(err, bus.ErrNotFound) {
-		// Whoever waits for the group must not wait for ever.
-		g := newGroup(r)
-		g.add(r, nil, w.cfg.GroupTimeout)
-		a, err = w.publish(ctx, g.tooLate())
-	}
-	if err != nil {
-		return err
-	}
-	if !part(a, r.SampleIndex) {
-		if err := w.late(ctx, m); err != nil {
-			return err
-		}
-	}
-	w.settle(m.AckAsync())
-	return nil
-}
-
-// recognise looks up whether a group that is open here has a result already: it closed
-// under another worker, or what is held came too late for it.
-func (w *worker) recognise(ctx context.Context, g *group) error {
-	a, err := w.stored(ctx, g.run, g.uid)
-	if errors.Is(err, bus.ErrNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if a.RefilledBy != "" {
-		// Whoever stored it may have died before it asked.
-		if err := w.askAgain(ctx, g.run, g.spec.PromptSeq, a); err != nil {
-			return err
-		}
-	}
-	g.result = a
-	w.forgetGroup(g)
-	w.release(ctx, g)
 	return nil
 }
 
@@ -483,7 +385,7 @@ func (w *worker) sweep(ctx context.Context) {
 	now := time.Now()
 	overdue := false
 	for _, g := range w.groups {
-		overdue = overdue || now.After(g.deadline)
+		overdue = overdue || !g.deadline.IsZero() && now.After(g.deadline)
 	}
 	var caughtUp time.Time
 	if overdue {
@@ -534,9 +436,12 @@ func (w *worker) tryAgain(name string, err error) {
 	}
 }
 
-// release acks the rewards of a group whose result is stored. What is no part of it
-// came too late.
+// release acks the record and the rewards of a group whose result is stored. What is no
+// part of it came too late.
 func (w *worker) release(ctx context.Context, g *group) {
+	if g.opening != nil {
+		w.settle(g.opening.AckAsync())
+	}
 	for i := range g.samples {
 		s := &g.samples[i]
 		if !part(g.result, s.index) {
@@ -555,7 +460,7 @@ func (w *worker) release(ctx context.Context, g *group) {
 
 func (w *worker) retry(m *bus.Message, err error) {
 	w.deliveries.Retried(err)
-	w.log.Warn().Err(err).Str("subject", m.Subject).Uint64("delivered", m.Delivered).Msg("reward not taken, will be redelivered")
+	w.log.Warn().Err(err).Str("subject", m.Subject).Uint64("delivered", m.Delivered).Msg("not taken, will be redelivered")
 	w.settle(m.NakWithDelay(min(time.Duration(m.Delivered)*time.Second, 30*time.Second)))
 }
 

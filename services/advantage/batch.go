@@ -25,7 +25,8 @@ type batch struct {
 	expected int64
 	groups   map[string]*group // by uid
 	roots    map[string]bool   // the places that they are for
-	// earliest is the first deadline of a group: none that was opened before came too late.
+	// earliest is the first deadline of a group, zero while none has one: nothing that was
+	// stored before it came too late.
 	earliest time.Time
 	// decided is the number of its groups that have a verdict: with fewer than expected it
 	// cannot be complete.
@@ -43,7 +44,7 @@ func (w *worker) batchOf(g *group) *batch {
 	key := g.run + "." + g.spec.Batch
 	b, ok := w.batches[key]
 	if !ok {
-		b = &batch{run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[string]*group{}, roots: map[string]bool{}, earliest: g.deadline}
+		b = &batch{run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[string]*group{}, roots: map[string]bool{}}
 		w.batches[key] = b
 	}
 	if b.step == nil {
@@ -53,35 +54,40 @@ func (w *worker) batchOf(g *group) *batch {
 		b.epoch = g.spec.BatchEpoch
 	}
 	b.groups[g.uid], b.roots[g.root()] = g, true
-	if g.deadline.Before(b.earliest) {
-		b.earliest = g.deadline
+	if d := g.deadline; !d.IsZero() && (b.earliest.IsZero() || d.Before(b.earliest)) {
+		b.earliest = d
 	}
 	return b
 }
 
-// inTime are the groups that belong to the batch, by uid: each was opened before the
-// deadline that those opened before it set, and has one of the places expected. deadline
-// is the last of theirs.
+// inTime are the groups that belong to the batch, by uid: those that have one of the places
+// expected, opened before the batch's deadline. That is the last of theirs, of those that
+// were decided on before it; zero as long as none has one.
 func (b *batch) inTime() (groups []*group, deadline time.Time) {
 	all := slices.SortedFunc(maps.Values(b.groups), func(x, y *group) int {
 		return cmp.Or(x.opened.Compare(y.opened), cmp.Compare(x.uid, y.uid))
 	})
 	places := map[string]bool{}
 	for _, g := range all {
-		if len(groups) > 0 && g.opened.After(deadline) {
-			break
+		if int64(len(places)) < b.expected || places[g.root()] {
+			places[g.root()] = true
+			groups = append(groups, g)
 		}
-		if int64(len(places)) == b.expected && !places[g.root()] {
-			continue
-		}
-		places[g.root()] = true
-		groups = append(groups, g)
-		if g.deadline.After(deadline) {
+	}
+	for _, g := range slices.SortedFunc(slices.Values(groups), func(x, y *group) int { return x.due.Compare(y.due) }) {
+		if g.deadline.After(deadline) && g.before(deadline) {
 			deadline = g.deadline
 		}
 	}
+	groups = slices.DeleteFunc(groups, func(g *group) bool { return !deadline.IsZero() && g.opened.After(deadline) })
 	slices.SortFunc(groups, func(x, y *group) int { return cmp.Compare(x.uid, y.uid) })
 	return groups, deadline
+}
+
+// before says whether the group has a deadline that was decided on before the batch's
+// deadline: nothing that was stored later may change what the batch is made of.
+func (g *group) before(deadline time.Time) bool {
+	return !g.deadline.IsZero() && (deadline.IsZero() || !g.due.After(deadline))
 }
 
 // filled says whether each place has a group that counts or has been given up: no group
@@ -108,8 +114,9 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 	if g.result != nil || g.sent {
 		return nil
 	}
-	if g.opened.After(b.earliest) || int64(len(b.roots)) > b.expected {
-		if groups, _ := b.inTime(); !slices.Contains(groups, g) {
+	if !g.before(b.earliest) || int64(len(b.roots)) > b.expected {
+		groups, deadline := b.inTime()
+		if !slices.Contains(groups, g) || g.refused == "" && !g.before(deadline) {
 			return nil // it is told so when the batch closes
 		}
 	}
@@ -148,8 +155,15 @@ func (w *worker) advance(ctx context.Context, b *batch, caughtUp time.Time) erro
 	}
 	groups, deadline := b.inTime()
 	filled := b.filled(groups)
-	if !filled && !caughtUp.After(deadline) {
-		return nil
+	if !filled {
+		if deadline.IsZero() || !caughtUp.After(deadline) {
+			return nil
+		}
+		for _, g := range groups {
+			if !g.before(deadline) {
+				g.due, g.deadline = deadline, deadline // it has nothing that counts
+			}
+		}
 	}
 	return w.closeBatch(ctx, b, groups, !filled)
 }
@@ -238,11 +252,8 @@ func (g *group) tooLate() *schemas.Advantage {
 	return a
 }
 
-// batchClosed says whether the batch of a reward has closed.
-func (w *worker) batchClosed(ctx context.Context, r *schemas.Reward) (bool, error) {
-	if r.Group.BatchGroups == 0 {
-		return false, nil
-	}
+// batchClosed says whether the batch of a record has closed.
+func (w *worker) batchClosed(ctx context.Context, r *schemas.Opening) (bool, error) {
 	_, err := w.bus.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch))
 	if errors.Is(err, bus.ErrNotFound) {
 		return false, nil

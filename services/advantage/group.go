@@ -2,6 +2,7 @@ package advantage
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -9,16 +10,22 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// group collects the rewards of one uid. Its result depends on the rewards alone,
-// not on their order or on how often each was delivered.
+// group collects the rewards of one uid. Its result depends on its record and its rewards
+// alone, not on their order or on how often each was delivered.
 type group struct {
 	run, uid string
 	size     int64
-	// spec is that of all its rewards, kept once.
+	// refused says why intake refused the prompt; empty: it did not.
+	refused string
+	// spec is that of its record, which counts, whatever a reward says.
 	spec    *schemas.Group
 	samples []sample // by index
-	// opened is when the first of its rewards was stored, deadline when it closes.
-	opened, deadline time.Time
+	// opening is the message of its record; nil while only rewards of it were delivered.
+	opening *bus.Message
+	// opened is when its record was stored, deadline when it closes, and due the moment that
+	// decided on the deadline: opened, or when the first of its rewards was stored, where the
+	// prompt has no deadline. Until then both are zero.
+	opened, due, deadline time.Time
 	// verdict is the result once there is one for the batch to count with, result what is
 	// stored: in between it is on its way, or waits for the rest of the batch.
 	verdict, result *schemas.Advantage
@@ -44,29 +51,35 @@ type sample struct {
 	message              *bus.Message
 }
 
-func newGroup(r *schemas.Reward) *group {
+// newGroup is the group of a record that was stored at the given time.
+func newGroup(r *schemas.Opening, opened time.Time) *group {
 	spec := r.Group
-	return &group{
-		run: r.Run, uid: r.UID, size: r.GroupSize, spec: &spec,
+	g := &group{
+		run: r.Run, uid: r.UID, size: r.GroupSize, refused: r.Error, spec: &spec, opened: opened,
 		samples: make([]sample, 0, min(r.GroupSize, 32)),
 	}
+	if spec.Deadline > 0 {
+		g.due, g.deadline = opened, time.Unix(0, spec.Deadline)
+		if g.deadline.Before(opened) {
+			g.deadline = opened
+		}
+	}
+	return g
 }
 
-// lateOpening is how long a group stays open whose first reward came after its deadline.
-// It closes with the failures that made it late, not with the first of them.
-const lateOpening = time.Second
+// of says what is wrong with a reward that names the group.
+func (g *group) of(r *schemas.Reward) error {
+	if r.GroupSize != g.size || r.Group.Batch != g.spec.Batch {
+		return fmt.Errorf("group_size and batch: %d and %s; the group has %d and %s", r.GroupSize, r.Group.Batch, g.size, g.spec.Batch)
+	}
+	return nil
+}
 
-// add takes a reward; a redelivery only renews the message to ack.
+// add takes a reward; a redelivery only renews the message to ack. timeout is the time that
+// a group whose prompt has no deadline is open for, from its first reward on.
 func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
-	if m != nil && (g.opened.IsZero() || m.Time.Before(g.opened)) {
-		g.opened = m.Time
-		g.deadline = g.opened.Add(timeout)
-		if g.spec.Deadline > 0 {
-			g.deadline = time.Unix(0, g.spec.Deadline)
-			if late := g.opened.Add(lateOpening); g.deadline.Before(g.opened) {
-				g.deadline = late
-			}
-		}
+	if m != nil && g.spec.Deadline == 0 && (g.due.IsZero() || m.Time.Before(g.due)) {
+		g.due, g.deadline = m.Time, m.Time.Add(timeout)
 	}
 	at, ok := slices.BinarySearchFunc(g.samples, r.SampleIndex, func(s sample, i int64) int { return cmp.Compare(s.index, i) })
 	if ok {
@@ -89,10 +102,13 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	}
 	if m != nil {
 		s.stored = m.Time.UnixNano()
-		m.Subject, m.Data, m.Header = "", nil, nil // the result needs none of them, and a worker may hold many
+		slim(m)
 	}
 	g.samples = slices.Insert(g.samples, at, s)
 }
+
+// slim lets go of what a result does not need of a message: a worker may hold many.
+func slim(m *bus.Message) { m.Subject, m.Data, m.Header = "", nil, nil }
 
 // scoresOf are the single scores in the order of the specification, NaN for those that
 // are missing.
@@ -109,12 +125,14 @@ func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 	return out
 }
 
-// settled says whether every sample is scored or failed.
-func (g *group) settled() bool { return int64(len(g.samples)) >= g.size }
+// settled says whether every sample is scored or failed, or none will be.
+func (g *group) settled() bool { return g.refused != "" || int64(len(g.samples)) >= g.size }
 
 // ripe says whether the group can close: it is settled, or everything that was stored
 // before its deadline is here. caughtUp is the time up to which that is so.
-func (g *group) ripe(caughtUp time.Time) bool { return g.settled() || caughtUp.After(g.deadline) }
+func (g *group) ripe(caughtUp time.Time) bool {
+	return g.settled() || !g.deadline.IsZero() && caughtUp.After(g.deadline)
+}
 
 // members are the samples that count, by index: those whose reward was stored before the
 // deadline, whoever looks and when.
@@ -129,13 +147,16 @@ func (g *group) members() []*sample {
 }
 
 // model returns the sample that says how the group was sampled: the first that was
-// scored, or else the first.
+// scored, or else the first; an empty one when there is none.
 func (g *group) model() *sample {
 	members := g.members()
 	for _, s := range members {
 		if s.scored {
 			return s
 		}
+	}
+	if len(members) == 0 {
+		return &sample{}
 	}
 	return members[0]
 }

@@ -28,8 +28,16 @@ func rewardOf(i, n int64, value *float64) *schemas.Reward {
 	return r
 }
 
+// openingOf is the record of the group of a reward, as intake stores it.
+func openingOf(r *schemas.Reward) *schemas.Opening {
+	return &schemas.Opening{
+		Run: r.Run, UID: r.UID, GroupSize: r.GroupSize, PromptDigest: schedule, Prompt: "a red fox", Lane: "synthetic",
+		ScheduleDigest: schedule, Group: r.Group,
+	}
+}
+
 func closeGroup(t interface{ Fatal(...any) }, rewards []*schemas.Reward) *schemas.Advantage {
-	g := newGroup(rewards[0])
+	g := newGroup(openingOf(rewards[0]), time.Time{})
 	for _, r := range rewards {
 		g.add(r, nil, time.Hour)
 	}

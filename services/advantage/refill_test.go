@@ -49,7 +49,10 @@ func (p *plane) sampled(t *testing.T, run string) {
 			if err == nil {
 				err = schemas.Decode(m.Data, &prompt)
 			}
-			for _, r := range plot(run, prompt.UID, &prompt, m.Seq) {
+			for i, r := range plot(run, prompt.UID, &prompt, m.Seq) {
+				if err == nil && i == 0 {
+					_, err = p.Publish(ctx, openingOf(r))
+				}
 				if err == nil {
 					_, err = p.Publish(ctx, r)
 				}

@@ -82,10 +82,18 @@ func (g *group) outline() *schemas.Advantage {
 		}
 		a.Members = append(a.Members, m)
 	}
+	if len(members) == 0 {
+		a.Opened = g.spec.Created
+		if !g.deadline.IsZero() {
+			a.Closed = g.deadline.UnixNano()
+		}
+	}
 	model := g.model()
 	a.TrainedSteps, a.ScheduleDigest = model.trainedSteps, model.schedule
 	span := a.PolicyVersionMax - a.PolicyVersionMin + 1
 	switch {
+	case g.refused != "":
+		a.Status, a.Error = schemas.StatusFailed, "prompt refused: "+g.refused
 	case a.Error != "":
 		a.Status = schemas.StatusStale
 	case len(scored) == 0:

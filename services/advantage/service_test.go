@@ -87,12 +87,19 @@ func (p *plane) serve(t testing.TB, cfg Config) (kill func()) {
 	return kill
 }
 
-// put stores rewards in the order given.
+// put stores rewards in the order given, each group opened with the first of them.
 func (p *plane) put(t testing.TB, rewards ...*schemas.Reward) {
 	t.Helper()
 	publisher := p.NewPublisher(512, 32<<20)
 	defer publisher.Close()
+	opened := map[string]bool{}
 	for _, r := range rewards {
+		if !opened[r.UID] {
+			opened[r.UID] = true
+			if _, err := publisher.Publish(t.Context(), openingOf(r)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if _, err := publisher.Publish(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}

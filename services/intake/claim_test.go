@@ -62,7 +62,7 @@ func (p *plane) serve(t testing.TB) (kill func()) {
 	t.Helper()
 	b := p.connect(t)
 	cfg := DefaultConfig()
-	cfg.AckWait = time.Second
+	cfg.AckWait, cfg.DrainTimeout = time.Second, 100*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, cfg, b, zerolog.Nop()) }()
@@ -85,6 +85,7 @@ func (p *plane) publish(t testing.TB, run string, prompt *schemas.Prompt) *nats.
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = answers.Unsubscribe() }) // a connection waits at its end for what nobody reads
 	data, err := schemas.Encode(prompt)
 	if err != nil {
 		t.Fatal(err)

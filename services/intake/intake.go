@@ -15,7 +15,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -125,10 +124,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := p.Validate(); err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if p.UID == "" {
-		p.UID = fmt.Sprintf("p%d", m.Seq)
-	}
-	policy, err := s.lanes.pick(ctx, p.Model, s.cfg.Models)
+	p.UID = uidOf(&p, m)
+	policy, err := s.policy(ctx, &p)
 	if err != nil {
 		return err
 	}
@@ -158,6 +155,20 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	})
 }
 
+// policy is that of the lane which serves a prompt. It is waited for until the deadline.
+func (s *service) policy(ctx context.Context, p *schemas.Prompt) (*schemas.Policy, error) {
+	if p.Deadline == nil {
+		return s.lanes.pick(ctx, p.Model, s.cfg.Models)
+	}
+	wait, stop := context.WithDeadline(ctx, time.Unix(0, *p.Deadline))
+	defer stop()
+	policy, err := s.lanes.pick(wait, p.Model, s.cfg.Models)
+	if err != nil && wait.Err() != nil && ctx.Err() == nil {
+		return nil, late(*p.Deadline, "no sampler had announced a model")
+	}
+	return policy, err
+}
+
 // publish stores a request. A full stream of them is backpressure, no fault of the
 // prompt: it waits.
 func (s *service) publish(ctx context.Context, r *schemas.Request) error {
@@ -171,46 +182,6 @@ func (s *service) publish(ctx context.Context, r *schemas.Request) error {
 		s.metrics.requests.Inc()
 	}
 	return err
-}
-
-// refuse tells the client that asked, and the batch that waits for the group, before
-// the prompt goes to the dead letters.
-func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error {
-	r := &schemas.Receipt{Run: runOf(m.Subject), Code: bus.Code(cause), Error: cause.Error()}
-	var p schemas.Prompt
-	if schemas.Decode(m.Data, &p) == nil {
-		r.UID = p.UID
-		if err := s.giveUpPlace(ctx, m, &p, cause); err != nil {
-			return err
-		}
-	}
-	return s.answer(m, r)
-}
-
-// giveUpPlace publishes a failed reward of a group of one in the place of a refused
-// prompt: else its batch would wait for it until the deadline. A prompt whose uid is
-// another group's has no place of its own.
-func (s *service) giveUpPlace(ctx context.Context, m *bus.Message, p *schemas.Prompt, cause error) error {
-	if p.Batch == nil || bus.Code(cause) == schemas.CodeUIDConflict {
-		return nil
-	}
-	def := estimator.DefaultConfig()
-	r := &schemas.Reward{
-		Run: runOf(m.Subject), UID: or(p.UID, fmt.Sprintf("p%d", m.Seq)), GroupSize: 1, Status: schemas.StatusFailed,
-		Error: "prompt refused: " + cause.Error(), Scores: []schemas.Score{}, Scored: m.Time.UnixNano(),
-		Group: schemas.Group{
-			Batch: p.Batch.ID, BatchGroups: p.Batch.Groups, BatchStep: p.Batch.Step, BatchEpoch: p.Batch.Epoch,
-			Advantage: schemas.AdvantageSpec{Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon},
-			PromptSeq: m.Seq, Created: m.Time.UnixNano(), Refill: p.Refill,
-		},
-	}
-	if r.Validate() != nil {
-		return nil // it names no batch that could wait
-	}
-	if _, err := s.bus.Publish(ctx, r); err != nil {
-		return fmt.Errorf("give up the place in batch %s: %w", p.Batch.ID, err)
-	}
-	return nil
 }
 
 // answer sends a receipt to the inbox named by the prompt's reply header. Only

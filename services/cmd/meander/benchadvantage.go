@@ -189,8 +189,27 @@ func benchReward(run string, group int, i, n int64) *schemas.Reward {
 	}
 }
 
-// put stores, in the order of samples of many prompts side by side, the given samples of
-// groups [first, first+count).
+// benchOpening is the record of the group of a reward.
+func benchOpening(r *schemas.Reward) *schemas.Opening {
+	return &schemas.Opening{
+		Run: r.Run, UID: r.UID, GroupSize: r.GroupSize, PromptDigest: r.ScheduleDigest, Prompt: "a blue sign that says \"4071\"",
+		NegativePrompt: " ", Lane: "signs", SampleSeed: r.TrajectorySeq, NoiseSeed: r.TrajectorySeq, ScheduleDigest: r.ScheduleDigest, Group: r.Group,
+	}
+}
+
+// benchPublish stores a reward, and before the first of a group the group's record.
+func benchPublish(ctx context.Context, p *bus.Publisher, r *schemas.Reward) error {
+	if r.SampleIndex == 0 {
+		if _, err := p.Publish(ctx, benchOpening(r)); err != nil {
+			return err
+		}
+	}
+	_, err := p.Publish(ctx, r)
+	return err
+}
+
+// put stores, in the order of samples of many prompts side by side, the records and the
+// given samples of groups [first, first+count).
 func (b *advantageBench) put(ctx context.Context, run string, first, count int, n, samples int64) error {
 	p := b.bus.NewPublisher(512, 32<<20)
 	defer p.Close()
@@ -198,7 +217,7 @@ func (b *advantageBench) put(ctx context.Context, run string, first, count int, 
 	for at := first; at < first+count; at += beside {
 		for i := range samples {
 			for g := at; g < min(at+beside, first+count); g++ {
-				if _, err := p.Publish(ctx, benchReward(run, g, i, n)); err != nil {
+				if err := benchPublish(ctx, p, benchReward(run, g, i, n)); err != nil {
 					return err
 				}
 			}
@@ -274,7 +293,7 @@ func (b *advantageBench) bare(ctx context.Context, _, _ int) (time.Duration, err
 	for p := range schemas.RewardPartitions {
 		name := partitionConsumer("bare", p)
 		c, err := js.CreateOrUpdateConsumer(ctx, schemas.StreamRewards, jetstream.ConsumerConfig{
-			Durable: name, FilterSubjects: []string{fmt.Sprintf("%sreward.%d.>", schemas.Prefix, p)},
+			Durable: name, FilterSubjects: []string{fmt.Sprintf("%s*.%d.>", schemas.Prefix, p)},
 			AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: advantage.DefaultConfig().MaxHeld,
 		})
 		if err != nil {
@@ -392,7 +411,7 @@ func (b *advantageBench) latency(ctx context.Context, out io.Writer) error {
 			}
 			b.tick("latency", float64(g)/float64(groups))
 			for i := range n {
-				if _, err := p.Publish(ctx, benchReward(run, g, i, n)); err != nil {
+				if err := benchPublish(ctx, p, benchReward(run, g, i, n)); err != nil {
 					return err
 				}
 			}
@@ -449,13 +468,13 @@ func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
 	var took, held, most, busy float64
 	began := time.Now()
 	err := b.serving(ctx, func(ctx context.Context) error {
-		if err := b.inHand(ctx, rewards); err != nil {
+		if err := b.inHand(ctx, rewards+b.open); err != nil {
 			return err
 		}
 		took = time.Since(began).Seconds()
-		// Let the server's caches and the first look at every group pass, then see what
-		// waiting costs: messages in hand need signs of life.
-		if err := b.wait(ctx, settleTime+time.Duration(b.open/4096)*time.Second); err != nil {
+		// Let the server's caches pass, then see what waiting costs: messages in hand need
+		// signs of life.
+		if err := b.wait(ctx, settleTime); err != nil {
 			return err
 		}
 		cpu := cpuSeconds()
@@ -507,8 +526,8 @@ func (b *advantageBench) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// inHand waits until the service holds so many rewards.
-func (b *advantageBench) inHand(ctx context.Context, rewards int) error {
+// inHand waits until the service holds so many rewards and records.
+func (b *advantageBench) inHand(ctx context.Context, messages int) error {
 	js := b.bus.JetStream()
 	return poll(ctx, func() (bool, error) {
 		time.Sleep(100 * time.Millisecond)
@@ -520,8 +539,8 @@ func (b *advantageBench) inHand(ctx context.Context, rewards int) error {
 			}
 			held += c.CachedInfo().NumAckPending
 		}
-		b.tick("open groups taken in", float64(held)/float64(rewards))
-		return held >= rewards, nil
+		b.tick("open groups taken in", float64(held)/float64(messages))
+		return held >= messages, nil
 	})
 }
 

@@ -211,6 +211,9 @@ func (r *rescorer) claim(ctx context.Context, conn *connection, c change) error 
 // serve scores what has no reward yet, and waits until every group has a result. Where
 // nobody else does, this process closes the groups.
 func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRun, stderr io.Writer, log zerolog.Logger) (map[string]*schemas.Advantage, error) {
+	if err := source.open(ctx, conn.Bus, r.pass); err != nil {
+		return nil, err
+	}
 	have, err := conn.Subjects(ctx, schemas.StreamRewards, bus.RewardFilter(r.pass, "*", "*"))
 	if err != nil {
 		return nil, fmt.Errorf("look up rewards of %s: %w", r.pass, err)

@@ -204,6 +204,26 @@ func (g *sourceGroup) apply(run string, c change, places int64) error {
 	return errors.Join(errs...)
 }
 
+// open stores the records of the groups of the pass, as intake does those of prompts: the
+// advantage service knows the groups from them.
+func (s *sourceRun) open(ctx context.Context, b *bus.Bus, pass string) error {
+	p := b.NewPublisher(256, 16<<20)
+	defer p.Close()
+	for _, uid := range sortedKeys(s.groups) {
+		g := s.groups[uid]
+		record := &schemas.GroupRecord{Run: pass, UID: uid, GroupSize: g.size, Prompt: g.prompt, Group: g.group}
+		for _, e := range []schemas.Keyed{record, (*schemas.Opening)(record)} {
+			if _, err := p.Publish(ctx, e); err != nil {
+				return fmt.Errorf("open group %s of pass %s: %w", uid, pass, err)
+			}
+		}
+	}
+	if err := p.Flush(ctx); err != nil {
+		return fmt.Errorf("open the groups of pass %s: %w", pass, err)
+	}
+	return nil
+}
+
 // rewardNames are the functions of the pass, sorted.
 func (s *sourceRun) rewardNames() []string {
 	names := map[string]bool{}

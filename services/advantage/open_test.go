@@ -1,0 +1,191 @@
+package advantage
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// open stores records of groups, as intake does.
+func (p *plane) open(t testing.TB, records ...*schemas.Opening) {
+	t.Helper()
+	for _, r := range records {
+		if _, err := p.Publish(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// opening is the record of a group of two.
+func opening(uid string, change func(g *schemas.Group)) *schemas.Opening {
+	return openingOf(made("r", uid, 0, 2, 1, change))
+}
+
+// dead waits for n dead letters.
+func (p *plane) dead(t testing.TB, n int) []*schemas.Dead {
+	t.Helper()
+	var out []*schemas.Dead
+	for m, err := range p.Read(t.Context(), schemas.StreamDead, []string{schemas.Prefix + "dead.>"}, bus.ReadOptions{Live: true}) {
+		var d schemas.Dead
+		if err := errors.Join(err, schemas.Decode(m.Data, &d)); err != nil {
+			t.Fatal(err)
+		}
+		if out = append(out, &d); len(out) == n {
+			break
+		}
+	}
+	return out
+}
+
+// A deadline holds for a group that no reward came of, wherever it is and whoever has it
+// then; what comes later changes nothing.
+func TestOpening_Deadline(t *testing.T) {
+	p := newPlane(t)
+	kill := p.serve(t, testConfig())
+	end := time.Now().Add(1500 * time.Millisecond)
+	due := func(g *schemas.Group) { g.Deadline = end.UnixNano() }
+	in := func(id, std string, groups int64) func(g *schemas.Group) {
+		return func(g *schemas.Group) {
+			due(g)
+			g.Batch, g.BatchGroups, g.Advantage.Std = id, groups, std
+		}
+	}
+	p.open(t, opening("alone", due), opening("one-of-two", due), opening("past", func(g *schemas.Group) { g.Deadline = 1 }),
+		opening("b0", in("b", "group", 2)), opening("b1", in("b", "group", 2)),
+		opening("c0", in("c", "global", 3)), opening("c1", in("c", "global", 3))) // the third prompt never comes
+	p.put(t, made("r", "one-of-two", 1, 2, 1, due), made("r", "c0", 0, 2, 1, in("c", "global", 3)), made("r", "c0", 1, 2, 3, in("c", "global", 3)))
+	kill() // the groups are another worker's then
+	p.serve(t, testConfig())
+	results := p.results(t, "r", 9, 30*time.Second)
+	if early := time.Until(end); early > 0 {
+		t.Errorf("closed %v before the deadline", early)
+	}
+	for uid, want := range map[string]string{
+		"alone": "failed", "one-of-two": "partial", "past": "failed", "b0": "failed", "b1": "failed", "c0": "complete", "c1": "failed",
+	} {
+		a := advantageOf(t, results, "r", uid)
+		if a.Status != want || (want == "failed") != strings.Contains(a.Error, "no sample was scored: 0 failed, 2 did not come") || len(a.Members) != 2 {
+			t.Errorf("%s: %s %q with %d members, want %s", uid, a.Status, a.Error, len(a.Members), want)
+		}
+		if a.Status == "failed" && (a.Members[0].Status != "missing" || a.Opened != 1 || a.Closed != end.UnixNano() && uid != "past") {
+			t.Errorf("%s: %+v", uid, a)
+		}
+	}
+	if b := batchOf(t, results, "r", "b"); b.Status != "short" || b.Groups != 0 || !slices.Equal(b.Dropped, []string{"b0", "b1"}) {
+		t.Errorf("batch %+v", b)
+	}
+	if b := batchOf(t, results, "r", "c"); b.Status != "partial" || !slices.Equal(b.UIDs, []string{"c0"}) || b.Samples != 2 {
+		t.Errorf("batch %+v", b)
+	}
+	p.put(t, made("r", "alone", 0, 2, 1, due), made("r", "alone", 1, 2, 1, due), made("r", "b0", 0, 2, 1, in("b", "group", 2)))
+	for _, d := range p.dead(t, 3) {
+		if d.Code != schemas.CodeLate {
+			t.Errorf("dead letter %s %s of %s", d.Code, d.Reason, d.UID)
+		}
+	}
+	if a := advantageOf(t, p.results(t, "r", 9, time.Second), "r", "alone"); a.Status != "failed" {
+		t.Errorf("alone is %s afterwards", a.Status)
+	}
+}
+
+// A batch without a deadline closes after the time that it has from its first reward on,
+// also with a group that is known and has nothing yet. A worker that takes over after that
+// makes the same of it, whatever has come since.
+func TestOpening_BatchTimeout(t *testing.T) {
+	for _, std := range []string{schemas.StdGroup, schemas.StdGlobal} {
+		t.Run(std, func(t *testing.T) {
+			in := func(g *schemas.Group) { g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, std }
+			p := newPlane(t)
+			cfg := testConfig()
+			cfg.GroupTimeout = time.Second
+			p.open(t, opening("waits", in))
+			p.put(t, made("r", "a", 0, 2, 1, in), made("r", "a", 1, 2, 3, in))
+			time.Sleep(cfg.GroupTimeout + 200*time.Millisecond) // nobody looks; then it is too late
+			p.put(t, made("r", "waits", 0, 2, 5, in), made("r", "waits", 1, 2, 7, in))
+			p.serve(t, cfg)
+			results := p.results(t, "r", 3, 30*time.Second)
+			if b := batchOf(t, results, "r", "b"); b.Status != "partial" || b.Samples != 2 || !slices.Equal(b.UIDs, []string{"a"}) || !slices.Equal(b.Dropped, []string{"waits"}) {
+				t.Errorf("batch %+v", b)
+			}
+			if a := advantageOf(t, results, "r", "waits"); a.Status != "failed" || !strings.Contains(a.Error, "0 failed, 2 did not come") {
+				t.Errorf("waits: %s %s", a.Status, a.Error)
+			}
+			if a := advantageOf(t, results, "r", "a"); a.Status != "complete" || a.Members[0].Advantage == nil {
+				t.Errorf("a: %+v", a)
+			}
+			for _, d := range p.dead(t, 2) {
+				if d.Code != schemas.CodeLate || d.UID != "waits" {
+					t.Errorf("dead letter %s of %s", d.Code, d.UID)
+				}
+			}
+		})
+	}
+}
+
+// A group without a deadline that nothing came of yet waits for its samplers, however long
+// the timeout for stragglers is over.
+func TestOpening_Waits(t *testing.T) {
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.GroupTimeout = time.Second
+	p.open(t, opening("u", nil))
+	p.serve(t, cfg)
+	time.Sleep(cfg.GroupTimeout + 5*sweepEvery)
+	p.put(t, made("r", "u", 0, 2, 1, nil), made("r", "u", 1, 2, 3, nil))
+	if a := advantageOf(t, p.results(t, "r", 1, 30*time.Second), "r", "u"); a.Status != "complete" {
+		t.Errorf("%s %s", a.Status, a.Error)
+	}
+}
+
+// The record of a refused prompt is a failed group at once, alone and in a batch.
+func TestOpening_Refused(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	refused := func(uid string, change func(g *schemas.Group)) *schemas.Opening {
+		r := opening(uid, change)
+		r.Error, r.PromptDigest, r.Lane, r.ScheduleDigest, r.Group.Reward = "height: 100; must be a multiple of 16", "", "", "", nil
+		return r
+	}
+	in := func(g *schemas.Group) { g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, schemas.StdGlobal }
+	p.open(t, refused("alone", nil), refused("place", in))
+	p.put(t, made("r", "good", 0, 2, 1, in), made("r", "good", 1, 2, 3, in))
+	results := p.results(t, "r", 4, 30*time.Second)
+	for _, uid := range []string{"alone", "place"} {
+		a := advantageOf(t, results, "r", uid)
+		if a.Status != "failed" || a.Error != "prompt refused: height: 100; must be a multiple of 16" || len(a.Members) != 2 || a.Members[0].Status != "missing" {
+			t.Errorf("%s: %+v", uid, a)
+		}
+	}
+	if b := batchOf(t, results, "r", "b"); b.Status != "short" || !slices.Equal(b.UIDs, []string{"good"}) || !slices.Equal(b.Dropped, []string{"place"}) {
+		t.Errorf("batch %+v", b)
+	}
+}
+
+// What a group is, is in its record: a reward that says otherwise is refused, or not heard.
+func TestOpening_Facts(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	p.open(t, opening("u", nil))
+	for _, r := range []*schemas.Reward{made("r", "nobody", 0, 2, 1, nil), made("r", "u", 0, 3, 1, nil)} {
+		if _, err := p.Publish(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, d := range p.dead(t, 2) {
+		if d.Code != schemas.CodeInvalid {
+			t.Errorf("dead letter %s %s", d.Code, d.Reason)
+		}
+	}
+	p.open(t, opening("v", nil))
+	p.put(t, made("r", "v", 0, 2, 1, func(g *schemas.Group) { g.Advantage.Std = schemas.StdNone }),
+		made("r", "v", 1, 2, 3, func(g *schemas.Group) { g.Advantage.Estimator, g.Deadline = "nonsense", 1 }))
+	a := advantageOf(t, p.results(t, "r", 1, 30*time.Second), "r", "v")
+	if a.Status != "complete" || a.Scale != schemas.StdGroup || a.Estimator != "flow_grpo" || *a.Members[1].Advantage > .71 || *a.Members[1].Advantage < .7 {
+		t.Errorf("%+v", a)
+	}
+}

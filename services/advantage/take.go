@@ -1,0 +1,185 @@
+package advantage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// receive takes one record or reward; whatever goes wrong is retried by redelivery.
+func (w *worker) receive(ctx context.Context, m *bus.Message) {
+	w.deliveries.Came(m)
+	var err error
+	if strings.HasPrefix(m.Subject, schemas.Prefix+"opening.") {
+		err = w.open(ctx, m)
+	} else if err = w.decoder.Decode(m.Data, &w.reward); err != nil {
+		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
+	} else {
+		err = w.add(ctx, m, &w.reward)
+	}
+	if err != nil {
+		w.retry(m, err)
+	}
+}
+
+// open takes the record of a group.
+func (w *worker) open(ctx context.Context, m *bus.Message) error {
+	var r schemas.Opening
+	if err := bus.Fits(m, &r); err != nil {
+		return w.refuse(ctx, m, schemas.CodeInvalid, err.Error())
+	}
+	g := w.groups[r.Run+"."+r.UID]
+	if g == nil {
+		var err error
+		if g, err = w.begin(ctx, &r, m.Time); err != nil {
+			return err
+		}
+		if g == nil {
+			if _, err := w.resultOf(ctx, &r, m.Time); err != nil {
+				return err
+			}
+			w.settle(m.AckAsync())
+			return nil
+		}
+		if m.Delivered > 1 {
+			w.seen(g)
+		}
+	}
+	if r.Group.Batch != g.spec.Batch {
+		return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("group.batch: %s; the group is of batch %s", r.Group.Batch, g.spec.Batch))
+	}
+	if g.opening == nil {
+		w.metrics.held.Inc()
+	}
+	g.opening = m
+	slim(m)
+	return w.progress(ctx, g)
+}
+
+// begin makes the group of a record one that is open; nil when its batch has closed.
+func (w *worker) begin(ctx context.Context, r *schemas.Opening, opened time.Time) (*group, error) {
+	if r.Group.BatchGroups > 0 && w.batches[r.Run+"."+r.Group.Batch] == nil {
+		closed, err := w.batchClosed(ctx, r)
+		if closed || err != nil {
+			return nil, err
+		}
+	}
+	g := newGroup(r, opened)
+	w.groups[g.key()] = g
+	w.metrics.openGroups.Inc()
+	return g, nil
+}
+
+func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
+	g := w.groups[r.Run+"."+r.UID]
+	if g == nil {
+		// Its record came before it, but what a worker left behind comes again in any order.
+		var o schemas.Opening
+		stored, err := w.bus.Claimed(ctx, schemas.StreamRewards, bus.StoredSubject(schemas.OpeningSubject(r.Run, r.Group.Batch, r.UID)), &o, nil)
+		switch {
+		case errors.Is(err, bus.ErrNotFound) && m.Delivered > 1: // a replica of the stream may be behind
+			return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("uid: %s; no prompt has opened this group in batch %s", r.UID, r.Group.Batch))
+		case err != nil:
+			return fmt.Errorf("look up the group of a reward: %w", err)
+		}
+		if g, err = w.begin(ctx, &o, stored.Time); err != nil {
+			return err
+		}
+		if g == nil {
+			return w.afterwards(ctx, m, r, &o, stored.Time)
+		}
+		w.seen(g)
+	}
+	if err := g.of(r); err != nil {
+		return w.refuse(ctx, m, schemas.CodeInvalid, err.Error())
+	}
+	before := len(g.samples)
+	g.add(r, m, w.cfg.GroupTimeout)
+	w.metrics.held.Add(float64(len(g.samples) - before))
+	return w.progress(ctx, g)
+}
+
+// progress closes a group, and its batch, if what it has now is all.
+func (w *worker) progress(ctx context.Context, g *group) error {
+	b := w.batchOf(g)
+	switch {
+	case !g.settled():
+		return nil
+	case b == nil:
+		return w.close(ctx, g)
+	}
+	if err := w.decide(ctx, b, g, false); err != nil {
+		return err
+	}
+	return w.advance(ctx, b, time.Time{})
+}
+
+// key is the group's in worker.groups.
+func (g *group) key() string { return g.run + "." + g.uid }
+
+// held is how many messages wait for the group's result.
+func (g *group) held() int {
+	if g.opening != nil {
+		return len(g.samples) + 1
+	}
+	return len(g.samples)
+}
+
+// afterwards settles a reward whose batch has closed.
+func (w *worker) afterwards(ctx context.Context, m *bus.Message, r *schemas.Reward, o *schemas.Opening, opened time.Time) error {
+	a, err := w.resultOf(ctx, o, opened)
+	if err != nil {
+		return err
+	}
+	if !part(a, r.SampleIndex) {
+		if err := w.late(ctx, m); err != nil {
+			return err
+		}
+	}
+	w.settle(m.AckAsync())
+	return nil
+}
+
+// resultOf is that of a group whose batch has closed. One that has none gets one: whoever
+// waits for the group must not wait for ever.
+func (w *worker) resultOf(ctx context.Context, r *schemas.Opening, opened time.Time) (*schemas.Advantage, error) {
+	a, err := w.stored(ctx, r.Run, r.UID)
+	if errors.Is(err, bus.ErrNotFound) {
+		return w.publish(ctx, newGroup(r, opened).tooLate())
+	}
+	return a, err
+}
+
+// seen notes a group that another worker may have closed.
+func (w *worker) seen(g *group) {
+	if g.spec.BatchGroups == 0 {
+		w.opened = append(w.opened, g)
+	}
+}
+
+// recognise looks up whether a group that is open here has a result already: it closed
+// under another worker, or what is held came too late for it.
+func (w *worker) recognise(ctx context.Context, g *group) error {
+	a, err := w.stored(ctx, g.run, g.uid)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if a.RefilledBy != "" {
+		// Whoever stored it may have died before it asked.
+		if err := w.askAgain(ctx, g.run, g.spec.PromptSeq, a); err != nil {
+			return err
+		}
+	}
+	g.result = a
+	w.forgetGroup(g)
+	w.release(ctx, g)
+	return nil
+}

@@ -1,0 +1,146 @@
+package intake
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// record is the stored record of a group, which must be open where its rewards come.
+func (p *plane) record(t testing.TB, run, uid string) *schemas.GroupRecord {
+	t.Helper()
+	g := &schemas.GroupRecord{}
+	if _, err := p.Claimed(t.Context(), schemas.StreamGroups, schemas.GroupSubject(run, uid), g, nil); err != nil {
+		t.Fatal(err)
+	}
+	o := &schemas.Opening{}
+	if _, err := p.Claimed(t.Context(), schemas.StreamRewards, bus.StoredSubject((*schemas.Opening)(g).Subject()), o, nil); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual((*schemas.GroupRecord)(o), g) {
+		t.Errorf("%s: opened as %+v, the record is %+v", uid, o, g)
+	}
+	return g
+}
+
+// A refused prompt has a group, which says so, with a batch and without; its uid is used.
+func TestRefuse_Record(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t)
+	for _, c := range []struct {
+		uid     string
+		change  func(*schemas.Prompt)
+		code    string
+		reason  string
+		size    int64
+		batch   string
+		waiting bool // the batch waits for it
+	}{
+		{"alone", func(p *schemas.Prompt) { p.Height = new(int64(80 * 1024)) }, schemas.CodeInvalid, "height: 81920;", 4, "alone", false},
+		{"resolved", func(p *schemas.Prompt) { p.MinPolicyVersion = new(int64(9)) }, schemas.CodeInvalid, "min_policy_version: 9;", 4, "resolved", false},
+		{"model", func(p *schemas.Prompt) { p.Model = "nobody" }, schemas.CodeUnknownModel, `model: "nobody" is not served`, 4, "model", false},
+		{"size", func(p *schemas.Prompt) { p.GroupSize = new(int64(0)) }, schemas.CodeInvalid, "group_size: 0;", 1, "size", false},
+		{"place", func(p *schemas.Prompt) {
+			p.Reward, p.Batch = []schemas.RewardSpec{{Name: "no_such"}}, &schemas.BatchSpec{ID: "b", Groups: 2}
+		}, schemas.CodeInvalid, "reward[0]", 4, "b", true},
+		{"nowhere", func(p *schemas.Prompt) { p.Batch = &schemas.BatchSpec{ID: "a.b", Groups: 2} }, schemas.CodeInvalid, "batch.id", 4, "nowhere", false},
+		{"past", func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(-time.Hour).UnixNano()) }, schemas.CodeLate, "is over", 4, "past", false},
+	} {
+		ask := func(change func(*schemas.Prompt)) *schemas.Receipt {
+			return receipt(t, p.publish(t, "r", prompt(c.uid, `a sign that says "fox"`, change)))
+		}
+		r := ask(c.change)
+		if r.Accepted || r.Code != c.code || !strings.Contains(r.Error, c.reason) || r.UID != c.uid {
+			t.Errorf("%s: %+v", c.uid, r)
+		}
+		g := p.record(t, "r", c.uid)
+		if g.Error != r.Error || g.GroupSize != c.size || g.Group.Batch != c.batch || (g.Group.BatchGroups > 0) != c.waiting {
+			t.Errorf("%s: %+v", c.uid, g)
+		}
+		if r := ask(c.change); r.Accepted || r.Code != c.code && r.Code != schemas.CodeUIDConflict {
+			t.Errorf("%s again: %+v", c.uid, r)
+		}
+		if r := ask(nil); r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, `uid: "`+c.uid+`" of run "r" has its result, a refusal (`) {
+			t.Errorf("%s, corrected: %+v", c.uid, r)
+		}
+	}
+	named := receipt(t, p.publish(t, "r", &schemas.Prompt{Prompt: ""}))
+	if named.UID == "" || p.record(t, "r", named.UID).Error != named.Error {
+		t.Errorf("refused without a uid: %+v", named)
+	}
+	if n := len(p.requests(t, "r")); n != 0 {
+		t.Errorf("%d groups have requests", n)
+	}
+}
+
+// A prompt of a uid that is another's leaves that one's group alone.
+func TestRefuse_OtherUID(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t)
+	if r := receipt(t, p.publish(t, "r", prompt("u", "a red fox", nil))); !r.Accepted {
+		t.Fatal(r.Error)
+	}
+	receipt(t, p.publish(t, "r", prompt("u", "a red fox", func(p *schemas.Prompt) { p.Height = new(int64(100)) })))
+	if g := p.record(t, "r", "u"); g.Error != "" {
+		t.Errorf("%+v", g)
+	}
+	if rewards, err := p.Subjects(t.Context(), schemas.StreamRewards, bus.RewardFilter("r", "u", "u")); err != nil || len(rewards) != 0 {
+		t.Errorf("%d rewards, %v", len(rewards), err)
+	}
+}
+
+// A prompt that was accepted and cannot go on gives its samples up: here the defaults have
+// changed since an intake claimed the uid and died.
+func TestRefuse_Abandoned(t *testing.T) {
+	p := newPlane(t)
+	p.publish(t, "r", prompt("u", "a red fox", nil))
+	m, err := p.Newest(t.Context(), schemas.StreamPrompts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rs, err := resolve("r", prompt("u", "a red fox", nil), qwen(), origin{seq: m.Seq, created: m.Time, reward: []string{"synthetic"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (&service{bus: p.Bus}).claim(t.Context(), rs); err != nil {
+		t.Fatal(err)
+	}
+	p.serve(t)
+	seen := 0
+	for m, err := range p.Read(t.Context(), schemas.StreamRewards, []string{bus.RewardFilter("r", "u", "u")}, bus.ReadOptions{Live: true}) {
+		var r schemas.Reward
+		if err == nil {
+			err = schemas.DecodeValid(m.Data, &r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "reward: changed since the uid was claimed") || r.GroupSize != 4 {
+			t.Errorf("%+v", r)
+		}
+		if seen++; seen == 4 {
+			break
+		}
+	}
+}
+
+// A prompt waits for a sampler no longer than its deadline.
+func TestRefuse_NoSampler(t *testing.T) {
+	p := newPlane(t)
+	kv, err := p.JetStream().KeyValue(t.Context(), schemas.PolicyBucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kv.Purge(t.Context(), "q"); err != nil {
+		t.Fatal(err)
+	}
+	p.serve(t)
+	r := receipt(t, p.publish(t, "r", prompt("u", "a red fox", func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(time.Second).UnixNano()) })))
+	if r.Code != schemas.CodeLate || !strings.Contains(r.Error, "no sampler had announced a model") || p.record(t, "r", "u").Error != r.Error {
+		t.Errorf("%+v", r)
+	}
+}
