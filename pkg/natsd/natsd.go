@@ -57,10 +57,16 @@ type Options struct {
 
 // Server is a running embedded server.
 type Server struct {
-	ns    *server.Server
-	dir   string
-	lock  *os.File
-	close func() error
+	opts   Options // with the address that was found
+	lock   *os.File
+	url    string
+	healer sync.WaitGroup
+	cancel context.CancelFunc
+	close  func() error
+
+	mu    sync.Mutex
+	ns    *server.Server // nil while it starts again
+	fault error
 }
 
 // Start locks the store, starts the server and returns when it is ready, or an
@@ -83,7 +89,13 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start embedded server on %q: %w", opts.StoreDir, err), unlockStore(opts.StoreDir, lock))
 	}
-	s := &Server{ns: ns, dir: opts.StoreDir, lock: lock}
+	s := &Server{ns: ns, opts: opts, lock: lock}
+	if ns.Addr() != nil {
+		s.url, s.opts.Listen = ns.ClientURL(), ns.Addr().String()
+	}
+	var heal context.Context
+	heal, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	s.healer.Go(func() { s.heal(heal) })
 	s.close = sync.OnceValue(s.shutdown)
 	if err := writeInfo(opts.StoreDir, Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token}); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -177,30 +189,35 @@ func run(ctx context.Context, native *server.Options, opts Options) (*server.Ser
 }
 
 // InProcess gives clients of this process their connections, without a socket.
-func (s *Server) InProcess() nats.InProcessConnProvider { return s.ns }
+func (s *Server) InProcess() nats.InProcessConnProvider { return s }
 
 // ClientURL is where other processes connect; empty without a listener.
-func (s *Server) ClientURL() string {
-	if s.ns.Addr() == nil {
-		return ""
-	}
-	return s.ns.ClientURL()
-}
+func (s *Server) ClientURL() string { return s.url }
 
 // SlowConsumers counts the clients that the server has cut off for not reading
 // fast enough. It should stay 0.
-func (s *Server) SlowConsumers() int64 { return s.ns.NumSlowConsumers() }
+func (s *Server) SlowConsumers() int64 {
+	ns := s.current()
+	if ns == nil {
+		return 0
+	}
+	return ns.NumSlowConsumers()
+}
 
 // Close stops the server, waits until the store is written, and frees it. Later
 // calls return what the first did. Clients are to be closed before.
 func (s *Server) Close() error { return s.close() }
 
 func (s *Server) shutdown() error {
-	s.ns.Shutdown()
-	s.ns.WaitForShutdown()
-	err := os.Remove(filepath.Join(s.dir, infoFile))
+	s.cancel()
+	s.healer.Wait()
+	if ns := s.current(); ns != nil {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+	}
+	err := os.Remove(filepath.Join(s.opts.StoreDir, infoFile))
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	return errors.Join(err, unlockStore(s.dir, s.lock))
+	return errors.Join(err, unlockStore(s.opts.StoreDir, s.lock))
 }

@@ -105,6 +105,8 @@ type services struct {
 	ackWait time.Duration
 	// limits are those of streams.
 	limits boot.Limits
+	// store says what is wrong with the server in this process; nil: there is none.
+	store func() error
 	// metricsAddr is where metrics and health are served; empty: nowhere.
 	metricsAddr string
 }
@@ -145,6 +147,9 @@ func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error
 	}
 	defer stop()
 	health.Connected(b)
+	if s.store != nil {
+		health.Check("store", s.store)
+	}
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
 	g, work := errgroup.WithContext(ctx)

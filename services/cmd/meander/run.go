@@ -109,6 +109,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	}
 	var own *services
 	if conn.server != nil {
+		r.services.store = conn.server.Fault
 		own = &r.services
 	}
 	if err := r.prompts.show(ctx, conn, own, r.id, prompts, stderr); err != nil {

@@ -47,6 +47,7 @@ next start.`,
 			}
 			s.intake.Models = []string{model.NameOf(s.sampler.Model)}
 			if conn.server != nil {
+				s.store = conn.server.Fault
 				fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says \"OPEN\"'\n  watch    meander watch --run demo\n",
 					conn.server.ClientURL(), a.store)
 			}

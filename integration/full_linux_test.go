@@ -1,0 +1,50 @@
+package integration_test
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A disk that runs full stops the pipeline, with a health that says so, and loses
+// nothing; once there is room, all goes on without a restart.
+func TestFull_DiskAndBack(t *testing.T) {
+	dir, disk := t.TempDir(), t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=80m"); err != nil {
+		t.Skipf("NOT TESTED: a full disk; it takes the right to mount one (%v)", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	store, health := filepath.Join(disk, "store"), vacant(t)
+	launch(t, dir, program(t, "meander"), "up", "--store", store, "--model", "synthetic", "--listen", "127.0.0.1:0", "--metrics-addr", health)
+	ready(t, health, http.StatusOK, "ok")
+
+	var free unix.Statfs_t
+	if err := unix.Statfs(disk, &free); err != nil {
+		t.Fatal(err)
+	}
+	ballast := filepath.Join(disk, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, free.Bavail*uint64(free.Bsize)-1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := begin(t, dir, "run", "--store", store, "--run", "r1", "-n", "8", "--steps", "60", "--out", "-", "a red fox")
+	ready(t, health, http.StatusServiceUnavailable, "make room on its disk")
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, health, http.StatusOK, "ok")
+	if err := <-run.ended; err != nil {
+		t.Fatalf("the run, with room again: %v\n%s", err, run.log)
+	}
+	out := meander(t, dir, "verify", "--store", store, "--run", "r1").must(t, 0)
+	if !strings.Contains(out.stdout, "8 trajectories, 480 log-probs recomputed") {
+		t.Errorf("verify says\n%s", out.stdout)
+	}
+}
