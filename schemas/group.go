@@ -3,6 +3,7 @@ package schemas
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"reflect"
 )
@@ -130,4 +131,17 @@ func (e *GroupRecord) Validate() error {
 	}
 	e.Group.validate(f.in("group"), e.UID)
 	return f.err()
+}
+
+// Holds says what an event says otherwise than the record of its group; nil: nothing.
+func (e *GroupRecord) Holds(size int64, g *Group) error {
+	switch {
+	case e.Error != "":
+		return fmt.Errorf("group: its prompt was refused: %s", e.Error)
+	case size != e.GroupSize:
+		return fmt.Errorf("group_size: %d; must be %d, as in the group's record", size, e.GroupSize)
+	case !g.Same(&e.Group):
+		return errors.New("group: not that of the group's record")
+	}
+	return nil
 }

@@ -1,6 +1,10 @@
 package schemas
 
-import "bytes"
+import (
+	"bytes"
+	"errors"
+	"fmt"
+)
 
 // Request asks for one sample. Intake resolved everything: a sampler needs no
 // defaults, and every sample of a group carries the same lists.
@@ -79,4 +83,48 @@ func (g *Group) Same(other *Group) bool {
 	a, err1 := Encode(&Reward{Group: *g})
 	b, err2 := Encode(&Reward{Group: *other})
 	return err1 == nil && err2 == nil && bytes.Equal(a, b)
+}
+
+// AnsweredBy joins what a trajectory has otherwise than the request says. Whether its
+// steps are stored, and its picture, is not in it.
+func (e *Request) AnsweredBy(t *Trajectory) error {
+	var errs []error
+	same := func(field string, got, want any) {
+		if got != want {
+			errs = append(errs, fmt.Errorf("%s: %.100q; must be %.100q, as requested", field, fmt.Sprint(got), fmt.Sprint(want)))
+		}
+	}
+	same("run", t.Run, e.Run)
+	same("uid", t.UID, e.UID)
+	same("sample_index", t.SampleIndex, e.SampleIndex)
+	same("group_size", t.GroupSize, e.GroupSize)
+	same("lane", t.Lane, e.Lane)
+	same("prompt", t.Prompt, e.Prompt)
+	same("negative_prompt", t.NegativePrompt, e.NegativePrompt)
+	same("height", t.Height, e.Height)
+	same("width", t.Width, e.Width)
+	same("true_cfg_scale", t.TrueCFGScale, e.TrueCFGScale)
+	same("sample_seed", t.SampleSeed, e.SampleSeed)
+	same("noise_seed", t.NoiseSeed, e.NoiseSeed)
+	same("schedule_digest", t.ScheduleDigest, e.ScheduleDigest)
+	if t.StopReason == StopCompleted {
+		same("steps", len(t.Steps), len(e.Transitions))
+	}
+	if !t.Group.Same(&e.Group) {
+		errs = append(errs, errors.New("group: not that of the request"))
+	}
+	return errors.Join(errs...)
+}
+
+// SameSample says that another request asks for something else; nil when it does not.
+// Their priorities may differ.
+func (e *Request) SameSample(other *Request) error {
+	c := *other
+	c.Priority = e.Priority
+	a, err1 := Encode(e)
+	b, err2 := Encode(&c)
+	if err1 != nil || err2 != nil || !bytes.Equal(a, b) {
+		return errors.New("request: not that of the prompt which has the uid")
+	}
+	return nil
 }

@@ -144,6 +144,25 @@ func writerOf(subject string) string {
 	return "intake"
 }
 
+// Answers says what is wrong with a stored trajectory as the answer to a request: it must
+// have what the request says, and steps that are stored.
+func (b *Bus) Answers(ctx context.Context, t *schemas.Trajectory, r *schemas.Request) (fault, err error) {
+	if fault := r.AnsweredBy(t); fault != nil {
+		return fault, nil
+	}
+	return b.CheckSteps(ctx, t)
+}
+
+// Group reads the record of a group, or returns ErrNotFound: there is none for events
+// that no prompt of this event plane asked for.
+func (b *Bus) Group(ctx context.Context, run, uid string) (*schemas.GroupRecord, error) {
+	record := &schemas.GroupRecord{}
+	if _, err := b.Claimed(ctx, schemas.StreamGroups, schemas.GroupSubject(run, uid), record, nil); err != nil {
+		return nil, fmt.Errorf("look up the group %s of run %s: %w", uid, run, err)
+	}
+	return record, nil
+}
+
 // CheckSteps says what is wrong with the steps that a completed trajectory names: each
 // must be stored on the subject of its attempt. What its age has removed is not missed.
 // The steps are not read; that each is the one named, its digest says to who reads it.

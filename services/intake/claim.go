@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -31,7 +30,9 @@ func (s *service) claim(ctx context.Context, requests []*schemas.Request) ([]*sc
 			return nil, err
 		}
 	}
-	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(first), bus.WaitForSpace()); err != nil {
+	// Whatever else opens the group is not its record.
+	its := bus.Against(func(*schemas.Opening) (fault, err error) { return errors.New("group: not that of the group's record"), nil })
+	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(first), its, bus.WaitForSpace()); err != nil {
 		return nil, fmt.Errorf("open group %s: %w", first.UID, err)
 	}
 	switch {
@@ -59,13 +60,12 @@ func (s *service) first(ctx context.Context, record *schemas.GroupRecord) (*sche
 			return record, nil
 		}
 	}
-	first := &schemas.GroupRecord{}
-	_, err := s.bus.Claimed(ctx, schemas.StreamGroups, record.Subject(), first, nil)
+	first, err := s.bus.Group(ctx, record.Run, record.UID)
 	switch {
 	case tooLate && errors.Is(err, bus.ErrNotFound):
 		return nil, late(record.Group.Deadline, "the prompt was taken up later")
 	case err != nil:
-		return nil, fmt.Errorf("look up who has uid %s: %w", record.UID, err)
+		return nil, err
 	}
 	return first, nil
 }
@@ -103,25 +103,45 @@ func sameGroup(first, mine *schemas.GroupRecord) error {
 	return nil
 }
 
-// missing are the requests of a group known before that have no result yet.
+// missing are the requests of a group known before that have no result yet. What is
+// stored and does not answer a request is none: the sampler takes its place.
 func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
-	run, uid := requests[0].Run, requests[0].UID
-	_, err := s.bus.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
+	first := requests[0]
+	var result schemas.Advantage
+	_, err := s.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(first.Run, first.UID), &result, func() (fault, err error) {
+		if result.GroupSize != first.GroupSize || result.Batch != first.Group.Batch {
+			return fmt.Errorf("group_size and batch: %d and %s; must be %d and %s", result.GroupSize, result.Batch, first.GroupSize, first.Group.Batch), nil
+		}
+		return nil, nil
+	})
 	switch {
 	case err == nil:
 		return nil, nil
 	case !errors.Is(err, bus.ErrNotFound):
-		return nil, fmt.Errorf("look up advantage of %s: %w", uid, err)
+		return nil, fmt.Errorf("look up advantage of %s: %w", first.UID, err)
 	}
-	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + "." + uid + ".*"})
+	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + first.Run + "." + first.UID + ".*"})
 	if err != nil {
-		return nil, fmt.Errorf("look up stored trajectories of %s: %w", uid, err)
+		return nil, fmt.Errorf("look up stored trajectories of %s: %w", first.UID, err)
 	}
-	done := make(map[string]bool, len(stored))
+	made := make(map[int64]*schemas.Trajectory, len(stored))
 	for _, m := range stored {
-		done[m.Subject] = true
+		if t := (&schemas.Trajectory{}); bus.Fits(m, t) == nil {
+			made[t.SampleIndex] = t
+		}
 	}
-	return slices.DeleteFunc(slices.Clone(requests), func(r *schemas.Request) bool {
-		return done[schemas.TrajectorySubject(run, uid, r.SampleIndex)]
-	}), nil
+	var missing []*schemas.Request
+	for _, r := range requests {
+		if t := made[r.SampleIndex]; t != nil {
+			fault, err := s.bus.Answers(ctx, t, r)
+			if err != nil {
+				return nil, err
+			}
+			if fault == nil {
+				continue
+			}
+		}
+		missing = append(missing, r)
+	}
+	return missing, nil
 }

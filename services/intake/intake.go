@@ -172,10 +172,11 @@ func (s *service) policy(ctx context.Context, p *schemas.Prompt) (*schemas.Polic
 // publish stores a request. A full stream of them is backpressure, no fault of the
 // prompt: it waits.
 func (s *service) publish(ctx context.Context, r *schemas.Request) error {
-	_, err := s.bus.Publish(ctx, r)
+	mine := bus.Against(func(waiting *schemas.Request) (fault, err error) { return r.SameSample(waiting), nil })
+	_, err := s.bus.Publish(ctx, r, mine)
 	if errors.Is(err, bus.ErrStreamFull) {
 		over := s.metrics.stalling()
-		_, err = s.bus.Publish(ctx, r, bus.WaitForSpace())
+		_, err = s.bus.Publish(ctx, r, mine, bus.WaitForSpace())
 		over()
 	}
 	if err == nil {

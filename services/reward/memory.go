@@ -17,15 +17,17 @@ type memory struct {
 	mu      sync.Mutex
 	samples map[string]*memo
 	groups  map[string]*groupMemo
+	records map[string]*schemas.GroupRecord
 }
 
 const (
 	maxSamplesKept = 20_000
 	maxGroupsKept  = 2_000
+	maxRecordsKept = 500 // a record may have 16 KiB of prompt and as much of metadata
 )
 
 func newMemory() *memory {
-	return &memory{samples: map[string]*memo{}, groups: map[string]*groupMemo{}}
+	return &memory{samples: map[string]*memo{}, groups: map[string]*groupMemo{}, records: map[string]*schemas.GroupRecord{}}
 }
 
 // turn lets one at a time work on something.
@@ -74,6 +76,20 @@ func (k *memory) group(t *schemas.Trajectory) *groupMemo {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return remember(k.groups, t.Run+"."+t.UID, maxGroupsKept, func() *groupMemo { return &groupMemo{turn: make(turn, 1)} })
+}
+
+// record is that of a group, where it is known; nil: it is not.
+func (k *memory) record(run, uid string) *schemas.GroupRecord {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.records[run+"."+uid]
+}
+
+// keep remembers the record of a group, which never changes.
+func (k *memory) keep(r *schemas.GroupRecord) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	remember(k.records, r.Run+"."+r.UID, maxRecordsKept, func() *schemas.GroupRecord { return r })
 }
 
 // forget drops a sample that is done, unless others of its group may come to complete it

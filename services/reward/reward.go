@@ -177,7 +177,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 			return err
 		}
 	}
-	switch fault, err := s.bus.CheckSteps(ctx, &t); {
+	switch fault, err := s.check(ctx, &t); {
 	case err != nil:
 		return err
 	case fault != nil:
@@ -188,6 +188,37 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	return putBack(ctx, m, p)
+}
+
+// check says what is wrong with a trajectory: it must be one of the group that the prompt
+// of its uid asked for, and its steps must be stored.
+func (s *service) check(ctx context.Context, t *schemas.Trajectory) (fault, err error) {
+	record, err := s.record(ctx, t.Run, t.UID)
+	if err != nil {
+		return nil, err
+	}
+	if record != nil {
+		if fault := record.Holds(t.GroupSize, &t.Group); fault != nil {
+			return fault, nil
+		}
+	}
+	return s.bus.CheckSteps(ctx, t)
+}
+
+// record is that of a group; nil when no prompt asked for it.
+func (s *service) record(ctx context.Context, run, uid string) (*schemas.GroupRecord, error) {
+	if r := s.memory.record(run, uid); r != nil {
+		return r, nil
+	}
+	r, err := s.bus.Group(ctx, run, uid)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.memory.keep(r)
+	return r, nil
 }
 
 // pause says that a sample is not done.

@@ -56,7 +56,7 @@ func (s *service) refuse(err error) error {
 func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.Trajectory, uint64, error) {
 	read := func(subject string) (*schemas.Trajectory, uint64, error) {
 		t := &schemas.Trajectory{}
-		m, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, subject, t, func() (fault, err error) { return s.bus.CheckSteps(ctx, t) })
+		m, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, subject, t, func() (fault, err error) { return s.check(ctx, t) })
 		if errors.Is(err, bus.ErrNotFound) {
 			return nil, 0, nil
 		}

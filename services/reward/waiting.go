@@ -200,7 +200,7 @@ func (s *service) group(ctx context.Context, t *schemas.Trajectory) ([]stored, e
 func (s *service) sound(ctx context.Context, t *schemas.Trajectory, members []stored) ([]stored, error) {
 	var out []stored
 	for _, x := range members {
-		fault, err := s.bus.CheckSteps(ctx, x.Trajectory)
+		fault, err := s.check(ctx, x.Trajectory)
 		if err != nil {
 			return nil, err
 		}

@@ -211,8 +211,17 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := bus.Fits(m, &req); err != nil {
 		return bus.Garbage(schemas.CodeDecode, err)
 	}
+	switch record, err := s.bus.Group(ctx, req.Run, req.UID); {
+	case errors.Is(err, bus.ErrNotFound): // nobody's prompt, and nobody's to refuse
+	case err != nil:
+		return err
+	default:
+		if fault := asked(record, &req); fault != nil {
+			return bus.Garbage(schemas.CodeInvalid, fault)
+		}
+	}
 	var made schemas.Trajectory
-	fits := func() (fault, err error) { return s.answers(ctx, &made, &req) }
+	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }
 	switch _, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
 	case err == nil:
 		return nil // a former attempt got as far as the trajectory, only its ack was lost
@@ -248,6 +257,17 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	return nil
 }
 
+// asked says what a request has otherwise than the prompt that has its uid.
+func asked(record *schemas.GroupRecord, r *schemas.Request) error {
+	if err := record.Holds(r.GroupSize, &r.Group); err != nil {
+		return err
+	}
+	if r.Lane != record.Lane || r.Prompt != record.Prompt || r.NegativePrompt != record.NegativePrompt || r.ScheduleDigest != record.ScheduleDigest {
+		return fmt.Errorf("lane, prompt and schedule_digest: not those of the prompt that has uid %s", r.UID)
+	}
+	return nil
+}
+
 // fail publishes a failed trajectory, so that the group can still close, before
 // the request goes to the dead letters.
 func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
@@ -265,7 +285,7 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 
 // publish stores the trajectory that a request asked for, unless another attempt was first.
 func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request) error {
-	ack, err := s.bus.Publish(ctx, t, bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.answers(ctx, made, req) }))
+	ack, err := s.bus.Publish(ctx, t, bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.bus.Answers(ctx, made, req) }))
 	if err == nil && !ack.Duplicate {
 		s.metrics.stored(t)
 	}
