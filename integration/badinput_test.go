@@ -94,21 +94,25 @@ func TestRun_BadInputIsRefusedWithAReason(t *testing.T) {
 	}
 }
 
-// When every prompt is refused the command was used wrongly.
+// What the flags ask for and no model could do is wrong usage, in the words of the flag,
+// and nothing starts. What only the model can refuse, for every prompt, is wrong usage too.
 func TestRun_AllRefusedIsUsage(t *testing.T) {
 	dir := t.TempDir()
 	for _, args := range [][]string{
 		{"--group-size", "0"},
 		{"--group-size", "1000000"},
-		{"--sde-steps", "99"},
 		{"--reward", "beauty"},
 		{"--estimator", "guess"},
 		{"--noise-level", "NaN"},
 	} {
-		out := meander(t, dir, append([]string{"run", "--model", "synthetic", "--out", "-", "a red fox"}, args...)...).must(t, 2)
-		if !strings.Contains(out.stderr, "refused") {
-			t.Errorf("%v: stderr does not say why: %s", args, out.stderr)
+		out := meander(t, dir, append([]string{"run", "--model", "synthetic", "--out", "-", "a red fox", "two owls"}, args...)...).must(t, 2)
+		if strings.Count(out.stderr, args[0]+": ") != 1 || strings.Contains(out.stderr, "plan") {
+			t.Errorf("%v: stderr does not say why, once: %s", args, out.stderr)
 		}
+	}
+	out := meander(t, dir, "run", "--model", "synthetic", "--out", "-", "--sde-steps", "99", "a red fox", "two owls").must(t, 2)
+	if !strings.Contains(out.stderr, "2 prompts refused: --sde-steps: ") {
+		t.Errorf("stderr does not say why: %s", out.stderr)
 	}
 	for _, args := range [][]string{
 		{"run"},

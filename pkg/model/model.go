@@ -39,7 +39,18 @@ type Card struct {
 	MaxPixels int
 	// MaxPromptTokens bounds Conditioning.Tokens.
 	MaxPromptTokens int
+	// CFGRule is how the velocities of a prompt and of its negative are combined.
+	CFGRule string
+	// Backend names what computes, e.g. cpu/avx512.
+	Backend string
 }
+
+// CFGRescaled keeps the norm of the prompt's own velocity, token by token; CFGPlain does
+// not.
+const (
+	CFGRescaled = "rescaled"
+	CFGPlain    = "plain"
+)
 
 // Tokens returns S, the packed tokens of a picture of height x width pixels. Sizes must
 // be positive multiples of PixelsPerToken with at most MaxPixels pixels.

@@ -164,6 +164,8 @@ func (m *QwenImage) load(folder *safetensors.Folder, dir string, o QwenImageOpti
 		Reward:            c.defaults.Reward,
 		MaxPixels:         o.MaxPixels,
 		MaxPromptTokens:   o.MaxPromptTokens,
+		CFGRule:           CFGRescaled,
+		Backend:           s.device.Name(),
 	}
 	if _, err := m.card.Tokens(o.Height, o.Width); err != nil {
 		return fmt.Errorf("default size: %w", err)

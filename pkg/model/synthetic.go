@@ -102,6 +102,7 @@ func newSynthetic(cfg SyntheticConfig) *Synthetic {
 			LatentChannels:  syntheticChannels, PixelsPerToken: syntheticEdge,
 			Height: 64, Width: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 			MaxPixels: 8192 * syntheticEdge * syntheticEdge, MaxPromptTokens: 1,
+			CFGRule: CFGRescaled, Backend: "cpu",
 		},
 		cache: newMixtureCache(cacheElements),
 	}

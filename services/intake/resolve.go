@@ -46,6 +46,11 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
+	if !p.Evaluation { // which has no stochastic steps, whatever it names
+		if err := p.Rollout.ValidateSteps(int64(steps)); err != nil {
+			return nil, err
+		}
+	}
 	stochastic, returned, err := Steps(run, p, steps)
 	if err != nil {
 		return nil, err

@@ -142,7 +142,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	defer publisher.Close()
 	defer metrics.watch(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
-		cfg: cfg, bus: b, model: m, card: card, publisher: publisher, metrics: metrics,
+		cfg: cfg, bus: b, engine: newFlowEngine(m, cfg.PolicyVersion, cfg.Workers), card: card, publisher: publisher, metrics: metrics,
 		token: strings.ToLower(rand.Text()[:8]), joins: make(chan *attempt),
 	}
 	if err := b.SetPolicy(ctx, s.policy()); err != nil {
@@ -150,12 +150,12 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	}
 	log.Info().Str("model", card.Name).Str("lane", cfg.Lane).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
 
-	// The engines outlive ctx: samples in hand are finished while Consume drains.
-	engines, stop := context.WithCancel(context.WithoutCancel(ctx))
+	// The schedulers outlive ctx: samples in hand are finished while Consume drains.
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	for range cfg.Workers {
 		wg.Go(func() {
-			(&engine{model: m, card: card, batch: cfg.Batch, joins: s.joins, metrics: metrics}).run(engines)
+			(&scheduler{engine: s.engine, batch: cfg.Batch, joins: s.joins, metrics: metrics}).run(work)
 		})
 	}
 	consumer, handle := metrics.set.Count(bus.ConsumerConfig{
@@ -181,7 +181,7 @@ func families(m *bus.Message) []string {
 type service struct {
 	cfg       Config
 	bus       *bus.Bus
-	model     model.Model
+	engine    Engine
 	card      model.Card
 	publisher *bus.Publisher
 	metrics   *instruments
@@ -228,10 +228,19 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case !errors.Is(err, bus.ErrNotFound):
 		return fmt.Errorf("look up trajectory: %w", err)
 	}
-	token := fmt.Sprintf("%s-%d", s.token, s.count.Add(1))
-	a, err := s.newAttempt(ctx, &req, token)
+	r := s.newRecorder(&req)
+	latents, err := s.initialLatents(ctx, &req)
 	if err != nil {
 		return err
+	}
+	episode, err := s.engine.Start(ctx, &req, latents)
+	if err != nil {
+		return err
+	}
+	r.encode = time.Since(r.received)
+	a := &attempt{
+		ctx: ctx, episode: episode, priority: req.Priority, done: make(chan struct{}),
+		record: func(step *schemas.Step, device time.Duration) error { return r.step(ctx, step, device) },
 	}
 	s.metrics.joining.Inc()
 	select {
@@ -245,7 +254,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if a.err != nil {
 		return a.err
 	}
-	t, err := s.finish(ctx, a)
+	t, err := r.finish(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -275,12 +284,23 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	if schemas.DecodeValid(m.Data, &req) != nil {
 		return nil // nothing to name: the dead letter is all there is
 	}
-	now := time.Now().UnixNano()
-	t := s.trajectory(&req, fmt.Sprintf("%s-%d", s.token, s.count.Add(1)))
-	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
-	t.LogProbs = make([]*float64, len(req.Transitions))
-	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
-	return s.publish(ctx, t, &req)
+	return s.publish(ctx, s.newRecorder(&req).failed(cause), &req)
+}
+
+// initialLatents is what the prompt gave as x_T, with its data; nil: it is to be drawn.
+func (s *service) initialLatents(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
+	t := req.InitialLatents
+	if t == nil || t.Ref == nil {
+		return t, nil
+	}
+	data, err := s.bus.GetBlob(ctx, *t.Ref)
+	switch {
+	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("initial_latents.ref: %w", err))
+	case err != nil:
+		return nil, fmt.Errorf("load initial latents: %w", err)
+	}
+	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: data}, nil
 }
 
 // publish stores the trajectory that a request asked for, unless another attempt was first.

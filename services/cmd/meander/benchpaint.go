@@ -11,6 +11,7 @@ import (
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/services/sampler"
 )
 
 // timing is how long the parts of painting one batch took, in seconds.
@@ -114,9 +115,7 @@ func (p *painter) denoise(ctx context.Context, n int, cond, negative *model.Cond
 		return nil, err
 	}
 	size := tokens * card.LatentChannels
-	rollouts := make([]*flow.Rollout, n)
-	x, dst := make([][]float32, 2*n), make([][]float32, 2*n)
-	sigma, conds := make([]float32, 2*n), make([]*model.Conditioning, 2*n)
+	rollouts, rows := make([]*flow.Rollout, n), make([]sampler.Row, n)
 	for i := range rollouts {
 		noise := make([]float32, size)
 		p.seed++
@@ -124,23 +123,22 @@ func (p *painter) denoise(ctx context.Context, n int, cond, negative *model.Cond
 		if rollouts[i], err = flow.NewRollout(p.plan, noise); err != nil {
 			return nil, err
 		}
-		dst[2*i], dst[2*i+1] = make([]float32, size), make([]float32, size)
-		conds[2*i], conds[2*i+1] = cond, negative
+		rows[i] = sampler.Row{Dst: make([]float32, size), Cond: cond, Negative: negative, Scale: p.scale}
 	}
+	velocities := sampler.NewVelocities(p.model)
 	for !rollouts[0].Done() {
 		for i, r := range rollouts {
-			x[2*i], sigma[2*i] = r.Point()
-			x[2*i+1], sigma[2*i+1] = x[2*i], sigma[2*i]
+			rows[i].X, rows[i].Sigma = r.Point()
 		}
-		if err := p.model.Velocity(ctx, dst, x, sigma, conds, card.Height, card.Width); err != nil {
+		faults, err := velocities.Eval(ctx, rows, card.Height, card.Width)
+		if err != nil {
 			return nil, err
 		}
 		for i, r := range rollouts {
-			v := dst[2*i]
-			if err := flow.Guide(v, v, dst[2*i+1], p.scale, card.LatentChannels); err != nil {
-				return nil, err
+			if faults[i] != nil {
+				return nil, faults[i]
 			}
-			if _, err := r.Advance(v); err != nil {
+			if _, err := r.Advance(rows[i].Dst); err != nil {
 				return nil, err
 			}
 		}

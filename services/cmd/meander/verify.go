@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler"
 )
 
 func verifyCommand(a *app) *cobra.Command {
@@ -157,6 +158,8 @@ type verifier struct {
 	options   model.OpenOptions
 	model     model.Model // opened at the first trajectory, which names it
 	report    verifyReport
+
+	velocities *sampler.Velocities // of model
 }
 
 func (v *verifier) close() {
@@ -208,7 +211,7 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 		if err != nil {
 			return usage(fmt.Errorf("%w; say where it is with --model", err))
 		}
-		v.model = m
+		v.model, v.velocities = m, sampler.NewVelocities(m)
 	}
 	card := v.model.Card()
 	if card.WeightsDigest != t.WeightsDigest {
@@ -369,20 +372,15 @@ func storedLatents(t *schemas.Trajectory, steps []*schemas.Step, fault func(int6
 
 // velocity is the guided model output at (x, sigma).
 func (v *verifier) velocity(ctx context.Context, t *schemas.Trajectory, x []float32, sigma float32, conds []*model.Conditioning) ([]float32, error) {
-	dst := [][]float32{make([]float32, len(x))}
-	rows, sigmas := [][]float32{x}, []float32{sigma}
+	row := sampler.Row{Dst: make([]float32, len(x)), X: x, Sigma: sigma, Cond: conds[0], Scale: t.TrueCFGScale}
 	if len(conds) == 2 {
-		dst, rows, sigmas = append(dst, make([]float32, len(x))), append(rows, x), append(sigmas, sigma)
+		row.Negative = conds[1]
 	}
-	if err := v.model.Velocity(ctx, dst, rows, sigmas, conds, int(t.Height), int(t.Width)); err != nil {
-		return nil, fmt.Errorf("evaluate model: %w", err)
+	faults, err := v.velocities.Eval(ctx, []sampler.Row{row}, int(t.Height), int(t.Width))
+	if err == nil {
+		err = faults[0]
 	}
-	if len(conds) == 2 {
-		if err := flow.Guide(dst[0], dst[0], dst[1], t.TrueCFGScale, v.model.Card().LatentChannels); err != nil {
-			return nil, err
-		}
-	}
-	return dst[0], nil
+	return row.Dst, err
 }
 
 func planOf(t *schemas.Trajectory) flow.Plan {

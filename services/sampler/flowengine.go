@@ -1,0 +1,231 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// flowEngine is flow matching: pkg/flow takes the steps, pkg/model says where to.
+type flowEngine struct {
+	model model.Model
+	card  model.Card
+	// policyVersion is that of the weights in model.
+	policyVersion int64
+	velocities    chan *Velocities // one for each Step that runs
+}
+
+// newFlowEngine serves calls of Step from that many goroutines at once.
+func newFlowEngine(m model.Model, policyVersion int64, workers int) *flowEngine {
+	e := &flowEngine{model: m, card: m.Card(), policyVersion: policyVersion, velocities: make(chan *Velocities, workers)}
+	for range workers {
+		e.velocities <- NewVelocities(m)
+	}
+	return e
+}
+
+func (e *flowEngine) Card() model.Card { return e.card }
+
+// flowEpisode is the denoising of one image.
+type flowEpisode struct {
+	e             *flowEngine
+	req           *schemas.Request
+	rollout       *flow.Rollout
+	cond, negCond *model.Conditioning // negCond is nil without guidance
+	velocity      []float32           // [S, C]
+
+	step *schemas.Step // completed by the last Step
+	err  error
+}
+
+func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, latents *schemas.Tensor) (Episode, error) {
+	tokens, err := e.card.Tokens(int(req.Height), int(req.Width))
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	if req.MinPolicyVersion > e.policyVersion {
+		return nil, fmt.Errorf("min_policy_version: %d; this sampler has version %d", req.MinPolicyVersion, e.policyVersion)
+	}
+	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
+	}
+	x, err := e.initialLatents(req, latents, tokens)
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	rollout, err := flow.NewRollout(planOf(req), x)
+	if err != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	p := &flowEpisode{e: e, req: req, rollout: rollout, velocity: make([]float32, len(x))}
+	prompts := []string{req.Prompt}
+	if req.TrueCFGScale > 1 {
+		prompts = append(prompts, req.NegativePrompt)
+	}
+	encode := e.model.Encode
+	if req.TruncatePrompt {
+		encode = e.model.EncodeTruncated
+	}
+	conds, err := encode(ctx, prompts)
+	if errors.Is(err, model.ErrPrompt) {
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("%w; shorten it, or set truncate_prompt to have it cut", err))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encode prompt: %w", err)
+	}
+	p.cond = conds[0]
+	if len(conds) > 1 {
+		p.negCond = conds[1]
+	}
+	return p, nil
+}
+
+func planOf(req *schemas.Request) flow.Plan {
+	plan := flow.Plan{
+		Sigmas: req.Sigmas, NoiseLevel: req.NoiseLevel, LogProb: flow.LogProbKind(req.LogProbKind),
+		Solver: flow.Solver(req.Solver), Storage: tensor.DType(req.LatentsDType), Seed: req.SampleSeed,
+	}
+	for _, t := range req.Transitions {
+		plan.Transitions = append(plan.Transitions, flow.Transition(t))
+	}
+	return plan
+}
+
+// initialLatents is x_T [S, C]: drawn, or this sample's part of what the prompt gave.
+func (e *flowEngine) initialLatents(req *schemas.Request, t *schemas.Tensor, tokens int) ([]float32, error) {
+	x := make([]float32, tokens*e.card.LatentChannels)
+	if t == nil {
+		flow.InitialNoise(x, req.NoiseSeed)
+		return x, nil
+	}
+	dtype := tensor.DType(t.DType)
+	size := len(x) * dtype.Size()
+	begin := int(req.SampleIndex) * size
+	if !slices.Equal(t.Shape, []int64{req.GroupSize, int64(tokens), int64(e.card.LatentChannels)}) || len(t.Data) < begin+size {
+		return nil, fmt.Errorf("initial_latents: %v in %d bytes; must be [%d %d %d]",
+			t.Shape, len(t.Data), req.GroupSize, tokens, e.card.LatentChannels)
+	}
+	if err := dtype.DecodeFloats(x, t.Data[begin:begin+size]); err != nil {
+		return nil, fmt.Errorf("initial_latents: %w", err)
+	}
+	return x, nil
+}
+
+// Step evaluates the velocity once for all episodes and advances each.
+func (e *flowEngine) Step(ctx context.Context, episodes []Episode) error {
+	v := <-e.velocities
+	defer func() { e.velocities <- v }()
+	rows := make([]Row, len(episodes))
+	for i, ep := range episodes {
+		p := ep.(*flowEpisode)
+		x, sigma := p.rollout.Point()
+		rows[i] = Row{Dst: p.velocity, X: x, Sigma: sigma, Cond: p.cond, Negative: p.negCond, Scale: p.req.TrueCFGScale}
+	}
+	size := episodes[0].(*flowEpisode).req
+	faults, err := v.Eval(ctx, rows, int(size.Height), int(size.Width))
+	if err != nil {
+		return err
+	}
+	for i, ep := range episodes {
+		ep.(*flowEpisode).advance(faults[i])
+	}
+	return nil
+}
+
+// advance feeds the velocity to the rollout.
+func (p *flowEpisode) advance(fault error) {
+	p.step, p.err = nil, fault
+	if fault != nil {
+		return
+	}
+	step, err := p.rollout.Advance(p.velocity)
+	if p.err = err; step != nil { // nil: the solver wants another evaluation
+		p.step = p.event(step)
+	}
+}
+
+// Bucket is the size: images of one size are rows of one call.
+func (p *flowEpisode) Bucket() string { return fmt.Sprintf("%dx%d", p.req.Height, p.req.Width) }
+
+func (p *flowEpisode) Take() (*schemas.Step, error) {
+	if p.err != nil {
+		return nil, bus.Terminal(schemas.CodeFailed, p.err)
+	}
+	step := p.step
+	p.step = nil
+	return step, nil
+}
+
+func (p *flowEpisode) Done() bool { return p.rollout.Done() }
+
+// event copies what the step's buffers hold: they are reused by the next step.
+func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
+	r := p.req
+	e := &schemas.Step{
+		StepIndex: int64(step.Index), NumInferenceSteps: int64(len(r.Transitions)),
+		Transition: string(step.Transition), NoiseLevel: r.NoiseLevel,
+		Sigma: step.Sigma, SigmaNext: step.SigmaNext, Timestep: step.Timestep,
+		StdDevT: step.StdDevT, NoiseStd: step.NoiseStd, LogProbKind: r.LogProbKind,
+		ElementCount: int64(len(step.X)), ScheduleDigest: r.ScheduleDigest,
+	}
+	if step.LogProb != nil {
+		e.LogProb, e.LogProbSum = &step.LogProb.Mean, &step.LogProb.Sum
+	}
+	last := step.Index == len(r.Transitions)-1
+	if slices.Contains(r.ReturnStepIndices, int64(step.Index)) {
+		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index), Tensor: p.tensor(r.LatentsDType, step.X)})
+	}
+	if last && slices.Contains(r.ReturnStepIndices, int64(step.Index)+1) {
+		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index) + 1, Tensor: p.tensor(r.LatentsDType, step.Next)})
+	}
+	for _, name := range r.Debug {
+		e.Debug = append(e.Debug, schemas.NamedTensor{Name: name, Tensor: p.debug(name, step)})
+	}
+	return e
+}
+
+// debug is one of the optional tensors; F32 whatever the latents are stored as.
+func (p *flowEpisode) debug(name string, step *flow.Step) schemas.Tensor {
+	f32 := string(tensor.F32)
+	switch name {
+	case "noise":
+		if step.Noise == nil { // an ode step draws none
+			return p.tensor(f32, make([]float32, len(step.X)))
+		}
+		return p.tensor(f32, step.Noise)
+	case "mean":
+		return p.tensor(f32, step.Mean)
+	case "std":
+		return schemas.Tensor{DType: f32, Shape: []int64{1}, Data: tensor.F32.AppendFloats(nil, []float32{float32(step.NoiseStd)})}
+	default: // model_output, the only other name a valid request has
+		return p.tensor(f32, step.Velocity)
+	}
+}
+
+func (p *flowEpisode) shape() []int64 {
+	c := int64(p.e.card.LatentChannels)
+	return []int64{int64(len(p.velocity)) / c, c}
+}
+
+func (p *flowEpisode) tensor(dtype string, x []float32) schemas.Tensor {
+	return schemas.Tensor{DType: dtype, Shape: p.shape(), Data: tensor.DType(dtype).AppendFloats(nil, x)}
+}
+
+// Finish decodes the final latents.
+func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (*image.NRGBA, error) {
+	t.TruncatedTokens = int64(p.cond.Cut)
+	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
+	img, err := p.e.model.Decode(ctx, p.rollout.Latents(), int(p.req.Height), int(p.req.Width))
+	if err != nil {
+		return nil, fmt.Errorf("decode latents: %w", err)
+	}
+	return img, nil
+}

@@ -1,0 +1,137 @@
+package sampler
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"image"
+	"image/png"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// recorder turns what one attempt makes into events: it names them, publishes each step as
+// it happens, and at the end knows the trajectory. It knows no mathematics.
+type recorder struct {
+	s     *service
+	req   *schemas.Request
+	token string
+
+	received time.Time
+	encode   time.Duration
+	logProbs []*float64
+	steps    []*bus.Future
+	content  [][32]byte // content digests of the steps
+}
+
+func (s *service) newRecorder(req *schemas.Request) *recorder {
+	return &recorder{s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), received: time.Now()}
+}
+
+// step publishes one step without waiting for it to be stored.
+func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Duration) error {
+	e.Run, e.UID, e.SampleIndex, e.Attempt = r.req.Run, r.req.UID, r.req.SampleIndex, r.token
+	e.PolicyVersion, e.WeightsDigest = r.s.cfg.PolicyVersion, r.s.card.WeightsDigest
+	e.Sampler, e.Backend, e.DeviceNS = r.s.cfg.Instance, r.s.card.Backend, device.Nanoseconds()
+	digest, err := e.ContentDigest()
+	if err != nil {
+		return fmt.Errorf("digest of step %d: %w", e.StepIndex, err)
+	}
+	future, err := r.s.publisher.PublishStep(ctx, e)
+	if err != nil {
+		return fmt.Errorf("publish step %d: %w", e.StepIndex, err)
+	}
+	r.content = append(r.content, digest)
+	r.logProbs = append(r.logProbs, e.LogProb)
+	r.steps = append(r.steps, future)
+	r.s.metrics.steps.Inc()
+	return nil
+}
+
+// finish completes the episode, stores its image, waits until every step is stored, and
+// returns the trajectory that makes this attempt the one that counts.
+func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory, error) {
+	t := r.trajectory()
+	began := time.Now()
+	img, err := a.episode.Finish(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	decode := time.Since(began)
+	if t.Image, err = r.storeImage(ctx, img); err != nil {
+		return nil, err
+	}
+	t.StopReason = schemas.StopCompleted
+	t.LogProbs = r.logProbs
+	t.ContentDigest = schemas.StepsDigest(r.content)
+	for i, future := range r.steps {
+		ack, err := future.Wait(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("store step %d: %w", i, err)
+		}
+		t.Steps = append(t.Steps, schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest})
+	}
+	t.Timings = schemas.SampleTimings{
+		Received: r.received.UnixNano(), Started: a.started.UnixNano(), Finished: time.Now().UnixNano(),
+		EncodeNS: r.encode.Nanoseconds(), DenoiseNS: a.denoise.Nanoseconds(), DecodeNS: decode.Nanoseconds(),
+	}
+	return t, nil
+}
+
+// failed is the trajectory of a sample that cannot be made.
+func (r *recorder) failed(cause error) *schemas.Trajectory {
+	now := r.received.UnixNano()
+	t := r.trajectory()
+	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
+	t.LogProbs = make([]*float64, len(r.req.Transitions))
+	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
+	return t
+}
+
+// trajectory holds what is known before any step ran.
+func (r *recorder) trajectory() *schemas.Trajectory {
+	q, s := r.req, r.s
+	t := &schemas.Trajectory{
+		Run: q.Run, UID: q.UID, SampleIndex: q.SampleIndex, GroupSize: q.GroupSize, Lane: q.Lane, Attempt: r.token,
+		Prompt: q.Prompt, NegativePrompt: q.NegativePrompt, TruncatePrompt: q.TruncatePrompt, Height: q.Height, Width: q.Width,
+		TrueCFGScale: q.TrueCFGScale, CFGRule: s.card.CFGRule, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, InitialLatents: q.InitialLatents,
+		Sigmas: q.Sigmas, Transitions: q.Transitions, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
+		Solver: q.Solver, LatentsDType: q.LatentsDType, ScheduleDigest: q.ScheduleDigest,
+		WeightsDigest: s.card.WeightsDigest, PolicyVersionMin: s.cfg.PolicyVersion, PolicyVersionMax: s.cfg.PolicyVersion,
+		Sampler: s.cfg.Instance, Backend: s.card.Backend, Group: q.Group,
+	}
+	for _, sigma := range q.Sigmas {
+		t.Timesteps = append(t.Timesteps, flow.Timestep(sigma))
+	}
+	return t
+}
+
+// storeImage puts the image into the object store as PNG; its digest is over the pixels,
+// so it does not depend on the PNG encoder.
+func (r *recorder) storeImage(ctx context.Context, img *image.NRGBA) (*schemas.Image, error) {
+	var buf bytes.Buffer
+	if err := png.Encode(&buf, img); err != nil {
+		return nil, fmt.Errorf("encode png: %w", err)
+	}
+	ref, err := r.s.bus.PutBlob(ctx, buf.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("store image: %w", err)
+	}
+	size := img.Bounds().Size()
+	pixels := make([]byte, 0, 3*size.X*size.Y)
+	for y := range size.Y {
+		row := img.Pix[y*img.Stride:]
+		for x := range size.X {
+			pixels = append(pixels, row[4*x:4*x+3]...)
+		}
+	}
+	digest := sha256.Sum256(pixels)
+	return &schemas.Image{
+		Format: schemas.ImagePNG, Width: int64(size.X), Height: int64(size.Y), Digest: hex.EncodeToString(digest[:]), Ref: &ref,
+	}, nil
+}

@@ -1,0 +1,172 @@
+package sampler
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// scheduler steps attempts in micro-batches. One goroutine owns it. Requests join and
+// leave at any step boundary. It knows neither the mathematics nor where events go.
+type scheduler struct {
+	engine  Engine
+	batch   int
+	joins   <-chan *attempt
+	metrics *instruments
+
+	active []*attempt
+	ticks  uint64
+}
+
+// attempt is one try at one sample. The handler creates and finishes it; between, the
+// scheduler owns it.
+type attempt struct {
+	// ctx is the handler's: when it ends, the attempt is dropped at the next boundary.
+	ctx      context.Context
+	episode  Episode
+	priority int64
+	// record takes each step as it is completed; device is the time it took, this attempt's
+	// share of it.
+	record func(step *schemas.Step, device time.Duration) error
+
+	tick    uint64
+	device  time.Duration // since the last step
+	started time.Time
+	denoise time.Duration
+
+	finished bool
+	err      error
+	done     chan struct{}
+}
+
+// run works until ctx ends; it waits for joiners only when it has nothing to do.
+func (s *scheduler) run(ctx context.Context) {
+	for {
+		if !s.join(ctx) {
+			for _, a := range s.active {
+				s.finish(a, ctx.Err())
+			}
+			return
+		}
+		s.step(ctx, s.pick())
+		s.leave()
+	}
+}
+
+// join admits waiting attempts up to the batch size; false when ctx ended.
+func (s *scheduler) join(ctx context.Context) bool {
+	for len(s.active) < s.batch {
+		if len(s.active) == 0 {
+			select {
+			case a := <-s.joins:
+				s.admit(a)
+			case <-ctx.Done():
+				return false
+			}
+			continue
+		}
+		select {
+		case a := <-s.joins:
+			s.admit(a)
+		default:
+			return ctx.Err() == nil
+		}
+	}
+	return ctx.Err() == nil
+}
+
+func (s *scheduler) admit(a *attempt) {
+	a.started = time.Now()
+	s.active = append(s.active, a)
+	s.metrics.denoising.Inc()
+}
+
+// pick returns the attempts to advance: those of the bucket that has waited longest,
+// higher priority first where waits are equal.
+func (s *scheduler) pick() []*attempt {
+	first := s.active[0]
+	for _, a := range s.active[1:] {
+		if a.tick < first.tick || a.tick == first.tick && a.priority > first.priority {
+			first = a
+		}
+	}
+	s.ticks++
+	var batch []*attempt
+	for _, a := range s.active {
+		if a.episode.Bucket() == first.episode.Bucket() {
+			a.tick = s.ticks
+			batch = append(batch, a)
+		}
+	}
+	return batch
+}
+
+// step advances a batch by one boundary. A panic of the numerical code ends these
+// attempts, not the process.
+func (s *scheduler) step(ctx context.Context, batch []*attempt) {
+	defer func() {
+		if p := recover(); p != nil {
+			for _, a := range batch {
+				s.finish(a, bus.Terminal(bus.CodePanic, fmt.Errorf("denoise: %v\n%s", p, debug.Stack())))
+			}
+		}
+	}()
+	episodes := make([]Episode, len(batch))
+	for i, a := range batch {
+		episodes[i] = a.episode
+	}
+	began := time.Now()
+	err := s.engine.Step(ctx, episodes)
+	took := time.Since(began)
+	s.metrics.step.Observe(took.Seconds())
+	s.metrics.fill.Observe(float64(len(batch)) / float64(s.batch))
+	for _, a := range batch {
+		if err != nil {
+			s.finish(a, err)
+			continue
+		}
+		a.device += took / time.Duration(len(batch))
+		s.take(a)
+	}
+}
+
+// take records what an episode has completed.
+func (s *scheduler) take(a *attempt) {
+	step, err := a.episode.Take()
+	if err == nil && step != nil {
+		err = a.record(step, a.device)
+		a.device = 0
+	}
+	if err != nil || a.episode.Done() {
+		s.finish(a, err)
+	}
+}
+
+func (s *scheduler) finish(a *attempt, err error) {
+	if a.finished {
+		return
+	}
+	a.finished, a.err = true, err
+	a.denoise = time.Since(a.started)
+	s.metrics.denoising.Dec()
+	close(a.done)
+}
+
+// leave drops attempts that are done, or whose request is no longer ours.
+func (s *scheduler) leave() {
+	kept := s.active[:0]
+	for _, a := range s.active {
+		if err := a.ctx.Err(); err != nil {
+			s.finish(a, err)
+		}
+		if !a.finished {
+			kept = append(kept, a)
+		}
+	}
+	clear(s.active[len(kept):])
+	s.active = kept
+}

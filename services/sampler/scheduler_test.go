@@ -1,0 +1,278 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// script is an engine that notes who is stepped with whom.
+type script struct {
+	calls []string // names of the episodes of each Step
+	// before runs at the beginning of each Step.
+	before func(call int) error
+}
+
+func (*script) Card() model.Card { return model.Card{} }
+
+func (*script) Start(context.Context, *schemas.Request, *schemas.Tensor) (Episode, error) {
+	return nil, errors.New("not scripted")
+}
+
+func (s *script) Step(_ context.Context, episodes []Episode) error {
+	var names []string
+	for _, e := range episodes {
+		names = append(names, e.(*actor).name)
+	}
+	s.calls = append(s.calls, strings.Join(names, " "))
+	time.Sleep(time.Second) // of the test's clock: others come and go meanwhile
+	if s.before != nil {
+		if err := s.before(len(s.calls)); err != nil {
+			return err
+		}
+	}
+	for _, e := range episodes {
+		a := e.(*actor)
+		a.evaluations++
+		a.taken = false
+	}
+	return nil
+}
+
+// actor is an episode of so many steps.
+type actor struct {
+	name, bucket string
+	steps        int
+	perStep      int // evaluations
+	fault        error
+
+	evaluations int
+	taken       bool
+}
+
+func (a *actor) Bucket() string { return a.bucket }
+
+func (a *actor) Take() (*schemas.Step, error) {
+	if a.fault != nil {
+		return nil, a.fault
+	}
+	if a.taken || a.evaluations%a.perStep != 0 {
+		return nil, nil
+	}
+	a.taken = true
+	return &schemas.Step{StepIndex: int64(a.evaluations/a.perStep) - 1}, nil
+}
+
+func (a *actor) Done() bool { return a.evaluations == a.steps*a.perStep }
+
+func (a *actor) Finish(context.Context, *schemas.Trajectory) (*image.NRGBA, error) {
+	return nil, errors.New("not scripted")
+}
+
+// stage runs a scheduler inside a test's own time.
+type stage struct {
+	t     *testing.T
+	joins chan *attempt
+	stop  context.CancelFunc
+	ended chan struct{}
+}
+
+func newStage(t *testing.T, e Engine, batch int) *stage {
+	ctx, stop := context.WithCancel(t.Context())
+	s := &stage{t: t, joins: make(chan *attempt), stop: stop, ended: make(chan struct{})}
+	go func() {
+		defer close(s.ended)
+		(&scheduler{engine: e, batch: batch, joins: s.joins, metrics: newInstruments(nil)}).run(ctx)
+	}()
+	return s
+}
+
+func (s *stage) close() {
+	s.stop()
+	<-s.ended
+}
+
+// cast is an attempt of one evaluation a step, with what it recorded.
+func cast(name, bucket string, steps int) (*attempt, *[]string) {
+	var recorded []string
+	return &attempt{
+		ctx: context.Background(), episode: &actor{name: name, bucket: bucket, steps: steps, perStep: 1}, done: make(chan struct{}),
+		record: func(step *schemas.Step, device time.Duration) error {
+			recorded = append(recorded, fmt.Sprintf("%d in %v", step.StepIndex, device))
+			return nil
+		},
+	}, &recorded
+}
+
+func (s *stage) enter(attempts ...*attempt) {
+	for _, a := range attempts {
+		go func() { s.joins <- a }()
+		synctest.Wait()
+	}
+}
+
+func wantCalls(t *testing.T, e *script, want ...string) {
+	t.Helper()
+	if !slices.Equal(e.calls, want) {
+		t.Errorf("steps %q, want %q", e.calls, want)
+	}
+}
+
+// Samples join and leave at boundaries: nobody waits for the others to end.
+func TestScheduler_JoinAndLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, 2)
+		defer s.close()
+		long, recorded := cast("long", "a", 4)
+		short, _ := cast("short", "a", 2)
+		third, _ := cast("third", "a", 1)
+		s.enter(long, short, third) // the third waits for a place
+		<-long.done
+		<-short.done
+		<-third.done
+		wantCalls(t, e, "long", "long short", "long short", "long third")
+		if got := strings.Join(*recorded, ", "); got != "0 in 1s, 1 in 500ms, 2 in 500ms, 3 in 500ms" {
+			t.Errorf("recorded %s", got)
+		}
+		if long.err != nil || short.err != nil || third.err != nil {
+			t.Error(long.err, short.err, third.err)
+		}
+	})
+}
+
+// A step of several evaluations is recorded once, with the time of all of them.
+func TestScheduler_StepsOfSeveralEvaluations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, 1)
+		defer s.close()
+		a, recorded := cast("heun", "a", 2)
+		a.episode.(*actor).perStep = 2
+		s.enter(a)
+		<-a.done
+		if got := strings.Join(*recorded, ", "); got != "0 in 2s, 1 in 2s" || len(e.calls) != 4 {
+			t.Errorf("recorded %s in %d calls", got, len(e.calls))
+		}
+	})
+}
+
+// Buckets take turns, the one that has waited longest first; priority decides among those
+// that have waited equally.
+func TestScheduler_Buckets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, 4)
+		defer s.close()
+		first, _ := cast("first", "a", 1)
+		s.enter(first) // holds the scheduler while the others come
+		a1, _ := cast("a1", "a", 2)
+		a2, _ := cast("a2", "a", 2)
+		b, _ := cast("b", "b", 2)
+		c, _ := cast("c", "c", 1)
+		c.priority = 1
+		s.enter(a1, b, a2, c)
+		for _, a := range []*attempt{a1, a2, b, c} {
+			<-a.done
+		}
+		wantCalls(t, e, "first", "c", "a1 a2", "b", "a1 a2", "b")
+	})
+}
+
+// A request that is somebody else's now is dropped at the next boundary; the others go on.
+func TestScheduler_LostRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, 2)
+		defer s.close()
+		ctx, lose := context.WithCancel(context.Background())
+		lost, recorded := cast("lost", "a", 3)
+		lost.ctx = ctx
+		kept, _ := cast("kept", "a", 3)
+		s.enter(lost, kept)
+		lose()
+		<-lost.done
+		<-kept.done
+		if !errors.Is(lost.err, context.Canceled) || kept.err != nil || len(*recorded) != 1 {
+			t.Errorf("lost: %v after %q; kept: %v", lost.err, *recorded, kept.err)
+		}
+	})
+}
+
+// What is wrong with one episode ends that one, what is wrong with a call ends its batch.
+func TestScheduler_Faults(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, 2)
+		defer s.close()
+		fault := errors.New("fault")
+		bad, _ := cast("bad", "a", 3)
+		bad.episode.(*actor).fault = fault
+		good, _ := cast("good", "a", 3)
+		s.enter(bad, good)
+		<-bad.done
+		<-good.done
+		if !errors.Is(bad.err, fault) || good.err != nil {
+			t.Errorf("bad: %v, good: %v", bad.err, good.err)
+		}
+
+		full := errors.New("full")
+		unstored, _ := cast("unstored", "a", 3)
+		unstored.record = func(*schemas.Step, time.Duration) error { return full }
+		s.enter(unstored)
+		<-unstored.done
+		if !errors.Is(unstored.err, full) {
+			t.Errorf("unstored: %v", unstored.err)
+		}
+
+		calls := len(e.calls)
+		e.before = func(call int) error {
+			switch call - calls {
+			case 1:
+				return fault
+			case 2:
+				panic("index out of range")
+			}
+			return nil
+		}
+		failed, _ := cast("failed", "a", 1)
+		s.enter(failed)
+		<-failed.done
+		panicked, _ := cast("panicked", "a", 1)
+		s.enter(panicked)
+		<-panicked.done
+		after, _ := cast("after", "a", 1)
+		s.enter(after)
+		<-after.done
+		if !errors.Is(failed.err, fault) || after.err != nil {
+			t.Errorf("failed: %v, after: %v", failed.err, after.err)
+		}
+		if bus.Code(panicked.err) != bus.CodePanic || !strings.Contains(panicked.err.Error(), "index out of range") {
+			t.Errorf("panicked: %v", panicked.err)
+		}
+	})
+}
+
+// What is in hand when the scheduler ends is told so.
+func TestScheduler_End(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, &script{}, 2)
+		a, _ := cast("a", "a", 100)
+		s.enter(a)
+		s.close()
+		<-a.done
+		if !errors.Is(a.err, context.Canceled) {
+			t.Errorf("a: %v", a.err)
+		}
+	})
+}
