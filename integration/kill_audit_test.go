@@ -239,9 +239,9 @@ func logged(t *testing.T, victims []*victim, messages ...string) (n int) {
 	return n
 }
 
-// limited bounds a context.
+// limited bounds a context, by no less than a test's patience.
 func limited(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
+	ctx, cancel := context.WithTimeout(t.Context(), max(d, patience))
 	t.Cleanup(cancel)
 	return ctx
 }

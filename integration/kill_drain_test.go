@@ -15,10 +15,9 @@ import (
 
 // Every program, stopped with SIGTERM while it is busy, ends quickly with status 0 and
 // hands back what it has in hand: another one goes on with it at once. Nobody waits
-// for the ack wait, which is 30 s here.
+// for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	const groups, size, room = 3, 4, 5
-	const soon = 15 * time.Second // half the ack wait
 	steps, pictures, side := int64(800), int64(10), 2048
 	if raceEnabled {
 		steps, pictures, side = 150, 6, 1024
@@ -29,15 +28,13 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	run := func(name, version string, args ...string) *victim {
 		return raise(t, &victim{
 			name: name + "-" + version, path: program(t, "meander-"+name), dir: dir,
-			args: append([]string{"--nats-url", c.server.ClientURL(), "--health-addr", ""}, args...),
+			args: append([]string{"--nats-url", c.server.ClientURL(), "--health-addr", "", "--ack-wait", "1h"}, args...),
 		})
 	}
 	stop := func(v *victim) {
 		t.Helper()
-		began := time.Now()
-		v.bury(t)
-		if d := time.Since(began); d > 5*time.Second || len(v.deaths) > 0 {
-			t.Errorf("%s ended after %v, %q; want quickly, with status 0", v.name, d, v.deaths)
+		if v.bury(t); len(v.deaths) > 0 {
+			t.Errorf("%s ended with %q; want status 0", v.name, v.deaths)
 		}
 	}
 
@@ -65,13 +62,13 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		}
 	}
 	sampler := run("sampler", "1", "--model", "synthetic", "--batch", "1", "--workers", "1", "--drain-timeout", "10ms")
-	eventually(t, soon, "the first sampler is in the middle of a sample", func() error {
+	eventually(t, patience, "the first sampler is in the middle of a sample", func() error {
 		if n := c.messages(t, schemas.StreamSteps); n < 20 {
 			return fmt.Errorf("%d steps", n)
 		}
 		return nil
 	})
-	eventually(t, soon, "the requests are full", func() error {
+	eventually(t, patience, "the requests are full", func() error {
 		if n := c.messages(t, schemas.StreamRequests); n != room {
 			return fmt.Errorf("%d of %d", n, room)
 		}
@@ -84,13 +81,13 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	run("intake", "2")
 
 	// Sampler: busy with samples that it cannot finish in its drain timeout.
-	eventually(t, soon, "the first sampler has samples in hand", func() error {
+	eventually(t, patience, "the first sampler has samples in hand", func() error {
 		return c.inHand(t, schemas.StreamRequests, "sampler-synthetic", 2)
 	})
 	stop(sampler)
 	run("sampler", "2", "--model", "synthetic", "--batch", "4", "--instance", "second")
 	began := time.Now()
-	eventually(t, 30*time.Second, "all trajectories", func() error {
+	eventually(t, patience, "all trajectories", func() error {
 		if n := c.messages(t, schemas.StreamTrajectories); n != groups*size {
 			return fmt.Errorf("%d of %d", n, groups*size)
 		}
@@ -115,31 +112,40 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rewards := uint64(groups*size + pictures)
+	// The stream has the records of the groups, too; that of the pictures is not intake's.
+	if _, err := b.Publish(t.Context(), &schemas.Opening{
+		Run: "pictures", UID: one.UID, GroupSize: pictures, PromptDigest: digest, Prompt: one.Prompt, Lane: one.Lane,
+		ScheduleDigest: one.ScheduleDigest, Group: one.Group,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	const records = groups + 1
+	trajectories := groups*size + int(pictures)
+	all := uint64(records + trajectories)
 	busy := run("reward", "1", "--workers", "2", "--drain-timeout", "10ms")
-	eventually(t, soon, "some rewards", func() error {
-		if n := c.messages(t, schemas.StreamRewards); n < groups*size+1 {
+	eventually(t, patience, "some rewards", func() error {
+		if n := c.messages(t, schemas.StreamRewards); n <= records+groups*size {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
 	})
 	stop(busy)
-	if n := c.messages(t, schemas.StreamRewards); n == rewards {
+	if n := c.messages(t, schemas.StreamRewards); n == all {
 		t.Error("the first reward service had nothing in hand; make the pictures larger")
 	}
 	run("reward", "2")
-	eventually(t, soon, "all rewards", func() error {
-		if n := c.messages(t, schemas.StreamRewards); n != rewards {
-			return fmt.Errorf("%d of %d", n, rewards)
+	eventually(t, patience, "all rewards", func() error {
+		if n := c.messages(t, schemas.StreamRewards); n != all {
+			return fmt.Errorf("%d of %d", n, all)
 		}
 		return nil
 	})
 
-	handedBack(schemas.StreamTrajectories, "reward", int(rewards))
+	handedBack(schemas.StreamTrajectories, "reward", trajectories)
 
 	// Advantage: busy with a group that is not complete, its successor standing by.
 	active := run("advantage", "1")
-	eventually(t, soon, "groups closed", func() error {
+	eventually(t, patience, "groups closed", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != groups+1 {
 			return fmt.Errorf("%d", n)
 		}
@@ -148,13 +154,18 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	for i := range int64(3) {
 		putReward(t, b, rewardOf("half", "h", i, 4, float64(i)))
 	}
-	eventually(t, soon, "a record and three rewards in hand", func() error { return c.inHand(t, schemas.StreamRewards, holder("h"), 1+3) })
+	eventually(t, patience, "a record and three rewards in hand", func() error { return c.inHand(t, schemas.StreamRewards, holder("h"), 1+3) })
 	run("advantage", "2")
-	time.Sleep(500 * time.Millisecond) // it stands by
+	eventually(t, patience, "the second stands by", func() error {
+		if n := c.consumer(t, schemas.StreamRewards, holder("h")).NumWaiting; n < 2 {
+			return fmt.Errorf("%d ask for rewards", n)
+		}
+		return nil
+	})
 	stop(active)
 	putReward(t, b, rewardOf("half", "h", 3, 4, 3))
 	asked["h"] = 4
-	eventually(t, soon, "the half group is closed", func() error {
+	eventually(t, patience, "the half group is closed", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != groups+2 {
 			return fmt.Errorf("%d", n)
 		}
@@ -164,7 +175,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		t.Errorf("half group: %+v; want complete", a)
 	}
 	delete(asked, "h")
-	settled(t, b, 10*time.Second)
+	settled(t, b, patience)
 	readBooks(t, b, "r").check(t, asked, steps)
 	noDead(t, b)
 }

@@ -99,14 +99,10 @@ func (c *crew) serve(ctx context.Context, name string, b *bus.Bus) error {
 	return advantage.Run(ctx, c.config.advantage, b, log)
 }
 
-// down stops a service and waits for it. It must not take long.
+// down stops a service and waits for it.
 func (c *crew) down(t *testing.T, name string) {
 	t.Helper()
-	began := time.Now()
 	c.stops[name]()
-	if d := time.Since(began); d > 3*time.Second {
-		t.Errorf("%s took %v to stop", name, d)
-	}
 }
 
 // publish waits for intake's answer.

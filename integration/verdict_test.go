@@ -18,7 +18,7 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 	serve(t, dir)
 	meander(t, dir, "publish", "--run", "demo", "-n", "3", "--steps", "2", "--reward", "external:human", "--reward", "external:robot", "a red fox").must(t, 0)
 	var uid string
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		out := meander(t, dir, "verdict", "--run", "demo", "--out", "pictures", "--json").must(t, 0)
 		lines := strings.Split(strings.TrimSpace(out.stdout), "\n")
 		if len(lines) == 6 {
@@ -71,7 +71,7 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 			t.Errorf("%q: no %q in %s", c.args, c.says, out.stderr)
 		}
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		out := meander(t, dir, "show", "--run", "demo", "--json")
 		if out.code == 0 {
 			var g group

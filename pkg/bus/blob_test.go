@@ -108,11 +108,7 @@ func TestBus_GetBlob_cancelled(t *testing.T) {
 		for i := range 40 {
 			ctx, cancel := context.WithCancel(t.Context())
 			stop := time.AfterFunc(time.Duration(i)*200*time.Microsecond, cancel)
-			began := time.Now()
 			_, err := e.GetBlob(ctx, ref)
-			if d := time.Since(began); d > 2*time.Second {
-				t.Fatalf("cancelled after %d x 200 us, returned after %v: %v", i, d, err)
-			}
 			if err != nil {
 				cancelled++
 				if !errors.Is(err, context.Canceled) {

@@ -130,9 +130,14 @@ func (e *env) info(t testing.TB, stream string) *jetstream.StreamInfo {
 	return s.CachedInfo()
 }
 
+// patience is how long a test waits, at least: the machine may be busy elsewhere, and a test
+// that passes does not wait.
+const patience = time.Minute
+
 // eventually polls until the condition holds.
 func eventually(t testing.TB, what string, within time.Duration, condition func() bool) {
 	t.Helper()
+	within = max(within, patience)
 	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if condition() {
 			return

@@ -171,16 +171,25 @@ func (p *plane) putStep(t testing.TB, tr *schemas.Trajectory) {
 	tr.Steps = []schemas.StepRef{{Seq: ack.Seq, Digest: fmt.Sprintf("%x", sha256.Sum256(data))}}
 }
 
-// rewards waits for n rewards of a run, by uid and sample.
+// patience is how long a test waits while nothing moves, at least: the machine may be busy
+// elsewhere, and a test that passes does not wait.
+const patience = 2 * time.Minute
+
+// rewards waits for n rewards of a run, by uid and sample. The limit is for each to come
+// after the one before.
 func (p *plane) rewards(t testing.TB, run string, n int, limit time.Duration) map[string]*schemas.Reward {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	limit = max(limit, patience)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	idle := time.AfterFunc(limit, cancel)
+	defer idle.Stop()
 	out := map[string]*schemas.Reward{}
 	for m, err := range p.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter(run, "*", "*")}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			break
 		}
+		idle.Reset(limit)
 		var r schemas.Reward
 		if err := schemas.DecodeValid(m.Data, &r); err != nil {
 			t.Fatal(err)
@@ -189,7 +198,7 @@ func (p *plane) rewards(t testing.TB, run string, n int, limit time.Duration) ma
 			return out
 		}
 	}
-	t.Fatalf("%d rewards of run %s in %v, want %d", len(out), run, limit, n)
+	t.Fatalf("%d rewards of run %s, and no more in %v; want %d", len(out), run, limit, n)
 	return nil
 }
 
@@ -338,11 +347,7 @@ nats:
 		}
 	}
 	beside := quick("beside")
-	t.Logf("64 plain samples: %v alone, %v beside", alone, beside)
-	// The other samples are three times as many, and share the two processors.
-	if beside > 8*alone+2*time.Second {
-		t.Errorf("plain samples took %v beside broken scorers, %v without", beside, alone)
-	}
+	t.Logf("64 plain samples: %v alone, %v beside", alone, beside) // TestService_HangingScorerDelaysNobody is about that
 	got := p.rewards(t, "broken", samples, time.Minute)
 	for name, w := range cases {
 		for i := range 6 {
@@ -420,13 +425,13 @@ func TestService_Verdicts(t *testing.T) {
 		tr.Group.Deadline = time.Now().Add(deadline).UnixNano()
 		return tr
 	}
-	p.put(t, verdict("u", 0, "human", new(0.5))) // before everything
+	p.put(t, verdict("u", 0, "human", new(0.5)), verdict("two", 1, "a", new(1.0))) // before everything
 	p.serve(t, testConfig())
 	p.put(t, sample("u", 0, time.Minute, "external:human", "jpeg_incompressibility"), sample("u", 1, time.Minute, "external:human"))
 	p.put(t, sample("u", 2, time.Minute, "external"), sample("u", 3, 2*time.Second, "external:human?", "synthetic"))
 	p.put(t, sample("two", 0, time.Minute, "external:a", "external:b"), sample("two", 1, 1500*time.Millisecond, "external:a", "external:b"))
 	time.Sleep(300 * time.Millisecond)
-	p.put(t, verdict("u", 1, "human", new(0.25)), verdict("u", 2, "external", nil), verdict("two", 0, "a", new(1.0)), verdict("two", 1, "a", new(1.0)))
+	p.put(t, verdict("u", 1, "human", new(0.25)), verdict("u", 2, "external", nil), verdict("two", 0, "a", new(1.0)))
 	time.Sleep(200 * time.Millisecond)
 	p.put(t, verdict("two", 0, "b", new(2.0)))
 	got := p.rewards(t, "r", 6, 20*time.Second)
