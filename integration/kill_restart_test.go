@@ -426,6 +426,7 @@ func TestPipeline_RequestsFull(t *testing.T) {
 		return err
 	})
 	c.down(t, "sampler")
+	standIn(t, c.Bus, "synthetic")
 	c.resize(t, schemas.StreamRequests, room)
 	c.up(t, "intake", "reward", "advantage")
 	asked := map[string]int64{}

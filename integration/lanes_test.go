@@ -1,11 +1,10 @@
 package integration_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/schemas"
 )
@@ -14,60 +13,60 @@ import (
 // for; requests of which it is gone later fail at once, each for good, and hold up none
 // of the others.
 func TestLane_MissingLatents(t *testing.T) {
-	w := start(t, func(c *config) { c.sampler.Batch, c.sampler.Workers = 4, 1 })
-	shape := []int64{schemas.MaxGroupSize, 16, 64}
-	gone := schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("ab", 32), Size: 4 * shape[0] * shape[1] * shape[2]}
-	prompt := &schemas.Prompt{UID: "bad", Prompt: "a red fox", GroupSize: new(shape[0]), InitialLatents: &schemas.Tensor{DType: "F32", Shape: shape, Ref: &gone}}
-	receipt, err := w.client.Publish(t.Context(), "r", prompt)
+	c := assemble(t)
+	c.config.sampler.Batch, c.config.sampler.Workers = 4, 1
+	c.config.intake.Models = []string{"synthetic"}
+	c.up(t, "sampler") // announces the model
+	c.services(t, schemas.ServiceSampler, 1)
+	c.down(t, "sampler")
+	standIn(t, c.Bus, "synthetic")
+	c.up(t, "intake", "reward", "advantage")
+
+	shape := []int64{schemas.MaxGroupSize, 1, 64}
+	ref, err := c.PutBlob(t.Context(), make([]byte, 4*shape[0]*shape[1]*shape[2]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := ref
+	none.Digest = strings.Repeat("ab", 32)
+	prompt := func(uid string, ref schemas.Ref) *schemas.Prompt {
+		return &schemas.Prompt{
+			UID: uid, Prompt: "a red fox", GroupSize: new(shape[0]), Height: new(int64(16)), Width: new(int64(16)),
+			InitialLatents: &schemas.Tensor{DType: "F32", Shape: shape, Ref: &ref},
+		}
+	}
+	receipt, err := c.client.Publish(t.Context(), "r", prompt("none", none))
 	if err == nil || receipt == nil || receipt.Code != schemas.CodeInvalid || !strings.Contains(receipt.Error, "initial_latents.ref: ") ||
 		!strings.Contains(receipt.Error, "not found; must be a blob that was stored before the prompt") {
 		t.Fatalf("receipt %+v, %v", receipt, err)
 	}
-
-	requests := make(chan *nats.Msg, 16)
-	sub, err := w.Conn().ChanSubscribe(schemas.Prefix+"request.r.*.model.*", requests)
+	if _, err := c.client.Publish(t.Context(), "r", prompt("gone", ref)); err != nil {
+		t.Fatal(err)
+	}
+	blobs, err := c.JetStream().ObjectStore(t.Context(), schemas.BlobBucket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: "model", Prompt: "a red fox", GroupSize: new(int64(1))}); err != nil {
-		t.Fatal(err)
-	}
-	var bad schemas.Request
-	if err := schemas.Decode((<-requests).Data, &bad); err != nil {
-		t.Fatal(err)
-	}
-	if err := sub.Unsubscribe(); err != nil {
-		t.Fatal(err)
-	}
-	bad.UID, bad.Group.Batch, bad.GroupSize, bad.InitialLatents = "bad", "bad", shape[0], prompt.InitialLatents
-	p := w.NewPublisher(1024, 16<<20)
-	defer p.Close()
-	for i := range shape[0] {
-		bad.SampleIndex = i
-		if _, err := p.Publish(t.Context(), &bad); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := p.Flush(t.Context()); err != nil {
+	if err := blobs.Delete(t.Context(), ref.Digest); err != nil {
 		t.Fatal(err)
 	}
 	const good = 4
 	for i := range good {
-		if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: "good" + string(rune('0'+i)), Prompt: "a blue fox", GroupSize: new(int64(2))}); err != nil {
+		if _, err := c.client.Publish(t.Context(), "r", onePicture(fmt.Sprintf("good%d", i), "")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	groups := w.advantages(t, "r", 1+good+1)
-	for uid, a := range groups {
-		want := schemas.StatusComplete
-		if uid == "bad" {
-			want = schemas.StatusFailed
+	c.up(t, "sampler")
+	for uid, a := range c.advantages(t, "r", 2+good) {
+		want := schemas.StatusFailed
+		if strings.HasPrefix(uid, "good") {
+			want = schemas.StatusComplete
 		}
 		if a.Status != want {
 			t.Errorf("group %s is %s, want %s", uid, a.Status, want)
 		}
 	}
-	for _, d := range w.dead(t, 1+int(shape[0])) {
+	for _, d := range c.dead(t, 1+int(shape[0])) {
 		if d.Code != schemas.CodeInvalid || !strings.HasPrefix(d.Reason, "initial_latents.ref: ") {
 			t.Fatalf("dead letter of %s: %s: %s", d.OriginalSubject, d.Code, d.Reason)
 		}

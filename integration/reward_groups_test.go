@@ -143,7 +143,7 @@ nats:
 		t.Cleanup(func() { _ = s.Unsubscribe() })
 	}
 	want := map[string]string{
-		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed", "http:closed": "failed", "http:unknown": "failed",
+		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed", "http:closed": "failed",
 		"http:half": "partial", "http:away": "complete", "nats:fine": "complete", "nats:nan": "failed", "nats:mute": "failed", "nats:nobody": "failed",
 	}
 	uid := func(name, more string) string { return strings.ReplaceAll(name, ":", "-") + more }

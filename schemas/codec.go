@@ -110,6 +110,11 @@ func versioned(e Event) (any, error) {
 			c.repair()
 			return &c.V
 		})
+	case *Presence:
+		v, c = copied(e, func(c *Presence) *int64 {
+			c.repair()
+			return &c.V
+		})
 	case *Dead:
 		v, c = copied(e, func(c *Dead) *int64 {
 			c.repair()
@@ -183,7 +188,7 @@ func New(typeName string) (Event, bool) {
 // Events returns a new empty event of every type, in the order data flows.
 func Events() []Event {
 	return []Event{
-		&Prompt{}, &GroupRecord{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Dead{}, &Receipt{},
+		&Prompt{}, &GroupRecord{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Presence{}, &Dead{}, &Receipt{},
 		&ScoreRequest{}, &ScoreReply{},
 	}
 }

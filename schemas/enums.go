@@ -119,6 +119,7 @@ var (
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}
 	Stages            = []string{"intake", "sampler", "reward", "advantage"}
+	PresentServices   = []string{ServiceSampler, ServiceReward}
 	DeadCodes         = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
 		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge, CodeDisplaced,

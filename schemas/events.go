@@ -32,6 +32,7 @@ const (
 	TypePolicy     = "policy/1"
 	TypeDead       = "dead/1"
 	TypeReceipt    = "receipt/1"
+	TypePresence   = "presence/1"
 
 	TypeScoreRequest = "score_request/1"
 	TypeScoreReply   = "score_reply/1"
@@ -49,6 +50,7 @@ func (*Batch) Type() string       { return TypeBatch }
 func (*Policy) Type() string      { return TypePolicy }
 func (*Dead) Type() string        { return TypeDead }
 func (*Receipt) Type() string     { return TypeReceipt }
+func (*Presence) Type() string    { return TypePresence }
 
 // Subject is the claim of the uid: its run and uid name it.
 func (e *GroupRecord) Subject() string { return GroupSubject(e.Run, e.UID) }

@@ -39,6 +39,8 @@ const (
 	// MaxRewards is the number of reward functions of a prompt, MaxWeight the magnitude of a weight.
 	MaxRewards = 16
 	MaxWeight  = 1e6
+	// MaxPresentRewards is the number of reward functions of a service.
+	MaxPresentRewards = 512
 	// MaxParams, MaxParamName and MaxParamBytes bound a reward function's params.
 	MaxParams     = 32
 	MaxParamName  = 64

@@ -38,6 +38,9 @@ type Receipt struct {
 	Accepted bool   `msgpack:"accepted"`
 	Run      string `msgpack:"run"`
 	UID      string `msgpack:"uid"`
+	// Waiting says what the prompt waits for: it is neither accepted nor refused yet, and
+	// another receipt will say which. Only Run and UID are set beside it.
+	Waiting string `msgpack:"waiting,omitempty"`
 	// Code and Error are set when refused.
 	Code    string `msgpack:"code,omitempty"`
 	Error   string `msgpack:"error,omitempty"`

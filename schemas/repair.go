@@ -14,7 +14,9 @@ func (e *Trajectory) repair() { e.Error = legalText(e.Error, MaxText) }
 
 func (e *Advantage) repair() { e.Error = legalText(e.Error, MaxText) }
 
-func (e *Receipt) repair() { e.Error = legalText(e.Error, MaxText) }
+func (e *Receipt) repair() {
+	e.Error, e.Waiting = legalText(e.Error, MaxText), legalText(e.Waiting, MaxText)
+}
 
 func (e *Reward) repair() {
 	e.Error = legalText(e.Error, MaxText)

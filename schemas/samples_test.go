@@ -183,6 +183,12 @@ func samples(t testing.TB) []sample {
 		}},
 		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
+		{"receipt-waiting", &schemas.Receipt{Run: "run-1", UID: "p17", Waiting: "model: no sampler serves \"flux\" now"}},
+		{"presence-sampler", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000}},
+		{"presence-reward", &schemas.Presence{
+			Service: "reward", Instance: "reward-k4", Reward: []string{"jpeg_compressibility", "http:clip"},
+			Missing: []schemas.MissingReward{{Name: "ocr", Reason: "tesseract is not installed"}}, At: 1_763_690_400_000_000_000,
+		}},
 		{"receipt-refused", &schemas.Receipt{Run: "run-1", Code: "unknown_model", Error: "no sampler serves \"flux\""}},
 	}
 }

@@ -21,8 +21,14 @@ const (
 const (
 	RunBucket    = "mdr-runs"
 	PolicyBucket = "mdr-policy"
-	BlobBucket   = "mdr-blobs"
+	// PresenceBucket has an entry for each service that runs, for PresenceTTL after it was renewed.
+	PresenceBucket = "mdr-presence"
+	BlobBucket     = "mdr-blobs"
 )
+
+// PresenceTTL is how long an entry of PresenceBucket stays. The bucket's own setting counts
+// where an operator changed it; services renew four times as often.
+const PresenceTTL = 20 * time.Second
 
 // RewardPartitions is the number of partitions of MDR_REWARDS, fixed for the life of the stream.
 const RewardPartitions = 16

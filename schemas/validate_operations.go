@@ -67,6 +67,13 @@ func (e *Receipt) Validate() error {
 	f.version(e.V)
 	f.text("run", e.Run, 0, MaxToken)
 	f.text("uid", e.UID, 0, MaxToken)
+	if e.Waiting != "" {
+		f.text("waiting", e.Waiting, 1, MaxText)
+		if e.Accepted || e.Code != "" || e.Error != "" {
+			f.add("accepted", strconv.FormatBool(e.Accepted), "must be false, and code and error empty, while it waits")
+		}
+		return f.err()
+	}
 	if e.Accepted {
 		if e.Code != "" || e.Error != "" {
 			f.add("code", quote(e.Code), "must be empty, as error, when accepted")

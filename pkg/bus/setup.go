@@ -18,9 +18,10 @@ const (
 	// minStreamBytes is the least a stream is scaled down to.
 	minStreamBytes = 1 << 20
 	// Limits of the buckets.
-	kvBytes   = 64 << 20
-	kvHistory = 5
-	blobBytes = 8 << 30
+	kvBytes       = 64 << 20
+	kvHistory     = 5
+	presenceBytes = 8 << 20
+	blobBytes     = 8 << 30
 	// readyTimeout bounds Ready.
 	readyTimeout = 2 * time.Minute
 )
@@ -71,15 +72,18 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 			return fmt.Errorf("set up stream %s: %w", c.Name, err)
 		}
 	}
-	for _, name := range []string{schemas.RunBucket, schemas.PolicyBucket} {
-		if _, err := b.js.KeyValue(ctx, name); err == nil {
+	for _, c := range []jetstream.KeyValueConfig{
+		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
+		{Bucket: schemas.PolicyBucket, History: kvHistory, MaxBytes: kvBytes},
+		{Bucket: schemas.PresenceBucket, TTL: schemas.PresenceTTL, MaxBytes: presenceBytes},
+	} {
+		if _, err := b.js.KeyValue(ctx, c.Bucket); err == nil {
 			continue
 		}
-		_, err := b.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
-			Bucket: name, History: kvHistory, MaxBytes: max(minStreamBytes, kvBytes/scale), Storage: jetstream.FileStorage,
-		})
+		c.Storage, c.MaxBytes = jetstream.FileStorage, max(minStreamBytes, c.MaxBytes/scale)
+		_, err := b.js.CreateKeyValue(ctx, c)
 		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
-			return fmt.Errorf("set up bucket %s: %w", name, err)
+			return fmt.Errorf("set up bucket %s: %w", c.Bucket, err)
 		}
 	}
 	if _, err := b.js.ObjectStore(ctx, schemas.BlobBucket); err == nil {
@@ -185,7 +189,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 
 // missing names the first stream or bucket that is not there.
 func (b *Bus) missing(ctx context.Context) (string, error) {
-	names := []string{"KV_" + schemas.RunBucket, "KV_" + schemas.PolicyBucket, "OBJ_" + schemas.BlobBucket}
+	names := []string{"KV_" + schemas.RunBucket, "KV_" + schemas.PolicyBucket, "KV_" + schemas.PresenceBucket, "OBJ_" + schemas.BlobBucket}
 	for _, spec := range specs() {
 		names = append(names, spec.Name)
 	}

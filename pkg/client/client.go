@@ -29,6 +29,12 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return "prompt refused (" + e.Code + "): " + e.Reason }
 
+// HeldError says that a prompt is neither accepted nor refused yet: it is stored, and goes
+// on once there is what it waits for.
+type HeldError struct{ Reason string }
+
+func (e *HeldError) Error() string { return "prompt held: " + e.Reason }
+
 // Client is a connection to a pipeline. Its methods may be called concurrently.
 type Client struct {
 	bus *bus.Bus
@@ -61,7 +67,8 @@ func (c *Client) Close() error {
 }
 
 // Publish stores a prompt and waits until ctx ends for intake's answer. A refusal is
-// a *RefusedError; silence is ErrNoAnswer, and the prompt is stored all the same.
+// a *RefusedError; silence is ErrNoAnswer, and the prompt is stored all the same, as it is
+// with a *HeldError: intake waits for somebody to serve it.
 func (c *Client) Publish(ctx context.Context, run string, p *schemas.Prompt) (*schemas.Receipt, error) {
 	data, err := schemas.Encode(p)
 	if err != nil {
@@ -84,18 +91,28 @@ func (c *Client) PublishEncoded(ctx context.Context, run string, prompt []byte) 
 	if _, err := c.bus.PublishPrompt(ctx, run, prompt, nats.Header{schemas.HeaderReply: {inbox}}); err != nil {
 		return nil, fmt.Errorf("publish prompt: %w", err)
 	}
-	m, err := answers.NextMsgWithContext(ctx)
-	if err != nil {
-		return nil, errors.Join(ErrNoAnswer, err)
+	var held *schemas.Receipt
+	for {
+		m, err := answers.NextMsgWithContext(ctx)
+		if err != nil && held != nil {
+			return held, &HeldError{Reason: held.Waiting}
+		}
+		if err != nil {
+			return nil, errors.Join(ErrNoAnswer, err)
+		}
+		r := &schemas.Receipt{}
+		if err := schemas.Decode(m.Data, r); err != nil {
+			return nil, fmt.Errorf("read receipt: %w", err)
+		}
+		switch {
+		case r.Waiting != "":
+			held = r // another receipt says what became of it
+		case !r.Accepted:
+			return r, &RefusedError{Code: r.Code, Reason: r.Error}
+		default:
+			return r, nil
+		}
 	}
-	var r schemas.Receipt
-	if err := schemas.Decode(m.Data, &r); err != nil {
-		return nil, fmt.Errorf("read receipt: %w", err)
-	}
-	if !r.Accepted {
-		return &r, &RefusedError{Code: r.Code, Reason: r.Error}
-	}
-	return &r, nil
 }
 
 // Advantages yields the results of a run's groups as they close, those stored

@@ -52,6 +52,13 @@ func Names() []string {
 	return names
 }
 
+// Everywhere says whether each program with this package runs the function, whatever is
+// installed or configured.
+func Everywhere(name string) bool {
+	k, _, err := find(name)
+	return err == nil && k.builtin && name != OCR
+}
+
 // Kinds lists everything a prompt may name, sorted, as messages do: http:NAME stands for
 // every instance.
 func Kinds() []string {

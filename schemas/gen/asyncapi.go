@@ -36,6 +36,7 @@ var channels = []channel{
 	{"advantage", schemas.Prefix + "advantage.{run}.{uid}", schemas.TypeAdvantage, schemas.StreamAdvantages, "the result of one group", "advantage", []string{"client"}},
 	{"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages, "all groups of a batch have closed", "advantage", []string{"client"}},
 	{"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies, "what a lane serves", "sampler", []string{"intake", "client"}},
+	{"presence", "$KV." + schemas.PresenceBucket + ".{instance}", schemas.TypePresence, "", "a service that runs, and what it can do; an entry of a key-value bucket, renewed while it runs", "sampler, reward", []string{"intake", "client"}},
 	{"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead, "input that was refused, and why", "any service", []string{"client"}},
 	{"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "", "one sample for a worker of the reward function nats:NAME, queue group NAME", "reward", []string{"scoring worker"}},
 	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none", "scoring worker", []string{"reward"}},
@@ -53,6 +54,8 @@ var parameters = map[string]string{
 	"batch":   "batch id; a group without a batch has its uid here",
 	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
 	"stage":   "service that refused the input",
+
+	"instance": "a process among others",
 }
 
 // The document, in the order AsyncAPI 3.0.0 lists its fields.

@@ -113,6 +113,7 @@ func TestChannels(t *testing.T) {
 		"advantage":  schemas.AdvantageSubject("r", "u"),
 		"batch":      schemas.BatchSubject("r", "b"),
 		"policy":     schemas.PolicySubject("l"),
+		"presence":   schemas.PresenceSubject("i"),
 		"dead":       schemas.DeadSubject("intake", "r", "u"),
 	}
 	streams := map[string]schemas.StreamSpec{}

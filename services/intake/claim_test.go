@@ -45,7 +45,26 @@ func newPlane(t testing.TB) *plane {
 	if err := p.SetPolicy(t.Context(), qwen()); err != nil {
 		t.Fatal(err)
 	}
+	p.sampler(t, qwen().Lane)
 	return p
+}
+
+// sampler is present until the test ends.
+func (p *plane) sampler(t testing.TB, lane string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- p.Announce(ctx, func() *schemas.Presence {
+			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + lane, Lane: lane}
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func (p *plane) connect(t testing.TB) *bus.Bus {
@@ -295,7 +314,7 @@ func TestClaim_Again(t *testing.T) {
 		{"seed", func(p *schemas.Prompt) { p.Seed = new(int64(7)) }},
 		{"initial_noise", func(p *schemas.Prompt) { p.InitialNoise = schemas.NoiseShared }},
 		{"schedule", func(p *schemas.Prompt) { p.NumInferenceSteps = new(int64(9)) }},
-		{"reward", func(p *schemas.Prompt) { p.Reward = []schemas.RewardSpec{{Name: "ocr"}} }},
+		{"reward", func(p *schemas.Prompt) { p.Reward = []schemas.RewardSpec{{Name: "glyph"}} }},
 		{"reward", func(p *schemas.Prompt) { p.Reward[0].Weight = new(2.0) }},
 		{"advantage", func(p *schemas.Prompt) { p.Advantage.Estimator = "grpo" }},
 		{"batch", func(p *schemas.Prompt) { p.Batch = &schemas.BatchSpec{ID: "b", Groups: 2} }},

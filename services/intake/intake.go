@@ -31,6 +31,9 @@ type Config struct {
 	Models []string `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
 	// Reward is what prompts without a reward list are scored with, unless their model names some.
 	Reward []string `koanf:"reward" help:"reward functions of prompts that name none, when their model names none either"`
+	// Hold is how long a prompt waits for a sampler of its model, or for a reward service that
+	// has its functions.
+	Hold time.Duration `koanf:"hold" help:"how long a prompt is held while nobody serves its model or scores with its functions; then it is refused"`
 	// ExternalWait is the deadline of groups that wait for rewards from outside.
 	ExternalWait time.Duration `koanf:"external_wait" help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`
 	// AckWait is how long the server waits for a sign of life before it redelivers a prompt.
@@ -39,12 +42,14 @@ type Config struct {
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
+	// Health adds a condition of readiness; nil: there is none to add to.
+	Health func(name string, check func() error) `koanf:"-"`
 }
 
 // DefaultConfig is one that works for a laptop and for a cluster.
 func DefaultConfig() Config {
 	return Config{
-		Slots: 4, Reward: []string{"jpeg_compressibility"}, ExternalWait: 24 * time.Hour,
+		Slots: 4, Reward: []string{"jpeg_compressibility"}, Hold: 30 * time.Minute, ExternalWait: 24 * time.Hour,
 		AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
 	}
 }
@@ -68,6 +73,9 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("reward: %w", err))
 		}
 	}
+	if c.Hold < time.Second {
+		errs = append(errs, fmt.Errorf("hold: %v; must be at least 1s", c.Hold))
+	}
 	if c.ExternalWait < time.Second {
 		errs = append(errs, fmt.Errorf("external_wait: %v; must be at least 1s", c.ExternalWait))
 	}
@@ -85,15 +93,17 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("intake config: %w", err)
 	}
-	lanes, err := watchLanes(ctx, b, log)
-	if err != nil {
-		return err
+	s := &service{
+		cfg: cfg, bus: b, lanes: &lanes{bus: b}, metrics: newInstruments(cfg.Metrics),
+		stopping: ctx.Done(), resolving: make(chan struct{}, cfg.Slots),
 	}
-	s := &service{cfg: cfg, bus: b, lanes: lanes, metrics: newInstruments(cfg.Metrics)}
+	if cfg.Health != nil {
+		cfg.Health("lanes", s.stuck)
+	}
 	consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
 		Stream: schemas.StreamPrompts, Durable: "intake",
-		AckWait: cfg.AckWait, Slots: cfg.Slots, DrainTimeout: cfg.DrainTimeout,
-		OnGiveUp: s.refuse,
+		AckWait: cfg.AckWait, Slots: cfg.Slots + maxHeld, DrainTimeout: cfg.DrainTimeout,
+		OnGiveUp: s.refuse, MaxDeliver: maxFailures,
 	}, s.handle)
 	return b.Consume(ctx, consumer, handle)
 }
@@ -104,15 +114,17 @@ type service struct {
 	lanes *lanes
 
 	metrics *instruments
+	held    holding
+	// stopping ends the waiting at shutdown; resolving has room for the prompts that are
+	// worked on.
+	stopping  <-chan struct{}
+	resolving chan struct{}
 }
 
 // handle resolves one prompt, claims its uid and publishes its requests. It is
 // idempotent: a group that has its advantage, and samples that have their trajectory,
 // are not asked for again.
 func (s *service) handle(ctx context.Context, m *bus.Message) error {
-	began := time.Now()
-	s.metrics.resolving.Inc()
-	defer s.metrics.resolving.Dec()
 	run := runOf(m.Subject)
 	if err := schemas.CheckToken("run", run); err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
@@ -125,10 +137,22 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
 	p.UID = uidOf(&p, m)
-	policy, err := s.policy(ctx, &p)
+	policy, err := s.settled(ctx, m, run, &p)
+	if errors.Is(err, errPutBack) {
+		return nil // no failure: it comes again
+	}
 	if err != nil {
 		return err
 	}
+	select {
+	case s.resolving <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-s.resolving }()
+	began := time.Now()
+	s.metrics.resolving.Inc()
+	defer s.metrics.resolving.Dec()
 	if err := s.latents(ctx, p.InitialLatents); err != nil {
 		return err
 	}
@@ -153,20 +177,6 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		Accepted: true, Run: run, UID: p.UID, Samples: int64(len(requests)),
 		NumInferenceSteps: int64(len(requests[0].Transitions)), SDEStepIndices: stochastic(requests[0].Transitions),
 	})
-}
-
-// policy is that of the lane which serves a prompt. It is waited for until the deadline.
-func (s *service) policy(ctx context.Context, p *schemas.Prompt) (*schemas.Policy, error) {
-	if p.Deadline == nil {
-		return s.lanes.pick(ctx, p.Model, s.cfg.Models)
-	}
-	wait, stop := context.WithDeadline(ctx, time.Unix(0, *p.Deadline))
-	defer stop()
-	policy, err := s.lanes.pick(wait, p.Model, s.cfg.Models)
-	if err != nil && wait.Err() != nil && ctx.Err() == nil {
-		return nil, late(*p.Deadline, "no sampler had announced a model")
-	}
-	return policy, err
 }
 
 // publish stores a request. A full stream of them is backpressure, no fault of the

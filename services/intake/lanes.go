@@ -2,87 +2,174 @@ package intake
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
-
-	"github.com/rs/zerolog"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// lanes is what samplers have announced, kept current by a watch on the policy bucket.
+// viewAge is how old a view may be that a prompt is judged by.
+const viewAge = 250 * time.Millisecond
+
+// lanes looks up what samplers have announced, and which services run.
 type lanes struct {
-	mu     sync.Mutex
-	byName map[string]*schemas.Policy
-	// changed is closed and replaced whenever byName changes.
-	changed chan struct{}
+	bus *bus.Bus
+
+	mu   sync.Mutex
+	last *view
+	at   time.Time
 }
 
-// watchLanes returns once the lanes stored now are known; the watch ends with ctx.
-func watchLanes(ctx context.Context, b *bus.Bus, log zerolog.Logger) (*lanes, error) {
-	l := &lanes{byName: map[string]*schemas.Policy{}, changed: make(chan struct{})}
-	policies, err := b.Policies(ctx)
+// view is what was there at one moment.
+type view struct {
+	// policies are of every lane that was ever announced, live those with a sampler now.
+	policies map[string]*schemas.Policy
+	live     []string
+	// scorers are the reward services.
+	scorers []*schemas.Presence
+}
+
+// view returns one of at most viewAge, or a new one.
+func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.last != nil && !fresh && time.Since(l.at) < viewAge {
+		return l.last, nil
+	}
+	began := time.Now()
+	policies, err := l.bus.Policies(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read announced models: %w", err)
 	}
-	for _, p := range policies {
-		l.set(p)
-	}
-	updates, err := b.WatchPolicies(ctx)
+	present, err := l.bus.Present(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("watch announced models: %w", err)
+		return nil, err
 	}
-	go func() {
-		for p := range updates {
-			l.set(p)
-			log.Info().Str("lane", p.Lane).Str("model", p.Model).Int64("policy_version", p.PolicyVersion).Msg("model announced")
+	v := &view{policies: map[string]*schemas.Policy{}}
+	for _, p := range policies {
+		v.policies[p.Lane] = p
+	}
+	for _, p := range present {
+		switch {
+		case p.Service == schemas.ServiceReward:
+			v.scorers = append(v.scorers, p)
+		case v.policies[p.Lane] != nil && !slices.Contains(v.live, p.Lane):
+			v.live = append(v.live, p.Lane)
 		}
-	}()
-	return l, nil
+	}
+	slices.Sort(v.live)
+	l.last, l.at = v, began
+	return v, nil
 }
 
-func (l *lanes) set(p *schemas.Policy) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.byName[p.Lane] = p
-	close(l.changed)
-	l.changed = make(chan struct{})
-}
-
-// pick returns the policy of the named lane; no name means the first expected
-// lane, or the only one announced. It waits for an expected lane (or for any, when
-// none has been announced yet) until ctx ends, and refuses a name nobody serves.
-func (l *lanes) pick(ctx context.Context, name string, expected []string) (*schemas.Policy, error) {
+// pick returns the policy of the named lane; no name means the first expected lane, or the
+// only one that is served. waiting says what to wait for instead: a sampler of a lane that
+// was announced or is expected, or of any. A name that others than those are served under
+// is refused.
+func (v *view) pick(name string, expected []string) (p *schemas.Policy, waiting string, err error) {
 	if name == "" && len(expected) > 0 {
 		name = expected[0]
 	}
-	for {
-		l.mu.Lock()
-		names := slices.Sorted(maps.Keys(l.byName))
-		p, changed := l.byName[name], l.changed
-		if name == "" && len(names) == 1 {
-			p = l.byName[names[0]]
+	if name == "" {
+		switch len(v.live) {
+		case 1:
+			return v.policies[v.live[0]], "", nil
+		case 0:
+			return nil, "model: no sampler runs; start one" + before(slices.Sorted(maps.Keys(v.policies))), nil
 		}
-		l.mu.Unlock()
+		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: empty, and several are served; name one of %s", strings.Join(v.live, ", ")))
+	}
+	p = v.policies[name]
+	switch {
+	case p != nil && slices.Contains(v.live, name):
+		return p, "", nil
+	case p == nil && len(v.live) > 0 && !slices.Contains(expected, name):
+		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be one of %s", name, strings.Join(v.live, ", ")))
+	}
+	waiting = fmt.Sprintf("model: no sampler serves %q now; start one", name)
+	if p != nil {
+		waiting += fmt.Sprintf(" (the last announced itself at %s)", time.Unix(0, p.Announced).UTC().Format(time.RFC3339))
+	}
+	if len(v.live) > 0 {
+		waiting += ", or name one of " + strings.Join(v.live, ", ")
+	}
+	return nil, waiting, nil
+}
 
-		switch {
-		case p != nil:
-			return p, nil
-		case name == "" && len(names) > 1:
-			return nil, bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: empty, and several are served; name one of %s", strings.Join(names, ", ")))
-		case name != "" && len(names) > 0 && !slices.Contains(expected, name):
-			return nil, bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be one of %s", name, strings.Join(names, ", ")))
+func before(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return " (there were samplers of " + strings.Join(names, ", ") + ")"
+}
+
+// able says whether the reward services that run have the functions. Any trajectory may go
+// to any of them, so that a function which one lacks is waited for. While none runs,
+// functions that each of them has are taken for granted, and others wait for one to say so.
+func (v *view) able(rewards []schemas.RewardSpec) (waiting string, err error) {
+	for i, r := range rewards {
+		kind, _, err := scorer.SplitName(r.Name)
+		if err != nil || kind == scorer.External || len(v.scorers) == 0 && scorer.Everywhere(r.Name) {
+			continue // resolve has its own word on names
 		}
-		zerolog.Ctx(ctx).Info().Str("model", name).Msg("waiting for a sampler to announce its model")
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(errors.New("no sampler has announced a model"), ctx.Err())
-		case <-changed:
+		if len(v.scorers) == 0 {
+			return fmt.Sprintf("reward[%d]: no reward service runs to say whether it has %q; start one", i, r.Name), nil
+		}
+		var lack []*schemas.Presence
+		for _, s := range v.scorers {
+			if kind != scorer.NATS && !slices.Contains(s.Reward, r.Name) {
+				lack = append(lack, s)
+			}
+		}
+		switch len(lack) {
+		case 0:
+		case len(v.scorers):
+			return "", bus.Terminal(schemas.CodeUnknownReward, fmt.Errorf("reward[%d]: %s; must be one of %s, nats:NAME or external:NAME",
+				i, whyMissing(lack, r.Name), strings.Join(v.scorers[0].Reward, ", ")))
+		default:
+			return fmt.Sprintf("reward[%d]: %q is missing at %s, one of %d reward services; give all of them the same scorers file",
+				i, r.Name, lack[0].Instance, len(v.scorers)), nil
 		}
 	}
+	return "", nil
+}
+
+// whyMissing is what a service says of a function that it lacks.
+func whyMissing(services []*schemas.Presence, name string) string {
+	for _, s := range services {
+		for _, m := range s.Missing {
+			if m.Name == name {
+				return fmt.Sprintf("%q cannot be scored here: %s", name, m.Reason)
+			}
+		}
+	}
+	return fmt.Sprintf("%q is not configured at the reward service (--scorers)", name)
+}
+
+// unserved names the lanes that have requests and no sampler.
+func (l *lanes) unserved(ctx context.Context) ([]string, error) {
+	v, err := l.view(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, lane := range slices.Sorted(maps.Keys(v.policies)) {
+		if slices.Contains(v.live, lane) {
+			continue
+		}
+		n, err := l.bus.LaneBacklog(ctx, lane)
+		if err != nil {
+			return nil, err
+		}
+		if n > 0 {
+			out = append(out, fmt.Sprintf("%d requests wait for a sampler of %q, and none runs", n, lane))
+		}
+	}
+	return out, nil
 }

@@ -140,7 +140,7 @@ func TestRefuse_NoSampler(t *testing.T) {
 	}
 	p.serve(t)
 	r := receipt(t, p.publish(t, "r", prompt("u", "a red fox", func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(time.Second).UnixNano()) })))
-	if r.Code != schemas.CodeLate || !strings.Contains(r.Error, "no sampler had announced a model") || p.record(t, "r", "u").Error != r.Error {
+	if r.Code != schemas.CodeLate || !strings.Contains(r.Error, "no sampler runs; start one") || p.record(t, "r", "u").Error != r.Error {
 		t.Errorf("%+v", r)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/natsscore"
 	"github.com/meander-rl/meander/pkg/scorer/scorerfile"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // catalog is every reward function of the service, each with its lane.
@@ -155,6 +156,23 @@ func (c *catalog) check(names []string) error {
 }
 
 func (c *catalog) names() []string { return slices.Sorted(maps.Keys(c.entries)) }
+
+// presence is what the service has, for those who ask before pictures are made.
+func (c *catalog) presence(instance string) *schemas.Presence {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := &schemas.Presence{Service: schemas.ServiceReward, Instance: instance, Reward: c.names()}
+	for _, name := range scorer.Names() {
+		if scorer.NewGroup(name) != nil {
+			p.Reward = append(p.Reward, name)
+		}
+	}
+	slices.Sort(p.Reward)
+	for _, name := range slices.Sorted(maps.Keys(c.missing)) {
+		p.Missing = append(p.Missing, schemas.MissingReward{Name: name, Reason: c.missing[name].Error()})
+	}
+	return p
+}
 
 // versions are for the log.
 func (c *catalog) versions() map[string]string {

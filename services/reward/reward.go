@@ -9,9 +9,11 @@ package reward
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -115,6 +117,10 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	defer s.catalog.close()
 	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
 	g, ctx := errgroup.WithContext(ctx)
+	instance := "reward-" + strings.ToLower(rand.Text()[:8])
+	g.Go(func() error {
+		return b.Announce(ctx, func() *schemas.Presence { return s.catalog.presence(instance) })
+	})
 	g.Go(func() error {
 		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
 			Stream: schemas.StreamTrajectories, Durable: "reward",

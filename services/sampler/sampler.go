@@ -21,6 +21,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
@@ -159,14 +160,21 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 		})
 	}
 	consumer, handle := metrics.set.Count(bus.ConsumerConfig{
-		Stream: schemas.StreamRequests, Durable: "sampler-" + cfg.Lane,
+		Stream: schemas.StreamRequests, Durable: bus.LaneConsumer(cfg.Lane),
 		Filters: []string{schemas.Prefix + "request.*." + cfg.Lane + ".*.*"},
 		AckWait: cfg.AckWait, MaxDeliver: cfg.MaxDeliver, DrainTimeout: cfg.DrainTimeout,
 		// Twice the batch: while one sample is decoded and stored, the next denoises.
 		Slots:    2 * cfg.Batch * cfg.Workers,
 		OnGiveUp: s.fail, Families: families,
 	}, s.handle)
-	err := b.Consume(ctx, consumer, handle)
+	g, serving := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return b.Announce(serving, func() *schemas.Presence {
+			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + s.token, Lane: cfg.Lane}
+		})
+	})
+	g.Go(func() error { return b.Consume(serving, consumer, handle) })
+	err := g.Wait()
 	stop()
 	wg.Wait()
 	return err

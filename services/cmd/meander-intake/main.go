@@ -23,6 +23,7 @@ func main() {
 			"MEANDER_NATS_TOKEN=... meander-intake --config intake.yaml",
 			"meander-intake --print-config > intake.yaml",
 		},
-		Run: intake.Run,
+		Health: func(c *intake.Config, h *boot.Health) { c.Health = h.Check },
+		Run:    intake.Run,
 	})
 }

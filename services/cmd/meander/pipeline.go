@@ -150,6 +150,7 @@ func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error
 	if s.store != nil {
 		health.Check("store", s.store)
 	}
+	s.intake.Health = health.Check
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
 	g, work := errgroup.WithContext(ctx)

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
@@ -103,6 +104,25 @@ func follow(ctx context.Context, b *bus.Bus, stream, filter string, see func(sub
 	}
 	context.AfterFunc(ctx, sub.Stop)
 	return nil
+}
+
+// receipts handles intake's answers: how much there is to do, and what prompts wait for,
+// once for all of them.
+func (p *progress) receipts() nats.MsgHandler {
+	told := map[string]bool{}
+	return func(m *nats.Msg) {
+		var r schemas.Receipt
+		if schemas.Decode(m.Data, &r) != nil {
+			return
+		}
+		if why, _, _ := strings.Cut(r.Waiting, "; held until"); why != "" && !told[why] {
+			told[why] = true
+			p.note("waiting: " + r.Waiting)
+		}
+		if r.Accepted {
+			p.expect(int(r.Samples * r.NumInferenceSteps))
+		}
+	}
 }
 
 // expect adds the steps of one accepted prompt to the total.

@@ -59,7 +59,7 @@ samples are made in the background; follow them with 'meander watch'.`,
 				} else if receipt.Accepted {
 					fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.NumInferenceSteps, prompt.text)
 				} else {
-					fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error)
+					fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
 				}
 				if !receipt.Accepted {
 					refused++
@@ -78,7 +78,10 @@ samples are made in the background; follow them with 'meander watch'.`,
 }
 
 func refusal(r *schemas.Receipt) string {
-	if r.Code == "stored" {
+	switch {
+	case r.Waiting != "":
+		return "held"
+	case r.Code == "stored":
 		return "stored"
 	}
 	return "refused"
@@ -101,8 +104,9 @@ func publishOne(ctx context.Context, conn *connection, run string, p prompt, wai
 	defer cancel()
 	r, err := client.New(conn.Bus).PublishEncoded(answer, run, data)
 	var refused *client.RefusedError
+	var held *client.HeldError
 	switch {
-	case errors.As(err, &refused):
+	case errors.As(err, &refused), errors.As(err, &held) && ctx.Err() == nil:
 		return r, nil
 	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
 		return &schemas.Receipt{Run: run, UID: p.uid, Code: "stored", Error: fmt.Sprintf("no intake answered in %v; the prompt is taken up when one runs", wait)}, nil

@@ -193,12 +193,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 	defer cancel()
 	watching.Go(func() { watchFaults(ctx, conn.Bus, progress.note) })
 	inbox := conn.Conn().NewInbox()
-	receipts, err := conn.Conn().Subscribe(inbox, func(m *nats.Msg) {
-		var receipt schemas.Receipt
-		if schemas.Decode(m.Data, &receipt) == nil && receipt.Accepted {
-			progress.expect(int(receipt.Samples * receipt.NumInferenceSteps))
-		}
-	})
+	receipts, err := conn.Conn().Subscribe(inbox, progress.receipts())
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to receipts: %w", err)
 	}

@@ -34,6 +34,9 @@ type Service[T any] struct {
 	HealthAddr string
 	// Setup says whether the program creates the streams by default.
 	Setup bool
+	// Health gives the settings what the service adds conditions of readiness to; nil: it has
+	// none of its own.
+	Health func(cfg *T, h *Health)
 	// Run serves until ctx ends and the work in hand is finished or handed back.
 	Run func(ctx context.Context, cfg T, b *bus.Bus, log zerolog.Logger) error
 }
@@ -179,6 +182,9 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 		defer instrument.Plane(prometheus.DefaultRegisterer, b)()
 	}
 	health.Connected(b)
+	if s.Health != nil {
+		s.Health(&cfg.Service, health)
+	}
 	health.SetReady(true)
 	log.Info().Str("server", b.Conn().ConnectedUrlRedacted()).Msg("serving")
 

@@ -122,17 +122,26 @@ class Client:
     async def publish(self, run: str, prompt: str, timeout: float = 10, **fields) -> dict:
         """Stores a prompt and returns intake's receipt; fields are those of a Prompt, such as group_size=8.
 
-        A refusal raises Refused. Without an answer in time the prompt is stored all the same, and TimeoutError says so.
+        A refusal raises Refused. Without an answer in time the prompt is stored all the same, and TimeoutError says so,
+        and what intake waits for, where nobody serves the prompt yet.
         """
         inbox = self.nc.new_inbox()
-        answer = await self.nc.subscribe(inbox, max_msgs=1)
+        answers = await self.nc.subscribe(inbox)
         body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
         headers = {"Mdr-Reply": inbox, "Mdr-Type": "prompt/1", "Content-Type": "application/msgpack"}
         await self.js.publish(f"{PREFIX}prompt.{run}", body, headers=headers)
+        waiting, end = "no intake answered in time", time.monotonic() + timeout
         try:
-            receipt = decode((await answer.next_msg(timeout)).data)
+            while True:
+                receipt = decode((await answers.next_msg(max(0.001, end - time.monotonic()))).data)
+                if not receipt.get("waiting"):
+                    break
+                waiting = receipt["waiting"]  # another receipt says what became of it
         except nats.errors.TimeoutError:
-            raise TimeoutError("no intake answered in time; the prompt is stored") from None
+            raise TimeoutError(f"{waiting}; the prompt is stored") from None
+        finally:
+            with contextlib.suppress(Exception):
+                await answers.unsubscribe()
         if not receipt["accepted"]:
             raise Refused(receipt)
         return receipt

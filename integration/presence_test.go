@@ -1,0 +1,249 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
+)
+
+// plane is a server with its streams, on which services leave soon after they die.
+func plane(t *testing.T) (*world, string) {
+	t.Helper()
+	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.JetStream().UpdateKeyValue(t.Context(), jetstream.KeyValueConfig{
+		Bucket: schemas.PresenceBucket, TTL: 2 * time.Second, MaxBytes: 8 << 20, Storage: jetstream.FileStorage,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(b.Close(), server.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return &world{Bus: b, client: client.New(b)}, server.ClientURL()
+}
+
+// intake runs one until the test ends.
+func (w *world) intake(t *testing.T, change func(*intake.Config)) {
+	t.Helper()
+	cfg := intake.DefaultConfig()
+	change(&cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- intake.Run(ctx, cfg, w.Bus, zerolog.Nop()) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("intake: %v", err)
+		}
+	})
+}
+
+// services waits until so many of a kind are present.
+func (w *world) services(t *testing.T, kind string, n int) {
+	t.Helper()
+	for {
+		present, err := w.Present(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := 0
+		for _, p := range present {
+			if p.Service == kind {
+				count++
+			}
+		}
+		if count == n {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// standIn says until the test ends that a lane is served, and serves nothing.
+func standIn(t *testing.T, b *bus.Bus, lane string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- b.Announce(ctx, func() *schemas.Presence {
+			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "stand-in", Lane: lane}
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func onePicture(uid, model string) *schemas.Prompt {
+	return &schemas.Prompt{UID: uid, Prompt: "a red fox", Model: model, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2))}
+}
+
+// A lane whose sampler was killed takes no prompts: they are held, and say why, health
+// too; other lanes go on; and they are sampled once the lane is served again.
+func TestLane_Ghost(t *testing.T) {
+	w, url := plane(t)
+	w.intake(t, func(c *intake.Config) { c.Hold = time.Hour })
+	sampler := func(name, lane string) *victim {
+		return raise(t, &victim{
+			name: name, path: program(t, "meander-sampler"), dir: t.TempDir(),
+			args: []string{"--nats-url", url, "--model", "synthetic", "--lane", lane, "--health-addr", ""},
+		})
+	}
+	ghost := sampler("ghost", "ghost")
+	sampler("alive", "alive")
+	w.services(t, schemas.ServiceSampler, 2)
+	if _, err := w.client.Publish(t.Context(), "r", onePicture("first", "ghost")); err != nil {
+		t.Fatal(err)
+	}
+	ghost.end(syscall.SIGKILL)
+	w.services(t, schemas.ServiceSampler, 1)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := w.client.Publish(ctx, "r", onePicture("held", "ghost"))
+	var held *client.HeldError
+	if !errors.As(err, &held) || !strings.Contains(held.Reason, `model: no sampler serves "ghost" now; start one (the last announced itself at `) ||
+		!strings.Contains(held.Reason, "or name one of alive; held until") {
+		t.Fatalf("a prompt for a lane that nobody serves: %v", err)
+	}
+	for i := range 100 { // more than wait in hand
+		data, err := schemas.Encode(onePicture(fmt.Sprintf("more%d", i), "ghost"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.PublishPrompt(t.Context(), "r", data, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := w.client.Publish(t.Context(), "r", onePicture("other", "alive")); err != nil || !r.Accepted {
+		t.Fatalf("a prompt for another lane: %+v, %v", r, err)
+	}
+	if r, err := w.client.Publish(t.Context(), "r", onePicture("unnamed", "")); err != nil || !r.Accepted {
+		t.Fatalf("a prompt that names no model: %+v, %v", r, err)
+	}
+
+	sampler("again", "ghost")
+	for m, err := range w.Read(t.Context(), schemas.StreamTrajectories, []string{schemas.TrajectorySubject("r", "held", 0)}, bus.ReadOptions{Live: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tr schemas.Trajectory
+		if err := schemas.Decode(m.Data, &tr); err != nil || tr.StopReason != schemas.StopCompleted || tr.Lane != "ghost" {
+			t.Errorf("trajectory %+v, %v", tr, err)
+		}
+		break
+	}
+}
+
+// What nobody comes for is refused at last, with what it waited for.
+func TestLane_HeldPromptIsRefused(t *testing.T) {
+	w, _ := plane(t)
+	hook := make(chan func() error, 1)
+	w.intake(t, func(c *intake.Config) {
+		c.Hold = 6 * time.Second
+		c.Health = func(_ string, check func() error) { hook <- check }
+	})
+	stuck := <-hook
+	if err := w.SetPolicy(t.Context(), &schemas.Policy{
+		Lane: "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1, MaxPixels: 256,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	alarm := make(chan error, 1)
+	go func() {
+		for err := stuck(); ; err = stuck() {
+			if err != nil {
+				alarm <- err
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	r, err := w.client.Publish(t.Context(), "r", onePicture("u", "gone"))
+	var refused *client.RefusedError
+	if !errors.As(err, &refused) || r.Code != schemas.CodeUnknownModel || !strings.Contains(r.Error, `model: no sampler serves "gone" now; start one (the last announced itself at `) {
+		t.Errorf("receipt %+v, %v", r, err)
+	}
+	if err := <-alarm; !strings.Contains(err.Error(), `1 prompts wait: model: no sampler serves "gone" now`) {
+		t.Errorf("health while it waited: %v", err)
+	}
+	if err := stuck(); err != nil {
+		t.Errorf("health when nothing waits: %v", err)
+	}
+	if d := w.dead(t, 1)[0]; d.Code != schemas.CodeUnknownModel {
+		t.Errorf("dead letter %+v", d)
+	}
+}
+
+// Intake asks the reward services that run what they can score, before a picture is made.
+func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
+	w, url := plane(t)
+	service := func(name string, args ...string) *victim {
+		return raise(t, &victim{
+			name: name, path: program(t, "meander-"+name), dir: t.TempDir(), env: []string{"PATH="}, // without tesseract
+			args: append([]string{"--nats-url", url, "--health-addr", ""}, args...),
+		})
+	}
+	service("intake", "--hold", "1h")
+	service("sampler", "--model", "synthetic")
+	publish := func(want int, text string, args ...string) {
+		t.Helper()
+		o := meander(t, t.TempDir(), append([]string{"publish", "--nats", url, "--run", "r"}, args...)...)
+		if o.code != want || !strings.Contains(o.stdout, text) {
+			t.Errorf("publish %q: exit %d, want %d and %q\n%s%s", args, o.code, want, text, o.stdout, o.stderr)
+		}
+	}
+	w.services(t, schemas.ServiceSampler, 1)
+	// Nobody can say yet whether there is such a function; one that each service has is taken.
+	publish(1, `held      "a sign"  reward[0]: no reward service runs to say whether it has "http:none"; start one; held until`,
+		"--wait", "5s", "--reward", "http:none", "a sign")
+	publish(0, "accepted", "-n", "2", "--reward", "jpeg_compressibility", "a sign")
+
+	dead := service("reward")
+	w.services(t, schemas.ServiceReward, 1)
+	for _, tt := range []struct{ reward, want string }{
+		{"http:none", `"http:none" is not configured at the reward service (--scorers); must be one of diversity, glyph, jpeg_compressibility`},
+		{"onnx:none", `"onnx:none" is not configured at the reward service`},
+		{"ocr", `"ocr" cannot be scored here: `},
+	} {
+		publish(1, "refused   \"a sign that says \\\"A\\\"\"  reward[0]: "+tt.want, "--reward", tt.reward, `a sign that says "A"`)
+	}
+	publish(0, "accepted", "--reward", "diversity", "-n", "2", "a sign")
+	// What was held meanwhile is refused now: its service has come, and has it not.
+	for _, d := range w.dead(t, 4) {
+		if d.Stage != "intake" || d.Code != schemas.CodeUnknownReward {
+			t.Errorf("dead letter of %s: %s: %s", d.Stage, d.Code, d.Reason)
+		}
+	}
+	dead.end(syscall.SIGKILL)
+	w.services(t, schemas.ServiceReward, 0)
+	publish(1, "no reward service runs to say whether it has \"ocr\"", "--wait", "5s", "--reward", "ocr", `a sign that says "B"`)
+}

@@ -1,0 +1,217 @@
+package intake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+const (
+	// maxHeld is how many prompts wait in hand, to go on the moment they can; others are
+	// put back.
+	maxHeld = 64
+	// tellAfter is when a client hears that its prompt waits, alarmAfter when health says so,
+	// or a tenth of cfg.Hold where that is less.
+	tellAfter  = 2 * time.Second
+	alarmAfter = 30 * time.Second
+	// healthTimeout bounds what health asks the server.
+	healthTimeout = 2 * time.Second
+	// maxFailures is how often a prompt may fail for reasons that are not its own: the server
+	// is away, a stream is not there. Ten times as many deliveries are allowed in all, more
+	// than putBacks, which is how often one comes again that waits for all of cfg.Hold.
+	maxFailures = 60
+	putBacks    = 400
+)
+
+// errPutBack ends the work on a prompt that has been handed back.
+var errPutBack = errors.New("put back to wait")
+
+// holding is the prompts that wait for a service.
+type holding struct {
+	mu     sync.Mutex
+	inHand int
+	// reasons by stream sequence; those of prompts that were put back go with time.
+	reasons map[uint64]heldPrompt
+	// dry is since when lanes have requests and no sampler.
+	dry time.Time
+}
+
+type heldPrompt struct {
+	why          string
+	since, until time.Time
+}
+
+// enter notes that a prompt waits, and says whether it may do so in hand.
+func (h *holding) enter() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.inHand == maxHeld {
+		return false
+	}
+	h.inHand++
+	return true
+}
+
+func (h *holding) leave() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.inHand--
+}
+
+func (h *holding) note(seq uint64, why string, since, until time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.reasons == nil {
+		h.reasons = map[uint64]heldPrompt{}
+	}
+	h.reasons[seq] = heldPrompt{why, since, until}
+}
+
+func (h *holding) forget(seq uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.reasons, seq)
+}
+
+// settled returns the policy that a prompt is served under, once somebody serves it and
+// its rewards can be scored. Until then the prompt waits: in hand, where it goes on at
+// once, or put back (errPutBack). It is refused when nobody came before it had waited for
+// cfg.Hold, or when its deadline has passed.
+func (s *service) settled(ctx context.Context, m *bus.Message, run string, p *schemas.Prompt) (policy *schemas.Policy, err error) {
+	policy, waiting, err := s.fit(ctx, p, false)
+	if waiting == "" && err == nil {
+		return policy, nil
+	}
+	inHand, told := s.held.enter(), false
+	if inHand {
+		defer s.held.leave()
+	}
+	defer func() {
+		if !errors.Is(err, errPutBack) {
+			s.held.forget(m.Seq)
+		}
+	}()
+	began, due, deadline := time.Now(), m.Time.Add(s.cfg.Hold), false
+	if d := p.Deadline; d != nil && *d < due.UnixNano() {
+		due, deadline = time.Unix(0, *d), true
+	}
+	for {
+		// What a view of a moment ago says is not enough to refuse or to hold a prompt.
+		policy, waiting, err = s.fit(ctx, p, !told && time.Since(began) < viewAge)
+		switch {
+		case err != nil:
+			return nil, err
+		case waiting == "":
+			return policy, nil
+		case !time.Now().Before(due) && deadline:
+			return nil, late(*p.Deadline, waiting)
+		case !time.Now().Before(due):
+			return nil, bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
+		}
+		if waited := time.Since(m.Time); !told && (waited > tellAfter || !inHand) {
+			told = true
+			zerolog.Ctx(ctx).Warn().Str("run", run).Str("uid", p.UID).Time("until", due).Msg("held: " + waiting)
+			receipt := &schemas.Receipt{Run: run, UID: p.UID, Waiting: fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))}
+			if err := s.answer(m, receipt); err != nil {
+				return nil, err
+			}
+		}
+		if !inHand {
+			return nil, s.putBack(m, waiting)
+		}
+		s.held.note(m.Seq, waiting, m.Time, due)
+		t := time.NewTimer(viewAge)
+		select {
+		case <-s.stopping:
+			t.Stop()
+			return nil, s.putBack(m, waiting)
+		case <-ctx.Done():
+			t.Stop()
+			return nil, ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// putBack hands a prompt back, to come again less often than a message may that always
+// ends without a result.
+func (s *service) putBack(m *bus.Message, why string) error {
+	d := max(time.Second, s.cfg.Hold/putBacks)
+	select {
+	case <-s.stopping:
+		d = time.Second
+	default:
+	}
+	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrSettled) {
+		return fmt.Errorf("put back: %w", err)
+	}
+	s.held.note(m.Seq, why, m.Time, time.Now().Add(2*d))
+	return errPutBack
+}
+
+// fit says under which policy a prompt can be served, or what it waits for.
+func (s *service) fit(ctx context.Context, p *schemas.Prompt, fresh bool) (policy *schemas.Policy, waiting string, err error) {
+	v, err := s.lanes.view(ctx, fresh)
+	if err != nil {
+		return nil, "", err
+	}
+	policy, waiting, err = v.pick(p.Model, s.cfg.Models)
+	if policy == nil {
+		return nil, waiting, err
+	}
+	rewards, err := resolveRewards(p, policy, origin{reward: s.cfg.Reward})
+	if err != nil {
+		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
+	}
+	waiting, err = v.able(rewards)
+	return policy, waiting, err
+}
+
+// stuck is the fault of health: work that has stood still for alarmAfter since nobody is
+// there to do it.
+func (s *service) stuck() error {
+	ctx, stop := context.WithTimeout(context.Background(), healthTimeout)
+	defer stop()
+	unserved, err := s.lanes.unserved(ctx)
+	if err != nil {
+		return err
+	}
+	now, alarm := time.Now(), min(alarmAfter, s.cfg.Hold/10)
+	counts := map[string]int{}
+	s.held.mu.Lock()
+	for seq, p := range s.held.reasons {
+		switch {
+		case now.After(p.until):
+			delete(s.held.reasons, seq)
+		case now.Sub(p.since) > alarm:
+			counts[p.why]++
+		}
+	}
+	switch {
+	case len(unserved) == 0:
+		s.held.dry = time.Time{}
+	case s.held.dry.IsZero():
+		s.held.dry = now
+	}
+	if s.held.dry.IsZero() || now.Sub(s.held.dry) < alarm {
+		unserved = nil
+	}
+	s.held.mu.Unlock()
+	for _, why := range slices.Sorted(maps.Keys(counts)) {
+		unserved = append(unserved, fmt.Sprintf("%d prompts wait: %s", counts[why], why))
+	}
+	if len(unserved) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(unserved, "; "))
+}
