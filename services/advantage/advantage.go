@@ -233,10 +233,14 @@ func (w *worker) forgetGroup(g *group) {
 	}
 }
 
-// refuse writes a dead letter for what can never be used.
+// refuse writes a dead letter for what is not the event that its subject is for, and frees
+// the subject.
 func (w *worker) refuse(ctx context.Context, m *bus.Message, code, reason string) error {
 	w.deliveries.Dead(code)
 	if err := w.bus.Dead(ctx, "advantage", code, reason, m); err != nil {
+		return err
+	}
+	if err := w.bus.Delete(ctx, m.Stream, m.Seq); err != nil {
 		return err
 	}
 	w.settle(m.Term(reason))
@@ -258,16 +262,27 @@ func (w *worker) late(ctx context.Context, m *bus.Message) error {
 	return w.bus.Dead(ctx, "advantage", schemas.CodeLate, "the group closed without this sample", m)
 }
 
-func (w *worker) stored(ctx context.Context, run, uid string) (*schemas.Advantage, error) {
-	m, err := w.bus.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
-	if err != nil {
+// stored is the result of a group that is there, or bus.ErrNotFound.
+func (w *worker) stored(ctx context.Context, run, uid string, size int64, batch string) (*schemas.Advantage, error) {
+	a := &schemas.Advantage{}
+	check := func() (fault, err error) { return resultFor(a, size, batch), nil }
+	if _, err := w.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid), a, check); err != nil {
 		return nil, fmt.Errorf("look up advantage of %s: %w", uid, err)
 	}
-	var a schemas.Advantage
-	if err := schemas.Decode(m.Data, &a); err != nil {
-		return nil, fmt.Errorf("stored advantage %s: %w", m.Subject, err)
+	return a, nil
+}
+
+// resultFor says what is wrong with a stored result of a group.
+func resultFor(a *schemas.Advantage, size int64, batch string) error {
+	if a.GroupSize != size || int64(len(a.Members)) != size || a.Batch != batch {
+		return fmt.Errorf("group_size, members and batch: %d, %d items and %s; must be %d, as many and %s", a.GroupSize, len(a.Members), a.Batch, size, batch)
 	}
-	return &a, nil
+	return nil
+}
+
+// against lets the result that a worker before has stored stay.
+func against(a *schemas.Advantage) bus.PublishOption {
+	return bus.Against(func(first *schemas.Advantage) (fault, err error) { return resultFor(first, a.GroupSize, a.Batch), nil })
 }
 
 // close sends the result of a group that is its own batch on its way.
@@ -297,11 +312,11 @@ func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
 
 // send publishes a group's advantage without waiting; collect sees to what becomes of it.
 func (w *worker) send(ctx context.Context, g *group, a *schemas.Advantage) error {
-	f, err := w.publisher.Publish(ctx, a)
+	f, err := w.publisher.Publish(ctx, a, against(a))
 	if errors.Is(err, schemas.ErrTooLarge) || errors.Is(err, nats.ErrMaxPayload) {
 		// It would be as large the next time.
 		a = failure(a, err)
-		f, err = w.publisher.Publish(ctx, a)
+		f, err = w.publisher.Publish(ctx, a, against(a))
 	}
 	if err != nil {
 		return fmt.Errorf("publish advantage of %s: %w", a.UID, err)
@@ -337,7 +352,7 @@ func (w *worker) collect(ctx, wait context.Context) {
 		g.sent = false
 		a := g.verdict
 		if err == nil && ack.Duplicate {
-			a, err = w.stored(ctx, g.run, g.uid)
+			a, err = w.stored(ctx, g.run, g.uid, g.size, g.spec.Batch)
 		}
 		if err != nil {
 			w.tryAgain(g.uid, err)
@@ -350,12 +365,12 @@ func (w *worker) collect(ctx, wait context.Context) {
 // publish stores a group's result and returns what is stored: when another worker was
 // first, that is the result.
 func (w *worker) publish(ctx context.Context, a *schemas.Advantage) (*schemas.Advantage, error) {
-	ack, err := w.bus.Publish(ctx, a)
+	ack, err := w.bus.Publish(ctx, a, against(a))
 	if err != nil {
 		return nil, fmt.Errorf("publish advantage of %s: %w", a.UID, err)
 	}
 	if ack.Duplicate {
-		return w.stored(ctx, a.Run, a.UID)
+		return w.stored(ctx, a.Run, a.UID, a.GroupSize, a.Batch)
 	}
 	return a, nil
 }

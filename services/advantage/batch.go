@@ -90,6 +90,18 @@ func (g *group) before(deadline time.Time) bool {
 	return !g.deadline.IsZero() && (deadline.IsZero() || !g.due.After(deadline))
 }
 
+// leave takes a group out of its batch.
+func (b *batch) leave(g *group) {
+	delete(b.groups, g.uid)
+	if g.decided {
+		b.decided--
+	}
+	clear(b.roots)
+	for _, rest := range b.groups {
+		b.roots[rest.root()] = true
+	}
+}
+
 // filled says whether each place has a group that counts or has been given up: no group
 // of it is open, none has been asked for that has not come, and so has every one that was
 // replaced: what a killed worker had in hand may come after what was asked for later.
@@ -254,7 +266,7 @@ func (g *group) tooLate() *schemas.Advantage {
 
 // batchClosed says whether the batch of a record has closed.
 func (w *worker) batchClosed(ctx context.Context, r *schemas.Opening) (bool, error) {
-	_, err := w.bus.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch))
+	_, err := w.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.BatchSubject(r.Run, r.Group.Batch), &schemas.Batch{}, nil)
 	if errors.Is(err, bus.ErrNotFound) {
 		return false, nil
 	}

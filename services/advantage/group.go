@@ -75,14 +75,15 @@ func (g *group) of(r *schemas.Reward) error {
 	return nil
 }
 
-// add takes a reward; a redelivery only renews the message to ack. timeout is the time that
+// add takes a reward; a redelivery only renews the message to ack, and of two for one
+// sample the one stored last is what the stream has. timeout is the time that
 // a group whose prompt has no deadline is open for, from its first reward on.
 func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	if m != nil && g.spec.Deadline == 0 && (g.due.IsZero() || m.Time.Before(g.due)) {
 		g.due, g.deadline = m.Time, m.Time.Add(timeout)
 	}
 	at, ok := slices.BinarySearchFunc(g.samples, r.SampleIndex, func(s sample, i int64) int { return cmp.Compare(s.index, i) })
-	if ok {
+	if ok && (m == nil || g.samples[at].message.Seq == m.Seq) {
 		g.samples[at].message = m
 		return
 	}
@@ -104,7 +105,12 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 		s.stored = m.Time.UnixNano()
 		slim(m)
 	}
-	g.samples = slices.Insert(g.samples, at, s)
+	switch {
+	case !ok:
+		g.samples = slices.Insert(g.samples, at, s)
+	case g.samples[at].message.Seq < m.Seq: // it was displaced, and this is the true one
+		g.samples[at] = s
+	}
 }
 
 // slim lets go of what a result does not need of a message: a worker may hold many.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +20,8 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 		err = w.open(ctx, m)
 	} else if err = w.decoder.Decode(m.Data, &w.reward); err != nil {
 		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
+	} else if !names(m.Subject, &w.reward) {
+		err = w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("a reward of %q, stored on another subject", w.reward.Subject()))
 	} else {
 		err = w.add(ctx, m, &w.reward)
 	}
@@ -27,13 +30,39 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	}
 }
 
+// names says whether a stored subject is the one that its reward names. It makes nothing:
+// there is one for every reward.
+func names(subject string, r *schemas.Reward) bool {
+	s, ok := strings.CutPrefix(subject, schemas.Prefix+"reward.")
+	_, s, _ = strings.Cut(s, ".") // the partition, which is the server's
+	for _, token := range [...]string{r.Run, r.Group.Batch, r.UID} {
+		head, rest, more := strings.Cut(s, ".")
+		ok, s = ok && more && head == token, rest
+	}
+	var digits [20]byte
+	return ok && s == string(strconv.AppendInt(digits[:0], r.SampleIndex, 10))
+}
+
 // open takes the record of a group.
 func (w *worker) open(ctx context.Context, m *bus.Message) error {
 	var r schemas.Opening
 	if err := bus.Fits(m, &r); err != nil {
 		return w.refuse(ctx, m, schemas.CodeInvalid, err.Error())
 	}
+	switch record, err := w.bus.Group(ctx, r.Run, r.UID); {
+	case err != nil && !errors.Is(err, bus.ErrNotFound):
+		return err
+	case err == nil && (record.Error != r.Error || record.GroupSize != r.GroupSize || !record.Group.Same(&r.Group)):
+		return w.refuse(ctx, m, schemas.CodeInvalid, "group: not that of the group's record")
+	}
 	g := w.groups[r.Run+"."+r.UID]
+	if g != nil && !g.opens(&r) {
+		if g.sent {
+			return fmt.Errorf("group %s is about to close", g.uid)
+		}
+		w.dismiss(g)
+		g = nil
+	}
 	if g == nil {
 		var err error
 		if g, err = w.begin(ctx, &r, m.Time); err != nil {
@@ -50,15 +79,33 @@ func (w *worker) open(ctx context.Context, m *bus.Message) error {
 			w.seen(g)
 		}
 	}
-	if r.Group.Batch != g.spec.Batch {
-		return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("group.batch: %s; the group is of batch %s", r.Group.Batch, g.spec.Batch))
-	}
 	if g.opening == nil {
 		w.metrics.held.Inc()
 	}
 	g.opening = m
 	slim(m)
 	return w.progress(ctx, g)
+}
+
+// opens says whether the group is that of a record.
+func (g *group) opens(r *schemas.Opening) bool {
+	return g.refused == r.Error && g.size == r.GroupSize && g.spec.Same(&r.Group)
+}
+
+// dismiss drops an open group whose record was displaced by the true one. Its rewards come
+// again, and are looked at anew.
+func (w *worker) dismiss(g *group) {
+	w.log.Warn().Str("run", g.run).Str("uid", g.uid).Msg("open group dropped: its record was not the true one")
+	if b := w.batchOf(g); b != nil {
+		b.leave(g)
+	}
+	w.forgetGroup(g)
+	if g.opening != nil {
+		w.settle(g.opening.AckAsync())
+	}
+	for i := range g.samples {
+		w.settle(g.samples[i].message.NakWithDelay(sweepEvery))
+	}
 }
 
 // begin makes the group of a record one that is open; nil when its batch has closed.
@@ -148,7 +195,7 @@ func (w *worker) afterwards(ctx context.Context, m *bus.Message, r *schemas.Rewa
 // resultOf is that of a group whose batch has closed. One that has none gets one: whoever
 // waits for the group must not wait for ever.
 func (w *worker) resultOf(ctx context.Context, r *schemas.Opening, opened time.Time) (*schemas.Advantage, error) {
-	a, err := w.stored(ctx, r.Run, r.UID)
+	a, err := w.stored(ctx, r.Run, r.UID, r.GroupSize, r.Group.Batch)
 	if errors.Is(err, bus.ErrNotFound) {
 		return w.publish(ctx, newGroup(r, opened).tooLate())
 	}
@@ -165,7 +212,7 @@ func (w *worker) seen(g *group) {
 // recognise looks up whether a group that is open here has a result already: it closed
 // under another worker, or what is held came too late for it.
 func (w *worker) recognise(ctx context.Context, g *group) error {
-	a, err := w.stored(ctx, g.run, g.uid)
+	a, err := w.stored(ctx, g.run, g.uid, g.size, g.spec.Batch)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil
 	}

@@ -1,0 +1,170 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// forge stores bytes on a subject that keeps what came first, as somebody does who knows it.
+func (w *world) forge(t *testing.T, subject string, data []byte) {
+	t.Helper()
+	ack, err := w.PublishRaw(t.Context(), subject, data, nil, schemas.MessageID(subject))
+	if err != nil || ack.Duplicate {
+		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
+	}
+}
+
+// checkGroup reads a closed group as a trainer does: each member's reward is that of the
+// trajectory that it names, whose steps are all there.
+func (w *world) checkGroup(t *testing.T, a *schemas.Advantage, size int64) {
+	t.Helper()
+	if a.Status != schemas.StatusComplete || a.GroupSize != size || int64(len(a.Members)) != size {
+		t.Fatalf("%+v; want a complete group of %d", a, size)
+	}
+	for _, m := range a.Members {
+		tr, err := w.client.Trajectory(t.Context(), a.Run, a.UID, m.SampleIndex)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.client.Steps(t.Context(), tr); err != nil {
+			t.Error(err)
+		}
+		var r schemas.Reward
+		subject := bus.StoredSubject(schemas.RewardSubject(a.Run, a.Batch, a.UID, m.SampleIndex))
+		stored, err := w.Last(t.Context(), schemas.StreamRewards, subject)
+		if err == nil {
+			err = bus.Fits(stored, &r)
+		}
+		if err != nil || r.TrajectorySeq != m.TrajectorySeq || *r.Reward != *m.Reward || tr.Sampler == "forger" {
+			t.Errorf("sample %d: %+v and %+v, %v; want one sample", m.SampleIndex, m, r, err)
+		}
+	}
+}
+
+// What is stored where the events of a group belong, before its prompt comes, keeps none
+// of them out.
+func TestPipeline_GarbageFirst(t *testing.T) {
+	t.Parallel()
+	w := start(t, nil)
+	for i := range int64(4) {
+		w.forge(t, schemas.RequestSubject("r", "synthetic", "g", i), []byte("rubbish"))
+		w.forge(t, schemas.TrajectorySubject("r", "g", i), []byte("rubbish"))
+		w.forge(t, schemas.RewardSubject("r", "b", "g", i), []byte("rubbish"))
+	}
+	w.forge(t, schemas.AdvantageSubject("r", "g"), []byte("rubbish"))
+	w.forge(t, schemas.BatchSubject("r", "b"), []byte("rubbish"))
+	w.forge(t, schemas.GroupSubject("r", "g"), []byte("rubbish"))
+	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
+		UID: "g", Prompt: "a red fox", GroupSize: new(int64(4)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.checkGroup(t, w.advantages(t, "r", 1)["g"], 4)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	for m, err := range w.Read(ctx, schemas.StreamAdvantages, []string{schemas.BatchSubject("r", "b")}, bus.ReadOptions{Live: true}) {
+		var b schemas.Batch
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bus.Fits(m, &b) == nil {
+			if b.Samples != 4 {
+				t.Errorf("batch: %+v", b)
+			}
+			break
+		}
+	}
+	letters := map[string]bool{}
+	for _, d := range w.dead(t, 15) {
+		letters[d.OriginalSubject] = true
+	}
+	if len(letters) != 15 {
+		t.Errorf("dead letters of %d subjects, want 15: %v", len(letters), letters)
+	}
+}
+
+// Events that would pass for those of a group, but for what its record and its stored
+// steps say, keep no true one out either.
+func TestPipeline_ForgedWhileSampling(t *testing.T) {
+	t.Parallel()
+	w := start(t, func(c *config) { c.sampler.Batch, c.sampler.Workers = 1, 1 })
+	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
+		UID: "g", Prompt: "a red fox", GroupSize: new(int64(6)), NumInferenceSteps: new(int64(500)),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	record, err := w.Group(t.Context(), "r", "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The last samples wait: what is stored for them now came first.
+	other := record.Group
+	other.PromptSeq = 4711
+	for i, spec := range map[int64]schemas.Group{3: record.Group, 4: other} {
+		tr := &schemas.Trajectory{
+			Run: "r", UID: "g", SampleIndex: i, GroupSize: 6, Lane: "synthetic", Attempt: "a", StopReason: schemas.StopCompleted,
+			Prompt: "a red fox", Height: 64, Width: 64, CFGRule: schemas.CFGPlain, Sigmas: []float32{1, 0}, Timesteps: []float32{1000, 0},
+			Transitions: []string{"ode"}, LogProbs: []*float64{nil}, LogProbKind: schemas.LogProbDensity, Solver: "euler",
+			LatentStepIndices: []int64{}, LatentsShape: []int64{16, 64}, LatentsDType: "F32",
+			Steps: []schemas.StepRef{{Seq: 1, Digest: digest}}, ContentDigest: digest, Conditioning: []schemas.NamedTensor{},
+			Image:          &schemas.Image{Format: schemas.ImagePNG, Width: 64, Height: 64, Digest: digest, Data: []byte("rubbish")},
+			ScheduleDigest: record.ScheduleDigest, Sampler: "forger", Group: spec,
+		}
+		if err := tr.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		data, err := schemas.Encode(tr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.forge(t, tr.Subject(), data)
+	}
+	r := &schemas.Reward{
+		Run: "r", UID: "g", SampleIndex: 5, GroupSize: 7, Status: schemas.StatusScored, Reward: new(1e6), Scores: []schemas.Score{},
+		TrajectorySeq: 4711, ScheduleDigest: record.ScheduleDigest, Group: record.Group,
+	}
+	data, err := schemas.Encode(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.forge(t, r.Subject(), data)
+	w.checkGroup(t, w.advantages(t, "r", 1)["g"], 6)
+}
+
+// A request that is not its prompt's makes no sample.
+func TestPipeline_ForgedRequest(t *testing.T) {
+	t.Parallel()
+	w := start(t, func(c *config) { c.sampler.Lane = "synthetic" })
+	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(2))}); err != nil {
+		t.Fatal(err)
+	}
+	w.checkGroup(t, w.advantages(t, "r", 1)["g"], 2)
+	tr, err := w.client.Trajectory(t.Context(), "r", "g", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := &schemas.Request{
+		Run: "r", UID: "g", SampleIndex: 0, GroupSize: 2, Lane: "synthetic", Prompt: "a blue fox", Height: tr.Height, Width: tr.Width,
+		Sigmas: tr.Sigmas, Transitions: tr.Transitions, LogProbKind: tr.LogProbKind, Solver: tr.Solver, LatentsDType: tr.LatentsDType, Group: tr.Group,
+	}
+	forged.ScheduleDigest = forged.ComputeScheduleDigest()
+	if _, err := w.Bus.Publish(t.Context(), forged); err != nil {
+		t.Fatal(err)
+	}
+	if d := w.dead(t, 1)[0]; d.OriginalSubject != forged.Subject() || d.Code != schemas.CodeInvalid {
+		t.Errorf("%+v", d)
+	}
+	after, err := w.client.Trajectory(t.Context(), "r", "g", 0)
+	if err != nil || fmt.Sprint(after.Steps) != fmt.Sprint(tr.Steps) {
+		t.Errorf("%+v, %v; want the true trajectory untouched", after, err)
+	}
+	if _, err := w.Last(t.Context(), schemas.StreamRequests, forged.Subject()); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("the request: %v; want it gone", err)
+	}
+}

@@ -1,0 +1,155 @@
+package advantage
+
+import (
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// forge stores an event, valid or not, as somebody does who knows its subject.
+func (p *plane) forge(t testing.TB, subject string, e schemas.Event) {
+	t.Helper()
+	data, err := schemas.Encode(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ack, err := p.PublishRaw(t.Context(), subject, data, nil, schemas.MessageID(subject))
+	if err != nil || ack.Duplicate {
+		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
+	}
+}
+
+// free waits until nothing is stored on a subject.
+func (p *plane) free(t testing.TB, stream, subject string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		_, err := p.Last(t.Context(), stream, subject)
+		if errors.Is(err, bus.ErrNotFound) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is not free: %v", subject, err)
+		}
+	}
+}
+
+// Rewards that are none of their group free their subject, and those that are close it.
+func TestGarbage_Rewards(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	reward := func(i int64) *schemas.Reward { return made("r", "g", i, 4, float64(i), nil) }
+	p.open(t, openingOf(reward(0)))
+	nan, short := reward(0), reward(1)
+	nan.Reward, short.GroupSize = new(math.NaN()), 1
+	for i, r := range []*schemas.Reward{nan, short, reward(3)} {
+		p.forge(t, reward(int64(i)).Subject(), r)
+	}
+	for i := range int64(3) {
+		p.free(t, schemas.StreamRewards, bus.StoredSubject(reward(i).Subject()))
+	}
+	p.put(t, reward(0), reward(1), reward(2), reward(3))
+	a := advantageOf(t, p.results(t, "r", 1, 20*time.Second), "r", "g")
+	if a.Status != schemas.StatusComplete {
+		t.Errorf("%+v", a)
+	}
+	for i, m := range a.Members {
+		if m.Reward == nil || *m.Reward != float64(i) {
+			t.Errorf("sample %d: %+v", i, m)
+		}
+	}
+	p.dead(t, 3)
+}
+
+// Of two rewards of one sample the one that is stored counts: the other was displaced.
+func TestGarbage_RewardDisplaced(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	first, last := made("r", "g", 0, 2, 1, nil), made("r", "g", 1, 2, 5, nil)
+	p.put(t, first)
+	m, err := p.Last(t.Context(), schemas.StreamRewards, bus.StoredSubject(first.Subject()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Displace(t.Context(), m, errors.New("not of this trajectory")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Publish(t.Context(), made("r", "g", 0, 2, 3, nil)); err != nil {
+		t.Fatal(err)
+	}
+	p.put(t, last)
+	a := advantageOf(t, p.results(t, "r", 1, 20*time.Second), "r", "g")
+	if a.Status != schemas.StatusComplete || *a.Members[0].Reward != 3 || *a.Members[1].Reward != 5 {
+		t.Errorf("%+v", a)
+	}
+}
+
+// A result that is not the group's, or a batch's that is none, is no result.
+func TestGarbage_Results(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	in := func(g *schemas.Group) { g.Batch, g.BatchGroups = "b", 2 }
+	other := &schemas.Advantage{
+		Run: "r", UID: "alone", Batch: "alone", Status: "failed", Error: "forged", GroupSize: 1, Members: []schemas.Member{},
+		Scale: "group", StdBasis: "sample", Estimator: "flow_grpo",
+	}
+	p.forge(t, schemas.AdvantageSubject("r", "alone"), other)
+	p.forge(t, schemas.AdvantageSubject("r", "b0"), other)
+	p.forge(t, schemas.AdvantageSubject("r", "b1"), &schemas.Dead{})
+	p.forge(t, schemas.BatchSubject("r", "b"), &schemas.Batch{Run: "r", Batch: "other", StdBasis: "sample"})
+	p.serve(t, testConfig())
+	p.put(t, made("r", "alone", 0, 2, 1, nil), made("r", "alone", 1, 2, 2, nil))
+	p.put(t, made("r", "b0", 0, 1, 1, in), made("r", "b1", 0, 1, 1, in))
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		results := p.results(t, "r", 4, 20*time.Second)
+		var alone, b0, b1 schemas.Advantage
+		var b schemas.Batch
+		err := errors.Join(
+			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "alone")], &alone), schemas.DecodeValid(results[schemas.AdvantageSubject("r", "b0")], &b0),
+			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "b1")], &b1), schemas.DecodeValid(results[schemas.BatchSubject("r", "b")], &b),
+		)
+		if err == nil && alone.Status == schemas.StatusComplete && b0.UID == "b0" && b1.UID == "b1" && b.Batch == "b" && b.Groups == 2 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v: %+v, %+v, %+v, %+v", err, alone, b0, b1, b)
+		}
+	}
+	p.dead(t, 4)
+}
+
+// A group that somebody else's record opened is its own once the true record comes, and so
+// is its batch.
+func TestGarbage_Opening(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	in := func(g *schemas.Group) { g.Batch, g.BatchGroups = "b", 1 }
+	true0, true1 := made("r", "g", 0, 2, 1, in), made("r", "g", 1, 2, 2, in)
+	forged := openingOf(true0)
+	forged.GroupSize, forged.Group.PromptSeq = 3, 4711
+	p.forge(t, forged.Subject(), forged)
+	p.put(t, true0) // the forged record stays where nobody knows better
+	p.dead(t, 1)
+	record := (*schemas.GroupRecord)(openingOf(true0))
+	if _, err := p.Publish(t.Context(), record); err != nil {
+		t.Fatal(err)
+	}
+	its := bus.Against(func(*schemas.Opening) (fault, err error) { return errors.New("not the record"), nil })
+	if _, err := p.Publish(t.Context(), openingOf(true0), its); err != nil {
+		t.Fatal(err)
+	}
+	p.put(t, true0, true1)
+	results := p.results(t, "r", 2, 20*time.Second)
+	if a := advantageOf(t, results, "r", "g"); a.Status != schemas.StatusComplete || a.GroupSize != 2 {
+		t.Errorf("%+v", a)
+	}
+	if b := batchOf(t, results, "r", "b"); b.Groups != 1 || b.Samples != 2 {
+		t.Errorf("%+v", b)
+	}
+}
