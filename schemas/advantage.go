@@ -7,7 +7,8 @@ type Advantage struct {
 	UID   string `msgpack:"uid"`
 	Batch string `msgpack:"batch"`
 	// Status is complete, partial (deadline), failed (no sample was scored), stale (policy
-	// versions too far apart, or mixed schedules) or filtered (zero variance).
+	// versions too far apart, or mixed schedules), filtered (zero variance) or refused (intake
+	// took the prompt for none; Error is its reason).
 	Status    string `msgpack:"status"`
 	Error     string `msgpack:"error,omitempty"`
 	GroupSize int64  `msgpack:"group_size"`

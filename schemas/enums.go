@@ -59,6 +59,7 @@ const (
 	StatusStale    = "stale"
 	StatusFiltered = "filtered"
 	StatusShort    = "short"
+	StatusRefused  = "refused" // of a group: intake took its prompt for none
 )
 
 // What becomes of a group that does not count.
@@ -114,7 +115,7 @@ var (
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}
 	RewardStatuses    = []string{StatusScored, StatusFailed}
 	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing}
-	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered}
+	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered, StatusRefused}
 	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}

@@ -142,7 +142,7 @@ func TestOpening_Waits(t *testing.T) {
 	}
 }
 
-// The record of a refused prompt is a failed group at once, alone and in a batch.
+// The record of a refused prompt is a refused group at once, alone and in a batch.
 func TestOpening_Refused(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
@@ -157,7 +157,7 @@ func TestOpening_Refused(t *testing.T) {
 	results := p.results(t, "r", 4, 30*time.Second)
 	for _, uid := range []string{"alone", "place"} {
 		a := advantageOf(t, results, "r", uid)
-		if a.Status != "failed" || a.Error != "prompt refused: height: 100; must be a multiple of 16" || len(a.Members) != 2 || a.Members[0].Status != "missing" {
+		if a.Status != "refused" || a.Error != "height: 100; must be a multiple of 16" || len(a.Members) != 2 || a.Members[0].Status != "missing" {
 			t.Errorf("%s: %+v", uid, a)
 		}
 	}

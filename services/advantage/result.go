@@ -93,7 +93,7 @@ func (g *group) outline() *schemas.Advantage {
 	span := a.PolicyVersionMax - a.PolicyVersionMin + 1
 	switch {
 	case g.refused != "":
-		a.Status, a.Error = schemas.StatusFailed, "prompt refused: "+g.refused
+		a.Status, a.Error = schemas.StatusRefused, g.refused
 	case a.Error != "":
 		a.Status = schemas.StatusStale
 	case len(scored) == 0:

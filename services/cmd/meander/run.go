@@ -275,6 +275,9 @@ func (o *outcome) take(m *bus.Message, pending map[string]bool) error {
 	case !pending[uid]:
 	case a.RefilledBy != "": // a fresh group is on its way
 		o.refills++
+	case a.Status == schemas.StatusRefused: // which the dead letter says, too
+		o.refused[uid] = &schemas.Dead{Reason: a.Error}
+		delete(pending, uid)
 	default:
 		o.advantages[uid] = &a
 		delete(pending, uid)
