@@ -9,7 +9,8 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// ErrTooLarge is wrapped when an event encodes to more than MaxEventBytes.
+// ErrTooLarge is wrapped when an event encodes to more than MaxEventBytes, or to more
+// values, items or levels than Decode accepts.
 var ErrTooLarge = errors.New("event too large")
 
 // Encode returns e as one msgpack map: keys in the order of the struct, integers as
@@ -35,7 +36,7 @@ func Encode(e Event) ([]byte, error) {
 		return nil, fmt.Errorf("encode %s: %w: %d bytes; must be at most %d", e.Type(), ErrTooLarge, len(data), MaxEventBytes)
 	}
 	if err := Precheck(data); err != nil {
-		return nil, fmt.Errorf("encode %s: %w", e.Type(), err)
+		return nil, fmt.Errorf("encode %s: %w: %w", e.Type(), ErrTooLarge, err)
 	}
 	return bytes.Clone(data), nil
 }

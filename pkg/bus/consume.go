@@ -293,13 +293,19 @@ func (w *consumer) giveUp(ctx, shutdown context.Context, m *Message, cause error
 	log.Error().Err(cause).Str("code", Code(cause)).Msg("given up")
 	terminal, _ := errors.AsType[*TerminalError](cause)
 	garbage := terminal != nil && terminal.Garbage
+	reason := cause.Error()
 	for try := 1; ; try++ {
 		var err error
 		if !garbage {
 			err = w.onGiveUp(ctx, m, cause)
 		}
+		if failed, ok := errors.AsType[*TerminalError](err); ok {
+			// It would fail for ever; the letter is what is left to say it.
+			log.Error().Err(err).Msg("the stages after cannot be told")
+			reason, err = cause.Error()+"; the stages after were not told: "+failed.Error(), nil
+		}
 		if err == nil {
-			err = w.bus.Dead(ctx, w.config.Stage, Code(cause), cause.Error(), m)
+			err = w.bus.Dead(ctx, w.config.Stage, Code(cause), reason, m)
 		}
 		if err == nil && garbage {
 			err = w.bus.Delete(ctx, m.Stream, m.Seq)

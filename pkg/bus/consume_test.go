@@ -257,6 +257,26 @@ func TestBus_Consume_givesUp(t *testing.T) {
 	}
 }
 
+// A hook that can never succeed does not keep a message for ever: the letter says that
+// nobody was told.
+func TestBus_Consume_hookFailsForGood(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	if _, err := e.Publish(t.Context(), request("r1", "u1", 5)); err != nil {
+		t.Fatal(err)
+	}
+	c := sampler()
+	c.OnGiveUp = func(context.Context, *bus.Message, error) error {
+		return fmt.Errorf("tell: %w", bus.Terminal("invalid", errors.New("no such group")))
+	}
+	consume(t, e.Bus, c, func(context.Context, *bus.Message) error { return bus.Terminal("invalid", errors.New("bad seed")) })
+	eventually(t, "terminated", 20*time.Second, func() bool { return e.waiting(t) == 0 })
+	dead := deadLetters(t, e)
+	if len(dead) != 1 || !strings.Contains(dead[0].Reason, "bad seed") || !strings.Contains(dead[0].Reason, "not told: no such group") {
+		t.Errorf("dead letters: %+v", dead)
+	}
+}
+
 // A message that kills its process each time is given up on sight, untried, when its
 // deliveries are used up.
 func TestBus_Consume_crashLoop(t *testing.T) {

@@ -177,6 +177,7 @@ func sameConsumer(have, want jetstream.ConsumerConfig) bool {
 
 // bindPatiently is bind, again while the server is away or the stream not yet there.
 func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
+	began := time.Now()
 	for {
 		err := b.bind(ctx, c)
 		if err == nil || ctx.Err() != nil || b.nc.IsClosed() {
@@ -184,6 +185,9 @@ func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
 		}
 		if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.Code >= 400 && api.Code < 500 && api.Code != 404 {
 			return err
+		}
+		if b.nc.IsConnected() {
+			b.troubles.note(c.Stream, 0, began, err) // who waits for it stands still
 		}
 		if b.waitLog.allow() {
 			b.log.Warn().Err(err).Msg("consumer not ready, trying again")

@@ -19,7 +19,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
@@ -313,16 +312,55 @@ func (w *worker) estimate(groups []*group, outlines []*schemas.Advantage) {
 // send publishes a group's advantage without waiting; collect sees to what becomes of it.
 func (w *worker) send(ctx context.Context, g *group, a *schemas.Advantage) error {
 	f, err := w.publisher.Publish(ctx, a, against(a))
-	if errors.Is(err, schemas.ErrTooLarge) || errors.Is(err, nats.ErrMaxPayload) {
-		// It would be as large the next time.
+	if hopeless(err) {
 		a = failure(a, err)
 		f, err = w.publisher.Publish(ctx, a, against(a))
+	}
+	if hopeless(err) {
+		return w.bury(ctx, g, a, err)
 	}
 	if err != nil {
 		return fmt.Errorf("publish advantage of %s: %w", a.UID, err)
 	}
 	g.verdict, g.sent = a, true
 	w.storing = append(w.storing, storing{g, f})
+	return nil
+}
+
+// hopeless says that a result would be refused whenever it is tried. The want of a
+// permission can be mended.
+func hopeless(err error) bool {
+	_, terminal := errors.AsType[*bus.TerminalError](err)
+	return terminal && !errors.Is(err, bus.ErrPermission)
+}
+
+// bury moves what a group holds to the dead letters, since its result cannot be stored.
+func (w *worker) bury(ctx context.Context, g *group, a *schemas.Advantage, cause error) error {
+	reason := "the group's result cannot be stored: " + cause.Error()
+	held := make([]*bus.Message, 0, len(g.samples)+1)
+	for i := range g.samples {
+		held = append(held, g.samples[i].message)
+	}
+	if g.opening != nil {
+		held = append(held, g.opening)
+	}
+	for _, m := range held {
+		if m.Settled() { // in a try before this one
+			continue
+		}
+		whole, err := w.bus.Get(ctx, schemas.StreamRewards, m.Seq) // its bytes were let go
+		if err == nil {
+			w.deliveries.Dead(bus.Code(cause))
+			err = w.bus.Dead(ctx, "advantage", bus.Code(cause), reason, whole)
+		}
+		if err != nil && !errors.Is(err, bus.ErrNotFound) {
+			return err
+		}
+		w.settle(m.Term(bus.Code(cause)))
+	}
+	w.log.Error().Err(cause).Str("run", g.run).Str("uid", g.uid).Msg("the group's result cannot be stored; its rewards are dead letters")
+	g.samples, g.opening = nil, nil
+	w.finish(ctx, g, failure(a, cause))
 	return nil
 }
 
@@ -343,10 +381,16 @@ func failure(a *schemas.Advantage, cause error) *schemas.Advantage {
 func (w *worker) collect(ctx, wait context.Context) {
 	for len(w.storing) > 0 && !w.bus.Conn().IsClosed() {
 		g := w.storing[0].group
-		ack, err := w.storing[0].future.Wait(wait)
-		if err != nil && wait.Err() != nil {
-			return
+		select {
+		case <-w.storing[0].future.Done():
+		default:
+			select {
+			case <-w.storing[0].future.Done():
+			case <-wait.Done():
+				return
+			}
 		}
+		ack, err := w.storing[0].future.Wait(wait)
 		w.storing[0] = storing{}
 		w.storing = w.storing[1:]
 		g.sent = false
@@ -354,11 +398,12 @@ func (w *worker) collect(ctx, wait context.Context) {
 		if err == nil && ack.Duplicate {
 			a, err = w.stored(ctx, g.run, g.uid, g.size, g.spec.Batch)
 		}
-		if err != nil {
-			w.tryAgain(g.uid, err)
-			continue
+		if hopeless(err) {
+			err = w.bury(ctx, g, g.verdict, err)
+		} else if err == nil {
+			w.finish(ctx, g, a)
 		}
-		w.finish(ctx, g, a)
+		w.tryAgain(g.uid, err)
 	}
 }
 

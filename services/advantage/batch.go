@@ -186,10 +186,14 @@ func (w *worker) drop(ctx context.Context, g *group, a *schemas.Advantage, tooLa
 	if err := w.refill(ctx, g, a, tooLate); err != nil {
 		return err
 	}
-	a, err := w.publish(ctx, a)
+	stored, err := w.publish(ctx, a)
+	if hopeless(err) {
+		return w.bury(ctx, g, a, err)
+	}
 	if err != nil {
 		return err
 	}
+	a = stored
 	if a.RefilledBy != "" { // before anything is acked
 		if err := w.askAgain(ctx, g.run, g.spec.PromptSeq, a); err != nil {
 			return err
@@ -229,18 +233,25 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 	if partial {
 		e.Status = schemas.StatusPartial
 	}
-	if _, err := w.bus.Publish(ctx, e); err != nil {
-		return fmt.Errorf("publish batch %s: %w", b.id, err)
-	}
-	w.metrics.batch(e)
-	w.log.Info().Str("run", b.run).Str("batch", b.id).Str("status", e.Status).Int64("groups", e.Groups).Int("dropped", len(e.Dropped)).Msg("batch closed")
-	for _, g := range b.groups {
-		if g.result == nil {
-			a, err := w.publish(ctx, g.tooLate())
-			if err != nil {
+	_, err := w.bus.Publish(ctx, e)
+	switch {
+	case hopeless(err):
+		for _, g := range b.groups { // to wait for room would be in vain
+			if err := w.bury(ctx, g, g.outline(), fmt.Errorf("batch %s: %w", b.id, err)); err != nil {
 				return err
 			}
-			w.finish(ctx, g, a)
+		}
+	case err != nil:
+		return fmt.Errorf("publish batch %s: %w", b.id, err)
+	default:
+		w.metrics.batch(e)
+		w.log.Info().Str("run", b.run).Str("batch", b.id).Str("status", e.Status).Int64("groups", e.Groups).Int("dropped", len(e.Dropped)).Msg("batch closed")
+	}
+	for _, g := range b.groups {
+		if g.result == nil {
+			if err := w.endLate(ctx, g); err != nil {
+				return err
+			}
 		}
 	}
 	delete(w.batches, b.run+"."+b.id)
@@ -249,6 +260,19 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 		w.release(ctx, g)
 	}
 	return nil
+}
+
+// endLate stores the result of a group that came after its batch had closed.
+func (w *worker) endLate(ctx context.Context, g *group) error {
+	late := g.tooLate()
+	a, err := w.publish(ctx, late)
+	switch {
+	case hopeless(err):
+		return w.bury(ctx, g, late, err)
+	case err == nil:
+		w.finish(ctx, g, a)
+	}
+	return err
 }
 
 // tooLate is the result of a group that came after its batch had closed: whoever waits

@@ -90,7 +90,13 @@ func (w *worker) askAgain(ctx context.Context, run string, promptSeq uint64, a *
 		return fmt.Errorf("encode the prompt of %s: %w", p.UID, err)
 	}
 	header := nats.Header{jetstream.MsgIDHeader: {"prompt." + run + "." + p.UID}}
-	if _, err := w.bus.PublishPrompt(ctx, run, data, header, bus.WaitForSpace()); err != nil {
+	_, err = w.bus.PublishPrompt(ctx, run, data, header, bus.WaitForSpace())
+	if hopeless(err) { // the place is given up at the deadline
+		w.metrics.gaveUp("prompt")
+		w.log.Error().Err(err).Str("run", run).Str("uid", p.UID).Msg("the fresh group cannot be asked for")
+		return w.bus.Dead(ctx, "advantage", bus.Code(err), fmt.Sprintf("cannot be asked for again as %s: %v", p.UID, err), m)
+	}
+	if err != nil {
 		return fmt.Errorf("ask for group %s: %w", p.UID, err)
 	}
 	w.metrics.refilled.Inc()

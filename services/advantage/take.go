@@ -25,6 +25,9 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	} else {
 		err = w.add(ctx, m, &w.reward)
 	}
+	if hopeless(err) {
+		err = w.refuse(ctx, m, bus.Code(err), err.Error())
+	}
 	if err != nil {
 		w.retry(m, err)
 	}

@@ -157,6 +157,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward, externalWait: s.cfg.ExternalWait})
+	if err == nil {
+		err = fits(requests[0], s.bus.MaxInline())
+	}
 	if err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}

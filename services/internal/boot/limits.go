@@ -167,7 +167,7 @@ func SizeFlag(stream string) (flag string) {
 // Advice says what a stream that takes nothing is about, and what to do, in one line.
 func Advice(f bus.Fault) string {
 	if !f.Full() {
-		return fmt.Sprintf("%s: the server does not confirm what is published (%v); see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another one has to be started again", f.Name, f.Err)
+		return fmt.Sprintf("%s: the server does not do what is asked (%v); see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another one has to be started again", f.Name, f.Err)
 	}
 	what := fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
 	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {

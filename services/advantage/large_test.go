@@ -1,0 +1,88 @@
+package advantage
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// A group whose result is beyond what an event takes gets one that says so, once, and
+// holds up nothing: neither the stream nor the groups after it.
+func TestService_ResultTooLarge(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	const n, steps = 1024, 100
+	var rewards []*schemas.Reward
+	for i := range int64(n) {
+		r := made("r", "large", i, n, float64(i%7), func(g *schemas.Group) {
+			g.Batch, g.BatchGroups = "b", 1
+			g.Advantage = schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Std: "global", StdBasis: "expanded", Epsilon: new(1e-8), Gamma: new(0.9)}
+		})
+		r.TrainedSteps = steps
+		rewards = append(rewards, r)
+	}
+	p.put(t, rewards...)
+	p.put(t, made("r", "small", 0, 2, 1, nil), made("r", "small", 1, 2, 2, nil))
+	results := p.results(t, "r", 3, time.Minute)
+	var a schemas.Advantage
+	if err := schemas.DecodeValid(results[schemas.AdvantageSubject("r", "large")], &a); err != nil {
+		t.Fatal(err)
+	}
+	if a.Status != schemas.StatusFailed || !strings.Contains(a.Error, "too large") || len(a.Members) != n {
+		t.Errorf("%s with %d members: %s", a.Status, len(a.Members), a.Error)
+	}
+	if err := schemas.DecodeValid(results[schemas.AdvantageSubject("r", "small")], &a); err != nil || a.Status != schemas.StatusComplete {
+		t.Errorf("the group after it: %s, %v", a.Status, err)
+	}
+	settled(t, p)
+}
+
+// A result that can be stored in no form moves the rewards to the dead letters.
+func TestService_ResultNeverStored(t *testing.T) {
+	p := newPlane(t)
+	s, err := p.JetStream().Stream(t.Context(), schemas.StreamAdvantages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.CachedInfo().Config
+	c.MaxMsgSize = 100
+	if _, err := p.JetStream().UpdateStream(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	p.serve(t, testConfig())
+	p.put(t, made("r", "u", 0, 2, 1, nil), made("r", "u", 1, 2, 2, nil))
+	settled(t, p)
+	letters, err := p.Subjects(t.Context(), schemas.StreamDead, schemas.DeadSubject("advantage", "r", "u"))
+	if err != nil || letters[schemas.DeadSubject("advantage", "r", "u")] != 3 {
+		t.Errorf("dead letters %v, %v; want one of each reward and of the group's record", letters, err)
+	}
+}
+
+// settled waits until no reward is in hand or to be delivered.
+func settled(t *testing.T, p *plane) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		waiting := 0
+		s, err := p.JetStream().Stream(t.Context(), schemas.StreamRewards)
+		if err != nil {
+			t.Fatal(err)
+		}
+		consumers := s.ListConsumers(t.Context())
+		seen := 0
+		for c := range consumers.Info() {
+			seen++
+			waiting += int(c.NumPending) + c.NumAckPending
+		}
+		if err := consumers.Err(); err != nil {
+			t.Fatal(err)
+		}
+		if waiting == 0 && seen == schemas.RewardPartitions {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d rewards are not settled", waiting)
+		}
+	}
+}

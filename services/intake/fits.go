@@ -1,0 +1,95 @@
+package intake
+
+import (
+	"fmt"
+	"math"
+	"sort"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// resultMetrics is more than a batch has metrics.
+const resultMetrics = 256
+
+// fits refuses a group whose result, or whose batch's, nobody could store: an event has
+// at most limit bytes and schemas.MaxElements values. The largest that there could be is
+// tried.
+func fits(r *schemas.Request, limit int) error {
+	trained := 0
+	if value(r.Group.Advantage.Gamma, 1) != 1 { // else one advantage stands for all steps
+		for _, t := range r.Transitions {
+			if flow.Transition(t).Stochastic() {
+				trained++
+			}
+		}
+	}
+	group := func(n int) bool { return storable(largestResult(r, n, trained), limit) }
+	if n := int(r.GroupSize); !group(n) {
+		each := ""
+		if trained > 0 {
+			each = fmt.Sprintf(" where each sample has %d advantages, one per trained step (gamma below 1)", trained)
+		}
+		return fmt.Errorf("group_size: %d; must be at most %d%s: the result is one event", n, most(n, group), each)
+	}
+	if r.Group.BatchGroups == 0 {
+		return nil
+	}
+	rounds := 0
+	if p := r.Group.GroupPolicy; p != nil && (p.ZeroStd == schemas.GroupRefill || p.Failed == schemas.GroupRefill) {
+		rounds = int(value(p.RefillRounds, 0))
+	}
+	batch := func(n int) bool { return storable(largestBatch(r, n*(rounds+1)), limit) }
+	if n := int(r.Group.BatchGroups); !batch(n) {
+		return fmt.Errorf("batch.groups: %d; must be at most %d with %d refill_rounds: the result names each group that does not count", n, most(n, batch), rounds)
+	}
+	return nil
+}
+
+// most is the largest number below n that fits.
+func most(n int, fits func(int) bool) int {
+	return sort.Search(n, func(k int) bool { return !fits(k + 1) })
+}
+
+func storable(e schemas.Event, limit int) bool {
+	data, err := schemas.Encode(e)
+	return err == nil && len(data) <= limit
+}
+
+// longest is the longest token, digest or name of what a result names.
+var longest = strings.Repeat("x", schemas.MaxToken)
+
+// largestResult is an advantage event that no group of n samples exceeds.
+func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
+	x := new(math.Pi)
+	steps := make([]float64, trained)
+	a := &schemas.Advantage{
+		Run: longest, UID: longest, Batch: longest, Status: longest, GroupSize: math.MaxInt64, Members: make([]schemas.Member, n),
+		Mean: x, Std: x, Scale: longest, StdBasis: longest, Estimator: longest, Epsilon: *x, TrainedSteps: math.MaxInt64, ScheduleDigest: longest,
+		PolicyVersionMin: math.MaxInt64, PolicyVersionMax: math.MaxInt64, Metadata: r.Group.Metadata, Opened: math.MaxInt64, Closed: math.MaxInt64,
+		Mode: longest, AdvClipMax: x, Gamma: x, BatchSamples: math.MaxInt64, Refill: &schemas.Refill{Root: longest, Round: math.MaxInt64}, RefilledBy: longest,
+		Evaluation: true, SourceRun: longest, Singleton: longest,
+	}
+	for i := range a.Members {
+		a.Members[i] = schemas.Member{SampleIndex: math.MaxInt64, Reward: x, Advantage: x, Status: schemas.StatusMissing, TrajectorySeq: math.MaxUint64, StepAdvantages: steps}
+	}
+	return a
+}
+
+// largestBatch is a batch event that no batch of n groups exceeds.
+func largestBatch(r *schemas.Request, n int) *schemas.Batch {
+	x := new(math.Pi)
+	b := &schemas.Batch{
+		Run: longest, Batch: longest, Groups: math.MaxInt64, UIDs: []string{}, Samples: math.MaxInt64, Mean: x, Std: x, StdBasis: longest,
+		Metrics: make([]schemas.Metric, resultMetrics), Closed: math.MaxInt64, Status: longest, Expected: math.MaxInt64, Refills: math.MaxInt64,
+		Dropped: make([]string, n), Step: r.Group.BatchStep, Epoch: r.Group.BatchEpoch,
+	}
+	for i := range b.Metrics {
+		b.Metrics[i] = schemas.Metric{Name: longest, Value: *x}
+	}
+	for i := range b.Dropped {
+		b.Dropped[i] = longest
+	}
+	return b
+}
