@@ -232,7 +232,7 @@ func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformer
 		sum += d
 	}
 	f.check(len(c.Axes) == 3 && even && sum == c.HeadDim,
-		"axes_dims_rope = %.40v: want three even numbers that add up to attention_head_dim = %d", c.Axes, c.HeadDim)
+		"axes_dims_rope = %s: want three even numbers that add up to attention_head_dim = %d", brief(c.Axes), c.HeadDim)
 	f.check(!c.GuidanceEmbeds, "guidance_embeds: not supported")
 	f.check(!c.ZeroCondT, "zero_cond_t: not supported")
 	f.check(!c.AdditionalT, "use_additional_t_cond: not supported")
@@ -276,7 +276,7 @@ func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 	for _, m := range c.Mult {
 		ok = ok && m >= 1 && m <= 64
 	}
-	f.check(ok, "dim_mult = %.40v: want 2 to 6 numbers from 1 to 64", c.Mult)
+	f.check(ok, "dim_mult = %s: want 2 to 6 numbers from 1 to 64", brief(c.Mult))
 	f.check(len(c.Temporal) == len(c.Mult)-1, "temperal_downsample: %d values, want one fewer than dim_mult", len(c.Temporal))
 	ok = len(c.Mean) == c.Latents && len(c.Std) == c.Latents
 	for i := 0; ok && i < c.Latents; i++ {
@@ -291,3 +291,12 @@ func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 
 // levels returns how often the autoencoder halves a picture.
 func (c *vaeConfig) levels() int { return len(c.Mult) - 1 }
+
+// brief is the numbers of a list, of which a file may have many.
+func brief(numbers []int) string {
+	const most = 8
+	if len(numbers) > most {
+		return fmt.Sprintf("%v and %d more", numbers[:most], len(numbers)-most)
+	}
+	return fmt.Sprint(numbers)
+}
