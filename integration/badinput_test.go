@@ -11,7 +11,6 @@ import (
 
 // Each of these must be refused with a reason that names the field.
 var badPrompts = []struct{ name, line, want string }{
-	{"empty prompt", `{"prompt": ""}`, "prompt"},
 	{"no prompt", `{"negative_prompt": "x"}`, "prompt"},
 	{"prompt of another type", `{"prompt": 7}`, "prompt"},
 	{"group size 0", `{"prompt": "a", "group_size": 0}`, "group_size"},

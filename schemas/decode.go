@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"reflect"
 	"strconv"
 	"strings"
@@ -114,6 +115,9 @@ func newPlan(t reflect.Type) plan {
 type structPlan struct {
 	fields []fieldPlan
 	byName map[string]int
+	// needed has a bit for each field that has to be there though it may be empty, lest a
+	// misspelt name of it stands for an empty one: wire:"needed".
+	needed uint64
 }
 
 type fieldPlan struct {
@@ -134,6 +138,9 @@ func newStructPlan(t reflect.Type) *structPlan {
 		if name == "v" {
 			p = versionPlan{}
 		}
+		if f.Tag.Get("wire") == "needed" {
+			s.needed |= 1 << len(s.fields)
+		}
 		s.fields = append(s.fields, fieldPlan{name: name, index: i, optional: option == "omitempty", plan: p})
 	}
 	return s
@@ -144,6 +151,7 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 	if !ok {
 		return r.mismatch("a map")
 	}
+	missing := s.needed
 	expect := 0 // writers keep the order of the struct, so the next field is usually it
 	for range n {
 		key := r.text()
@@ -156,6 +164,7 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 			}
 		}
 		expect = i + 1
+		missing &^= 1 << i
 		f := &s.fields[i]
 		if f.optional && r.null() {
 			continue
@@ -163,6 +172,9 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 		if err := f.plan.decode(r, v.Field(f.index)); err != nil {
 			return at(f.name, err)
 		}
+	}
+	if missing != 0 {
+		return &FieldError{Path: s.fields[bits.TrailingZeros64(missing)].name, Fault: "missing; must be there, if only empty"}
 	}
 	return nil
 }

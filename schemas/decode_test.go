@@ -49,6 +49,7 @@ func TestDecode_wrongType(t *testing.T) {
 		{"negative int for string", &schemas.Prompt{}, object{"prompt": -5}, "prompt: -5; must be a string"},
 		{"bytes for string", &schemas.Prompt{}, object{"prompt": []byte("x")}, "prompt: bytes; must be a string"},
 		{"null for string", &schemas.Prompt{}, object{"prompt": nil}, "prompt: null; must be a string"},
+		{"no prompt", &schemas.Prompt{}, object{"v": 1, "pormpt": "x"}, "prompt: missing; must be there, if only empty"},
 		{"string for float", &schemas.Request{}, object{"noise_level": "0.7"}, `noise_level: "0.7"; must be a number`},
 		{"null for float", &schemas.Request{}, object{"noise_level": nil}, "noise_level: null; must be a number"},
 		{"float32 overflow", &schemas.Request{}, object{"sigmas": []float64{1e39}}, "sigmas[0]: 1e+39; must fit 32 bits"},
@@ -91,7 +92,7 @@ func TestDecode_wrongType(t *testing.T) {
 func TestDecode_integerWidths(t *testing.T) {
 	for _, in := range []any{int8(5), int16(5), int32(5), int64(5), uint8(5), uint16(5), uint32(5), uint64(5)} {
 		var p schemas.Prompt
-		if err := schemas.Decode(packed(t, object{"group_size": in, "true_cfg_scale": in}), &p); err != nil {
+		if err := schemas.Decode(packed(t, object{"prompt": "", "group_size": in, "true_cfg_scale": in}), &p); err != nil {
 			t.Fatalf("%T: %v", in, err)
 		}
 		if *p.GroupSize != 5 || *p.TrueCFGScale != 5 {
@@ -109,7 +110,7 @@ func TestDecode_integerWidths(t *testing.T) {
 
 func TestDecode_numbers(t *testing.T) {
 	var p schemas.Prompt
-	in := object{"sigmas": []any{1, 0.5, float32(0.25)}, "rollout": object{"noise_level": 1}, "true_cfg_scale": -3}
+	in := object{"prompt": "", "sigmas": []any{1, 0.5, float32(0.25)}, "rollout": object{"noise_level": 1}, "true_cfg_scale": -3}
 	if err := schemas.Decode(packed(t, in), &p); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +155,7 @@ func TestDecode_nullIsNotEmpty(t *testing.T) {
 		})
 	}
 	var p schemas.Prompt
-	if err := schemas.Decode(packed(t, object{"sigmas": []int{}}), &p); err != nil || p.Sigmas == nil {
+	if err := schemas.Decode(packed(t, object{"prompt": "", "sigmas": []int{}}), &p); err != nil || p.Sigmas == nil {
 		t.Errorf("sigmas [] decode to %#v, %v, want an empty list", p.Sigmas, err)
 	}
 }

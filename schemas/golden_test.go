@@ -168,7 +168,7 @@ func TestJSONSchema_refuses(t *testing.T) {
 		name  string
 		event schemas.Event
 	}{
-		{"prompt without text", &schemas.Prompt{}},
+		{"prompt too long", &schemas.Prompt{Prompt: strings.Repeat("x", schemas.MaxPromptBytes+1)}},
 		{"group of none", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(0))}},
 		{"group too large", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(1025))}},
 		{"uid with a dot", &schemas.Prompt{Prompt: "x", UID: "a.b"}},

@@ -1,14 +1,15 @@
 package schemas
 
-// Prompt asks for one group of GroupSize images. Only Prompt is required. Names
+// Prompt asks for one group of GroupSize images. Only its text is required. Names
 // follow SGLang's rollout API where the meaning is the same.
 type Prompt struct {
 	V int64 `msgpack:"v"`
 	// UID is the group key, unique in its run; absent: intake derives one from the
 	// stream sequence of the prompt.
 	UID string `msgpack:"uid,omitempty"`
-	// Prompt is the text.
-	Prompt string `msgpack:"prompt"`
+	// Prompt is the text to paint, UTF-8. It may be empty, not absent: Qwen-Image paints
+	// without a text too.
+	Prompt string `msgpack:"prompt" wire:"needed"`
 	// NegativePrompt enables true CFG when TrueCFGScale > 1. Absent: the model's own
 	// default (a single space for Qwen-Image) when TrueCFGScale > 1.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty"`

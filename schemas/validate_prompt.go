@@ -16,7 +16,7 @@ func (p *Prompt) Validate() error {
 	if p.UID != "" {
 		f.token("uid", p.UID)
 	}
-	f.text("prompt", p.Prompt, 1, MaxPromptBytes)
+	f.text("prompt", p.Prompt, 0, MaxPromptBytes)
 	if p.NegativePrompt != nil {
 		f.text("negative_prompt", *p.NegativePrompt, 0, MaxPromptBytes)
 	}

@@ -13,7 +13,7 @@ func (e *Request) Validate() error {
 	f.version(e.V)
 	f.sample(e.Run, e.UID, e.SampleIndex, e.GroupSize)
 	f.token("lane", e.Lane)
-	f.text("prompt", e.Prompt, 1, MaxPromptBytes)
+	f.text("prompt", e.Prompt, 0, MaxPromptBytes)
 	f.text("negative_prompt", e.NegativePrompt, 0, MaxPromptBytes)
 	f.within("height", e.Height, 1, MaxSide)
 	f.within("width", e.Width, 1, MaxSide)

@@ -53,7 +53,6 @@ func TestPrompt_Validate(t *testing.T) {
 		{"uid with a dot", func(p *P) { p.UID = "a.b" }, `uid: "a.b"; ` + tokenRule},
 		{"uid with a wildcard", func(p *P) { p.UID = "*" }, `uid: "*"; ` + tokenRule},
 		{"long uid", func(p *P) { p.UID = strings.Repeat("u", 65) }, `uid: "` + strings.Repeat("u", 64) + `"...; ` + tokenRule},
-		{"no prompt", func(p *P) { p.Prompt = "" }, `prompt: ""; must not be empty`},
 		{"long prompt", func(p *P) { p.Prompt = strings.Repeat("x", schemas.MaxPromptBytes+1) }, "prompt: 16385 bytes; must be at most 16384"},
 		{"prompt not UTF-8", func(p *P) { p.Prompt = "\xff" }, `prompt: "\xff"; must be UTF-8`},
 		{"long negative prompt", func(p *P) { p.NegativePrompt = new(strings.Repeat("x", 16385)) }, "negative_prompt: 16385 bytes; must be at most 16384"},
@@ -250,7 +249,6 @@ func TestRequest_Validate(t *testing.T) {
 		{"lane", func(r *R) { r.Lane = "a.b" }, `lane: "a.b"; ` + tokenRule},
 		{"sample beyond the group", func(r *R) { r.SampleIndex = 8 }, "sample_index: 8; must be between 0 and 7"},
 		{"group size", func(r *R) { r.GroupSize = 0 }, "group_size: 0; must be between 1 and 1024"},
-		{"prompt", func(r *R) { r.Prompt = "" }, `prompt: ""; must not be empty`},
 		{"height", func(r *R) { r.Height = 0 }, "height: 0; must be between 1 and 8192"},
 		{"scale", func(r *R) { r.TrueCFGScale = math.Inf(-1) }, "true_cfg_scale: -Inf; must be between 0 and 100"},
 		{"last sigma", func(r *R) { r.Sigmas[4] = 0.1 }, "sigmas[4]: 0.1; must be 0, the end of the schedule"},
@@ -482,11 +480,12 @@ func TestValidate_boundsTheReport(t *testing.T) {
 	}
 }
 
-// No zero event is valid, and none makes Validate panic.
+// No zero event is valid but the prompt, which asks for pictures of no text, and none makes
+// Validate panic.
 func TestValidate_zero(t *testing.T) {
 	for _, e := range schemas.Events() {
-		if err := e.Validate(); err == nil {
-			t.Errorf("zero %s is valid", e.Type())
+		if err := e.Validate(); (err == nil) != (e.Type() == "prompt/1") {
+			t.Errorf("zero %s: %v", e.Type(), err)
 		}
 	}
 }

@@ -108,7 +108,7 @@ var (
 // rules are the limits of each field, "<Go type>.<wire name>".
 var rules = map[string][]limit{
 	"Prompt.uid":                 {tokenText},
-	"Prompt.prompt":              {text(1, schemas.MaxPromptBytes)},
+	"Prompt.prompt":              {promptText},
 	"Prompt.negative_prompt":     {promptText},
 	"Prompt.model":               {tokenText},
 	"Prompt.group_size":          {groupSize, def(8)},
@@ -196,7 +196,7 @@ var rules = map[string][]limit{
 	"Request.sample_index":        {sampleIndex},
 	"Request.group_size":          {groupSize},
 	"Request.lane":                {tokenText},
-	"Request.prompt":              {text(1, schemas.MaxPromptBytes)},
+	"Request.prompt":              {promptText},
 	"Request.negative_prompt":     {promptText},
 	"Request.height":              {between(1, schemas.MaxSide)},
 	"Request.width":               {between(1, schemas.MaxSide)},

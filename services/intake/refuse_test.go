@@ -68,7 +68,7 @@ func TestRefuse_Record(t *testing.T) {
 			t.Errorf("%s, corrected: %+v", c.uid, r)
 		}
 	}
-	named := receipt(t, p.publish(t, "r", &schemas.Prompt{Prompt: ""}))
+	named := receipt(t, p.publish(t, "r", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(0))}))
 	if named.UID == "" || p.record(t, "r", named.UID).Error != named.Error {
 		t.Errorf("refused without a uid: %+v", named)
 	}

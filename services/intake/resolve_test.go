@@ -151,3 +151,23 @@ func TestResolve_SeedsAndSharedNoise(t *testing.T) {
 		t.Error("shared noise is one x_T and a seed of its own per sample")
 	}
 }
+
+func TestTokens(t *testing.T) {
+	policy := qwen()
+	for _, c := range []struct {
+		height, width int64
+		want          int
+		fault         string
+	}{
+		{512, 768, 32 * 48, ""},
+		{16, 16, 1, ""},
+		{1000, 512, 0, `height: 1000; must be a multiple of 16 for model "q", such as 992 or 1008`},
+		{512, 8, 0, `width: 8; must be a multiple of 16 for model "q", such as 16`},
+		{2048, 2048, 0, `height x width: 2048 x 2048; model "q" serves at most 1048576 pixels`},
+	} {
+		got, err := Tokens(c.height, c.width, policy)
+		if got != c.want || (err == nil) != (c.fault == "") || err != nil && err.Error() != c.fault {
+			t.Errorf("%dx%d: %d, %v; want %d, %q", c.height, c.width, got, err, c.want, c.fault)
+		}
+	}
+}
