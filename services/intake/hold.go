@@ -94,6 +94,8 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run string, p *sc
 	}
 	inHand, told := s.held.enter(), false
 	if inHand {
+		s.metrics.held.Inc()
+		defer s.metrics.held.Dec()
 		defer s.held.leave()
 	}
 	defer func() {

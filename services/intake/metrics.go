@@ -15,6 +15,7 @@ type instruments struct {
 	prompts       prometheus.Counter
 	requests      prometheus.Counter
 	resolving     prometheus.Gauge
+	held          prometheus.Gauge
 	stalled       prometheus.Gauge
 	stall         prometheus.Counter
 	promptSeconds prometheus.Observer
@@ -26,7 +27,8 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		set:           s,
 		prompts:       s.Counter("prompts_total", "prompts accepted; one that comes again counts again").WithLabelValues(),
 		requests:      s.Counter("requests_total", "requests published, one per sample").WithLabelValues(),
-		resolving:     s.Gauge("resolving_prompts", "prompts in hand, those that wait for a sampler or for room included").WithLabelValues(),
+		resolving:     s.Gauge("resolving_prompts", "prompts that are worked on, those that wait for room included").WithLabelValues(),
+		held:          s.Gauge("held_prompts", "prompts in hand that wait for a sampler or a reward service").WithLabelValues(),
 		stalled:       s.Gauge("stalled_publishes", "publishes that wait now because the stream of requests is full").WithLabelValues(),
 		stall:         s.Counter("publish_stall_seconds_total", "time that publishes waited because the stream of requests was full").WithLabelValues(),
 		promptSeconds: s.Seconds("prompt_seconds", "time from a prompt to its published requests").WithLabelValues(),
