@@ -1,9 +1,11 @@
 package integration_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -246,4 +248,30 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	dead.end(syscall.SIGKILL)
 	w.services(t, schemas.ServiceReward, 0)
 	publish(1, "no reward service runs to say whether it has \"ocr\"", "--wait", "5s", "--reward", "ocr", `a sign that says "B"`)
+}
+
+// A run that joins a pipeline without a sampler says so instead of standing still.
+func TestRun_SaysWhatItWaitsFor(t *testing.T) {
+	w, url := plane(t)
+	w.intake(t, func(*intake.Config) {})
+	cmd := exec.Command(program(t, "meander"), "run", "--nats", url, "--out", "-", "a red fox")
+	cmd.Dir = t.TempDir()
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := false
+	for lines := bufio.NewScanner(stderr); !said && lines.Scan(); {
+		said = strings.HasPrefix(lines.Text(), "waiting: model: no sampler runs; start one; held until ")
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	if !said {
+		t.Error("it ended without a word")
+	}
 }
