@@ -91,6 +91,24 @@ func TestBus_Replay(t *testing.T) {
 	}
 }
 
+// The partition of a record is the server's, too.
+func TestBus_Replay_opening(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	seen := refuse(t, e, schemas.StreamRewards)
+	subject := schemas.OpeningSubject("r1", "b1", "u1")
+	if _, err := e.PublishRaw(t.Context(), subject, []byte("x"), nil, ""); err != nil {
+		t.Fatal(err)
+	}
+	first := next(t, seen)
+	if _, published, err := e.Replay(t.Context(), letterOf(t, e)); err != nil || published != subject {
+		t.Fatalf("replayed on %q, %v", published, err)
+	}
+	if again := next(t, seen); again.Subject != first.Subject || string(again.Data) != "x" {
+		t.Errorf("got %q on %s", again.Data, again.Subject)
+	}
+}
+
 // An original that is in the object store is published whole.
 func TestBus_Replay_large(t *testing.T) {
 	e := newEnv(t, "in-process")

@@ -68,9 +68,10 @@ func StoredSubject(subject string) string {
 
 // publishedSubject is the subject that an event stored under subject was published on.
 func publishedSubject(subject string) string {
-	rest, reward := strings.CutPrefix(subject, schemas.Prefix+"reward.")
-	if _, unpartitioned, ok := strings.Cut(rest, "."); reward && ok && strings.Count(rest, ".") == 4 {
-		return schemas.Prefix + "reward." + unpartitioned
+	kind, rest, _ := strings.Cut(strings.TrimPrefix(subject, schemas.Prefix), ".")
+	_, published, _ := strings.Cut(rest, ".")
+	if s := schemas.Prefix + kind + "." + published; s != subject && StoredSubject(s) == subject {
+		return s
 	}
 	return subject
 }
