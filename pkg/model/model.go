@@ -84,6 +84,10 @@ type Conditioning struct {
 // it is tried.
 var ErrPrompt = errors.New("prompt that the model cannot take")
 
+// ErrLatents is wrapped by the error of latents that decode to no picture, however often
+// that is tried.
+var ErrLatents = errors.New("latents that are no picture")
+
 // Model is a network ready to sample. All methods are safe for concurrent use, except
 // that Close must come last.
 type Model interface {

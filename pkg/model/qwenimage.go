@@ -504,7 +504,7 @@ func (m *QwenImage) DecodePixels(ctx context.Context, latents []float32, height,
 		pixels = m.vae.decode(s, latents, height, width)
 		for _, p := range pixels {
 			if p != p {
-				return errors.New("decode: the latents give pixels that are not numbers")
+				return fmt.Errorf("decode: %w: pixels that are not numbers", ErrLatents)
 			}
 		}
 		return nil

@@ -335,7 +335,7 @@ func TestQwenImage_refusesArguments(t *testing.T) {
 	}
 	broken := append([]float32(nil), b.x[0]...)
 	broken[7] = nan
-	if _, err := m.Decode(t.Context(), broken, 48, 80); err == nil || !strings.Contains(err.Error(), "not numbers") {
+	if _, err := m.Decode(t.Context(), broken, 48, 80); !errors.Is(err, model.ErrLatents) || !strings.Contains(err.Error(), "not numbers") {
 		t.Errorf("Decode of latents that are not numbers: %v", err)
 	}
 	if _, err := m.EncodeImage(t.Context(), image.NewNRGBA(image.Rect(0, 0, 17, 16))); err == nil {

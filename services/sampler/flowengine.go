@@ -224,6 +224,9 @@ func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (*image
 	t.TruncatedTokens = int64(p.cond.Cut)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
 	img, err := p.e.model.Decode(ctx, p.rollout.Latents(), int(p.req.Height), int(p.req.Width))
+	if errors.Is(err, model.ErrLatents) {
+		return nil, bus.Terminal(schemas.CodeFailed, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("decode latents: %w", err)
 	}
