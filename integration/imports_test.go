@@ -58,7 +58,7 @@ var layers = map[string][]string{
 	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "services/internal/instrument"},
 	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
-	"services/internal/boot":       {"pkg/bus", "services/internal/instrument"},
+	"services/internal/boot":       {"schemas", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 
 	// A thin main is one service and what all mains share.

@@ -4,7 +4,8 @@
 // of the project, so a client needs nothing else.
 //
 // An event is one msgpack map with snake_case keys. Unknown keys are ignored on
-// read; keys are added, never renamed or reused. Every event carries "v", the
+// read, but for those of a prompt, which intake refuses unless the prompt says
+// otherwise (unknown_fields); keys are added, never renamed or reused. Every event carries "v", the
 // schema version of its type. Times are int64 Unix nanoseconds. A pointer field
 // is optional: absent (or null) means the default stated in its comment, which is
 // different from an explicit zero. So is an absent list from an empty one, where

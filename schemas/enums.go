@@ -69,6 +69,12 @@ const (
 	GroupRefill = "refill"
 )
 
+// What becomes of fields of a prompt that no prompt has.
+const (
+	UnknownRefuse = "refuse"
+	UnknownWarn   = "warn"
+)
+
 // How the two velocities of classifier-free guidance are combined.
 const (
 	CFGRescaled = "rescaled" // rescaled to the norm of the positive one, per token
@@ -119,6 +125,7 @@ var (
 	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}
+	UnknownPolicies   = []string{UnknownRefuse, UnknownWarn}
 	Stages            = []string{"intake", "sampler", "reward", "advantage"}
 	PresentServices   = []string{ServiceSampler, ServiceReward}
 	DeadCodes         = []string{

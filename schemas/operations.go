@@ -48,6 +48,8 @@ type Receipt struct {
 	// NumInferenceSteps and SDEStepIndices are what was resolved.
 	NumInferenceSteps int64   `msgpack:"num_inference_steps"`
 	SDEStepIndices    []int64 `msgpack:"sde_step_indices"`
+	// Warnings are what was let be: fields that no prompt has.
+	Warnings []string `msgpack:"warnings,omitempty"`
 }
 
 // Policy announces what a lane serves. The latest one of each lane is kept in

@@ -53,6 +53,9 @@ type Prompt struct {
 	Priority *int64 `msgpack:"priority,omitempty"`
 	// MinPolicyVersion refuses samples of older weights.
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty"`
+	// UnknownFields is what becomes of fields that no prompt has, of this map and of those in
+	// it: refuse (default) them, or warn of them in the receipt.
+	UnknownFields string `msgpack:"unknown_fields,omitempty"`
 	// Evaluation (validate on the wire) makes every step ODE, without log-probs.
 	Evaluation bool `msgpack:"validate,omitempty"`
 	// GroupPolicy says which groups count, and what becomes of the others.

@@ -189,6 +189,11 @@ func samples(t testing.TB) []sample {
 			Service: "reward", Instance: "reward-k4", Reward: []string{"jpeg_compressibility", "http:clip"},
 			Missing: []schemas.MissingReward{{Name: "ocr", Reason: "tesseract is not installed"}}, At: 1_763_690_400_000_000_000,
 		}},
+		{"receipt-warnings", &schemas.Receipt{
+			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{2},
+			Warnings: []string{"gruop_size: unknown field; did you mean group_size?"},
+		}},
+		{"prompt-unknown-fields", &schemas.Prompt{Prompt: "x", UnknownFields: "warn"}},
 		{"receipt-refused", &schemas.Receipt{Run: "run-1", Code: "unknown_model", Error: "no sampler serves \"flux\""}},
 	}
 }

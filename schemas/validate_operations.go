@@ -67,6 +67,11 @@ func (e *Receipt) Validate() error {
 	f.version(e.V)
 	f.text("run", e.Run, 0, MaxToken)
 	f.text("uid", e.UID, 0, MaxToken)
+	if f.length("warnings", len(e.Warnings), 0, maxFaults) {
+		for i, w := range e.Warnings {
+			f.text("warnings["+strconv.Itoa(i)+"]", w, 1, MaxText)
+		}
+	}
 	if e.Waiting != "" {
 		f.text("waiting", e.Waiting, 1, MaxText)
 		if e.Accepted || e.Code != "" || e.Error != "" {

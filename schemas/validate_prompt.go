@@ -44,6 +44,7 @@ func (p *Prompt) Validate() error {
 		optional(p.Batch.Epoch, func(n int64) { b.notNegative("epoch", n) })
 	}
 	optional(p.Deadline, func(n int64) { f.positive("deadline", n) })
+	f.optionalEnum("unknown_fields", p.UnknownFields, UnknownPolicies)
 	optional(p.Priority, func(n int64) { f.within("priority", n, -MaxPriority, MaxPriority) })
 	optional(p.MinPolicyVersion, func(n int64) { f.notNegative("min_policy_version", n) })
 	p.GroupPolicy.validate(f.in("group_policy"))

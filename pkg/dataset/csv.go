@@ -22,6 +22,11 @@ func (d *reader) csv() error {
 		return fmt.Errorf("read %s: header: %w", d.name, err)
 	}
 	columns, err := checkHeader(header)
+	for _, name := range columns {
+		if err == nil {
+			err = d.misspelt(name, bare("a column"))
+		}
+	}
 	if err != nil {
 		return d.at(1, err)
 	}

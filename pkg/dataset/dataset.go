@@ -147,6 +147,9 @@ type Options struct {
 	// Fields are the names that a prompt event has. In objects that are not of another kind,
 	// other names are metadata.
 	Fields []string
+	// Misspelt says which field a name that would be metadata was probably meant for; empty:
+	// none, and it is. Such a record is bad, or the whole table. nil: no name is misspelt.
+	Misspelt func(name string) string
 	// Prepare sees each record before it is taken and may change it; an error makes it a bad
 	// one. A *RecordError gets the file and line.
 	Prepare func(*Record) error

@@ -317,3 +317,25 @@ func TestRead_Prepare(t *testing.T) {
 		t.Errorf("bad %v", d.Bad)
 	}
 }
+
+// A name that was probably meant for a field is no metadata, where the caller can tell.
+func TestRead_Misspelt(t *testing.T) {
+	o := dataset.Options{Fields: fields, Misspelt: func(name string) string {
+		return map[string]string{"gruop_size": "group_size", "negativ_prompt": "negative_prompt"}[name]
+	}}
+	for name, text := range map[string]string{
+		"p.jsonl": `{"prompt": "a", "tag": "x", "gruop_size": 4}`,
+		"p.csv":   "prompt,tag,negativ_prompt\na,x,y\n",
+	} {
+		if _, err := dataset.Read(strings.NewReader(text), name, o); err == nil || !strings.Contains(err.Error(), name+" line 1: ") || !strings.Contains(err.Error(), ", did you mean ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	o.SkipBad = true
+	set, err := dataset.Read(strings.NewReader(`{"prompt": "a", "gruop_size": 4}
+{"prompt": "a", "metadata": {"gruop_size": 4}}
+`), "p.jsonl", o)
+	if err != nil || len(set.Bad) != 1 || len(set.Records) != 1 {
+		t.Errorf("%+v, %v", set, err)
+	}
+}

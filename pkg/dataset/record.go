@@ -66,6 +66,9 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 			}
 			continue
 		}
+		if err := d.misspelt(name, v); err != nil {
+			return nil, err
+		}
 		if _, twice := metadata[name]; twice {
 			return nil, fault(name, v, "want it once: metadata has it too")
 		}
@@ -75,6 +78,17 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 		object["metadata"] = metadata
 	}
 	return r, nil
+}
+
+// misspelt refuses a name that was probably meant for a field.
+func (d *reader) misspelt(name string, v any) error {
+	if d.options.Misspelt == nil {
+		return nil
+	}
+	if meant := d.options.Misspelt(name); meant != "" {
+		return fault(name, v, "want a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
+	}
+	return nil
 }
 
 // metadataRecord is a text and things to know about it.

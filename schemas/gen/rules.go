@@ -121,6 +121,7 @@ var rules = map[string][]limit{
 	"Prompt.initial_noise":       {enum(schemas.InitialNoises), def(schemas.NoisePerSample)},
 	"Prompt.reward":              {count(0, schemas.MaxRewards)},
 	"Prompt.metadata":            {metadataLimits},
+	"Prompt.unknown_fields":      {enum(schemas.UnknownPolicies), def(schemas.UnknownRefuse)},
 	"Prompt.deadline":            {atLeast(1)},
 	"Prompt.priority":            {between(-schemas.MaxPriority, schemas.MaxPriority), def(0)},
 	"Prompt.min_policy_version":  {notNegative, def(0)},
@@ -425,5 +426,6 @@ var rules = map[string][]limit{
 	"Receipt.error":               {errorText},
 	"Receipt.samples":             {between(0, schemas.MaxGroupSize)},
 	"Receipt.num_inference_steps": {between(0, schemas.MaxSteps)},
+	"Receipt.warnings":            {count(0, 32)},
 	"Receipt.sde_step_indices":    {count(0, schemas.MaxSteps), unique, items(stepIndex)},
 }

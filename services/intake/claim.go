@@ -31,7 +31,9 @@ func (s *service) claim(ctx context.Context, requests []*schemas.Request) ([]*sc
 		}
 	}
 	// Whatever else opens the group is not its record.
-	its := bus.Against(func(*schemas.Opening) (fault, err error) { return errors.New("group: not that of the group's record"), nil })
+	its := bus.Against(func(*schemas.Opening) (fault, err error) {
+		return errors.New("group: not that of the group's record"), nil
+	})
 	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(first), its, bus.WaitForSpace()); err != nil {
 		return nil, fmt.Errorf("open group %s: %w", first.UID, err)
 	}

@@ -133,7 +133,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := schemas.Decode(m.Data, &p); err != nil {
 		return bus.Terminal(schemas.CodeDecode, err)
 	}
-	if err := p.Validate(); err != nil {
+	warnings, err := p.CheckUnknown(m.Data)
+	if err := errors.Join(err, p.Validate()); err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
 	p.UID = uidOf(&p, m)
@@ -179,6 +180,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	return s.answer(m, &schemas.Receipt{
 		Accepted: true, Run: run, UID: p.UID, Samples: int64(len(requests)),
 		NumInferenceSteps: int64(len(requests[0].Transitions)), SDEStepIndices: stochastic(requests[0].Transitions),
+		Warnings: warnings,
 	})
 }
 

@@ -2,9 +2,13 @@ package intake
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -141,6 +145,40 @@ func TestRefuse_NoSampler(t *testing.T) {
 	p.serve(t)
 	r := receipt(t, p.publish(t, "r", prompt("u", "a red fox", func(p *schemas.Prompt) { p.Deadline = new(time.Now().Add(time.Second).UnixNano()) })))
 	if r.Code != schemas.CodeLate || !strings.Contains(r.Error, "no sampler runs; start one") || p.record(t, "r", "u").Error != r.Error {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A field that no prompt has is refused with what was probably meant, or, where the prompt
+// says so, taken with a warning.
+func TestUnknownFields(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t)
+	ask := func(prompt map[string]any) *schemas.Receipt {
+		inbox := p.Conn().NewInbox()
+		answers, err := p.Conn().SubscribeSync(inbox)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := msgpack.Marshal(prompt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.PublishPrompt(t.Context(), "r", data, nats.Header{schemas.HeaderReply: {inbox}}); err != nil {
+			t.Fatal(err)
+		}
+		return receipt(t, answers)
+	}
+	r := ask(map[string]any{"uid": "u", "prompt": "x", "gruop_size": 4, "rollout": map[string]any{"noise_levle": .5}})
+	if r.Code != schemas.CodeInvalid || !strings.Contains(r.Error, "gruop_size: unknown field; did you mean group_size?") ||
+		!strings.Contains(r.Error, "rollout.noise_levle: unknown field; did you mean noise_level?") || p.record(t, "r", "u").Error != r.Error {
+		t.Errorf("%+v", r)
+	}
+	r = ask(map[string]any{"uid": "v", "prompt": "x", "gruop_size": 4, "unknown_fields": "warn"})
+	if !r.Accepted || r.Samples != 8 || !slices.Equal(r.Warnings, []string{"gruop_size: unknown field; did you mean group_size?"}) {
+		t.Errorf("%+v", r)
+	}
+	if r = ask(map[string]any{"prompt": "x", "unknown_fields": "maybe"}); r.Accepted || !strings.Contains(r.Error, "unknown_fields: \"maybe\"; must be one of refuse, warn") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -217,7 +217,11 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		defer done()
 		in, name = f, p.file
 	}
-	set, err := dataset.Read(in, name, dataset.Options{Format: dataset.Format(p.format), Fields: promptFields(), Prepare: prepare, SkipBad: p.skipBad})
+	o := dataset.Options{Format: dataset.Format(p.format), Fields: schemas.FieldNames(&schemas.Prompt{}), Misspelt: misspelt, Prepare: prepare, SkipBad: p.skipBad}
+	if p.unknown == schemas.UnknownWarn {
+		o.Misspelt = nil
+	}
+	set, err := dataset.Read(in, name, o)
 	if err != nil {
 		return nil, fmt.Errorf("--prompts: %w", err)
 	}
@@ -246,14 +250,14 @@ func openInput(name string) (in io.Reader, done func(), err error) {
 	return r, func() { _ = f.Close() }, nil
 }
 
-// promptFields are the names of a Prompt's fields.
-func promptFields() []string {
-	var names []string
-	for f := range reflect.TypeFor[schemas.Prompt]().Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
-		names = append(names, name)
+// misspelt is the field of a prompt that a name of a file was probably meant for, empty for
+// one that is metadata: that may be any word, so it must be nearer than others.
+func misspelt(name string) string {
+	fields := append(schemas.FieldNames(&schemas.Prompt{}), "ground_truth")
+	if slices.Contains(fields, name) {
+		return ""
 	}
-	return names
+	return schemas.NearestWithin(min(2, len(name)/3), name, fields)
 }
 
 // join makes a batch of prompts where one is asked for or needed. Its name depends on

@@ -12,7 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/scorer"
-	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // rewardFlags name reward functions.
@@ -185,7 +185,7 @@ func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator
 	c, err := estimator.Default(a.estimator)
 	switch {
 	case err == nil:
-	case boot.Nearest(a.estimator, estimator.Names()) != "":
+	case schemas.Nearest(a.estimator, estimator.Names()) != "":
 		return c, oneOf("estimator", a.estimator, estimator.Names())
 	default: // it may be known elsewhere
 		return c, fmt.Errorf("--%w", err)

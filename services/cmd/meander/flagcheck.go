@@ -13,7 +13,6 @@ import (
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // check refuses what the flags ask for and no model could do, in the words of the
@@ -57,7 +56,7 @@ func blame(reason string, flagOf map[string]string) string {
 // oneOf is the error of a flag whose value is none of the names.
 func oneOf(flag, value string, names []string) error {
 	hint := ""
-	if near := boot.Nearest(value, names); near != "" {
+	if near := schemas.Nearest(value, names); near != "" {
 		hint = "did you mean " + near + "? "
 	}
 	return fmt.Errorf("--%s: %q; %smust be one of %s", flag, value, hint, strings.Join(names, ", "))

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Headings of --help, in the order in which commands register them.
@@ -96,7 +96,7 @@ func teach(root *cobra.Command) {
 		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && len(unknown.GetSpecifiedName()) > 1 {
 			var names []string
 			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-			if name := boot.Nearest(unknown.GetSpecifiedName(), names); name != "" {
+			if name := schemas.Nearest(unknown.GetSpecifiedName(), names); name != "" {
 				hint = "; did you mean --" + name + "?"
 			}
 		}
@@ -114,7 +114,7 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 	for _, sub := range c.Commands() {
 		names = append(names, sub.Name())
 	}
-	if name := boot.Nearest(given[0], names); name != "" {
+	if name := schemas.Nearest(given[0], names); name != "" {
 		hint = fmt.Sprintf("; did you mean '%s %s'?", c.CommandPath(), name)
 	}
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)

@@ -27,6 +27,8 @@ type plan struct {
 	Groups  int    `json:"groups"`
 	Refused int    `json:"refused"`
 	Reason  string `json:"refused_reason,omitempty"`
+	// Warnings are what intake lets be: several where prompts differ.
+	Warnings []string `json:"warnings,omitempty"`
 	// Batches are the sizes of batches that are normalised together; none: every group alone.
 	Batches []int     `json:"batches"`
 	Data    *planData `json:"data"`
@@ -56,6 +58,8 @@ type planData struct {
 	Dropped    bool     `json:"duplicates_dropped"`
 	Chosen     int      `json:"chosen"`
 	Shard      string   `json:"shard,omitempty"`
+	// Metadata are the names that the records have and prompts do not, sorted.
+	Metadata []string `json:"metadata,omitempty"`
 }
 
 // planStream is a stream that the samples fill.
@@ -162,6 +166,7 @@ func (f *pipelineFacts) rewards(e *schemas.Prompt, p *schemas.Policy) []string {
 // settle gives answers to reward functions that only the pipeline knows, and plans.
 func (d *datasetFlags) settle(prompts []prompt, f *pipelineFacts) (*plan, error) {
 	p := &plan{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data()}
+	p.Data.Metadata = metadataOf(prompts)
 	if p.Batches == nil {
 		p.Batches = []int{}
 	}
@@ -197,6 +202,18 @@ func (d *datasetFlags) settle(prompts []prompt, f *pipelineFacts) (*plan, error)
 	return p, nil
 }
 
+// metadataOf are the names of the prompts' metadata, sorted.
+func metadataOf(prompts []prompt) []string {
+	names := map[string]bool{}
+	for _, p := range prompts {
+		m, _ := p.body["metadata"].(map[string]any)
+		for name := range m {
+			names[name] = true
+		}
+	}
+	return sortedKeys(names)
+}
+
 func (d *datasetFlags) data() *planData {
 	l := d.loaded
 	out := &planData{
@@ -218,7 +235,12 @@ func (p *plan) add(q *prompt, policy *schemas.Policy, f *pipelineFacts) error {
 	p.promptBytes += int64(len(data))
 	var e schemas.Prompt
 	if err = schemas.Decode(data, &e); err == nil {
-		err = errors.Join(e.Validate(), checkNames(&e, f.rewards(&e, policy)))
+		var warnings []string
+		warnings, err = e.CheckUnknown(data)
+		for _, w := range warnings {
+			note(&p.Warnings, w)
+		}
+		err = errors.Join(err, e.Validate(), checkNames(&e, f.rewards(&e, policy)))
 	}
 	var cost *planCost
 	if err == nil && policy != nil {
@@ -362,6 +384,9 @@ func (p *plan) print(out io.Writer) error {
 		line("reward", "%s", strings.Join(p.Reward, "; or "))
 		line("advantage", "%s", strings.Join(p.Advantage, "; or "))
 	}
+	if len(p.Warnings) > 0 {
+		line("warning", "%s", strings.Join(p.Warnings, "; "))
+	}
 	if p.Refused > 0 {
 		line("refused", "%s, e.g. %s", count(p.Refused, "prompt"), p.Reason)
 	}
@@ -415,6 +440,13 @@ func (p *plan) printPrompts(line func(name, format string, args ...any)) {
 			break
 		}
 		line("", "%s", bad)
+	}
+	if n := len(d.Metadata); n > 0 {
+		names := strings.Join(d.Metadata[:min(n, 12)], ", ")
+		if n > 12 {
+			names += fmt.Sprintf(" and %d more", n-12)
+		}
+		line("metadata", "%s", names)
 	}
 	if n := len(p.Batches); n > 0 {
 		sizes := fmt.Sprintf("%s of %s", count(n, "batch"), count(p.Batches[0], "group"))

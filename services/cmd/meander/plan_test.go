@@ -79,6 +79,7 @@ advantage  flow_grpo, std group (sample, epsilon 0.0001)
 		}, `
 plan       3 groups x 8 samples = 24 pictures of 128 x 64 pixels, by signs
 prompts    6 prompts in demo/words.csv (csv), 1 duplicate left out, 5 chosen, shard 0/2 has 3
+metadata   colour
 batches    2 batches of 2 groups, the last of 1
 steps      10 a sample, 240 in all, 48 stochastic; 864 model evaluations (guidance, scale 4)
 latents    3 states of F16 [32, 64] kept; a sample stores 43.3 KiB
@@ -109,6 +110,46 @@ refused    2 prompts, e.g. "no target": ground_truth: empty, and the prompt has 
 	}
 	if _, err := os.Stat("meander-data"); err == nil {
 		t.Error("a plan has made a store")
+	}
+}
+
+// Misspelt fields of a file are shown before anything is published.
+func TestPlan_UnknownFields(t *testing.T) {
+	inEmptyDir(t)
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("top.jsonl", `{"prompt": "a", "gruop_size": 4, "tag": "x"}`+"\n")
+	write("nested.jsonl", `{"prompt": "a", "tag": "x", "rollout": {"noise_levle": 0.5}}`+"\n"+`{"prompt": "b"}`+"\n")
+	top := "top.jsonl line 1: gruop_size = 4: want a field of a prompt, did you mean group_size?"
+	nested := "rollout.noise_levle: unknown field; did you mean noise_level?"
+	for _, c := range []struct {
+		args []string
+		want []string
+		ok   bool
+	}{
+		{[]string{"run", "--plan", "-f", "top.jsonl"}, []string{top}, false},
+		{[]string{"run", "--plan", "-f", "top.jsonl", "--prompts-format", "meander"}, []string{"refused    1 prompt", "gruop_size: unknown", "did you mean group_size?"}, false},
+		{[]string{"run", "--plan", "-f", "top.jsonl", "--unknown-fields", "warn"}, []string{"metadata   gruop_size, tag"}, true},
+		{[]string{"run", "--plan", "-f", "nested.jsonl"}, []string{"refused    1 prompt", nested, "metadata   tag"}, true},
+		{[]string{"run", "--plan", "-f", "nested.jsonl", "--unknown-fields", "warn"}, []string{"plan       2 groups", "warning    " + nested}, true},
+	} {
+		stdout, stderr, err := command(t.Context(), append(c.args, "--model", "synthetic")...)
+		text := strings.Join(strings.Fields(stdout+stderr), " ")
+		if err != nil {
+			text += " " + err.Error()
+		}
+		for _, want := range c.want {
+			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
+				t.Errorf("%q: no %q in %s", c.args, want, text)
+			}
+		}
+		if (err == nil) != c.ok {
+			t.Errorf("%q: %v", c.args, err)
+		}
 	}
 }
 

@@ -119,6 +119,9 @@ func (p *progress) receipts() nats.MsgHandler {
 			told[why] = true
 			p.note("waiting: " + r.Waiting)
 		}
+		for _, w := range r.Warnings {
+			p.note("warning: " + r.UID + ": " + w)
+		}
 		if r.Accepted {
 			p.expect(int(r.Samples * r.NumInferenceSteps))
 		}

@@ -47,6 +47,7 @@ type promptFlags struct {
 	deadline      time.Duration
 	priority      int64
 	validate      bool
+	unknown       string
 
 	set func(name string) bool
 	// flagOf names the flag behind each field of a prompt that one set.
@@ -84,6 +85,7 @@ func (p *promptFlags) sampling(f *pflag.FlagSet) {
 	f.StringVar(&p.sigmas, "sigmas", "", "pre-shift sigmas, one per step, e.g. 1,0.75,0.5,0.25")
 	f.StringVar(&p.latents, "initial-latents", "", "x_T from a safetensors file: one tensor, packed [n, S, C], for every prompt")
 	f.Int64Var(&p.priority, "priority", 0, "higher is sampled first")
+	f.StringVar(&p.unknown, "unknown-fields", schemas.UnknownRefuse, "fields of a file that no prompt has: refuse, or warn and go on without")
 	f.BoolVar(&p.validate, "validate", false, "evaluation: deterministic steps, no log-probs")
 }
 
@@ -121,6 +123,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	put("initial-noise", "initial_noise", p.initialNoise)
 	put("priority", "priority", p.priority)
 	put("validate", "validate", p.validate)
+	put("unknown-fields", "unknown_fields", p.unknown)
 	if p.set("sigmas") {
 		values, err := floats("sigmas", p.sigmas)
 		errs = append(errs, err)

@@ -61,6 +61,9 @@ samples are made in the background; follow them with 'meander watch'.`,
 				} else {
 					fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
 				}
+				for _, w := range receipt.Warnings {
+					fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
+				}
 				if !receipt.Accepted {
 					refused++
 				}
