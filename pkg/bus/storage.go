@@ -39,8 +39,8 @@ type StreamLimit struct {
 	MaxAge time.Duration
 }
 
-// SetLimits changes limits of streams that are there; those that are as asked for are
-// left alone. A limit below what a stream holds is refused, since the server would drop
+// SetLimits changes limits of streams that are there, each named once; those that are as
+// asked for are left alone. A limit below what a stream holds is refused, since the server would drop
 // the rest, and so are steps that would go before the trajectories that name them.
 func (b *Bus) SetLimits(ctx context.Context, limits ...StreamLimit) error {
 	if len(limits) == 0 {
@@ -55,7 +55,10 @@ func (b *Bus) SetLimits(ctx context.Context, limits ...StreamLimit) error {
 		ages[name] = s.CachedInfo().Config.MaxAge
 	}
 	var next []jetstream.StreamConfig
-	for _, l := range limits {
+	for i, l := range limits {
+		if slices.ContainsFunc(limits[:i], func(other StreamLimit) bool { return other.Stream == l.Stream }) {
+			return fmt.Errorf("set limits of %s: named twice; must be one limit with both", l.Stream)
+		}
 		s, err := b.js.Stream(ctx, l.Stream)
 		if err != nil {
 			return fmt.Errorf("set limits of %s: %w", l.Stream, err)

@@ -45,6 +45,7 @@ func TestBus_SetLimits(t *testing.T) {
 		{[]bus.StreamLimit{{Stream: schemas.StreamSteps, MaxBytes: 50_000}}, "must be at least the 1"},
 		{[]bus.StreamLimit{{Stream: schemas.StreamSteps, MaxBytes: 1 << 60}}, "max_file_store"},
 		{[]bus.StreamLimit{{Stream: "elsewhere", MaxBytes: 1}}, "not found"},
+		{[]bus.StreamLimit{{Stream: schemas.StreamSteps, MaxBytes: 1 << 30}, {Stream: schemas.StreamSteps, MaxAge: -1}}, "named twice"},
 	} {
 		if err := e.SetLimits(ctx, test.limits...); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: got %v; want %q", test.limits, err, test.want)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -129,15 +130,15 @@ func (l Limits) Streams() []bus.StreamLimit {
 		if v.IsZero() {
 			return
 		}
-		if len(out) == 0 || out[len(out)-1].Stream != stream {
-			out = append(out, bus.StreamLimit{Stream: stream})
+		i := slices.IndexFunc(out, func(l bus.StreamLimit) bool { return l.Stream == stream })
+		if i < 0 {
+			i, out = len(out), append(out, bus.StreamLimit{Stream: stream})
 		}
-		last := &out[len(out)-1]
 		switch x := v.Interface().(type) {
 		case Bytes:
-			last.MaxBytes = int64(x)
+			out[i].MaxBytes = int64(x)
 		case Age:
-			last.MaxAge = time.Duration(x)
+			out[i].MaxAge = time.Duration(x)
 		}
 	})
 	return out
