@@ -28,6 +28,8 @@ PROFILES := all-in-one metrics
 
 # What a caller may set: make race PACKAGES=./pkg/bus
 PACKAGES ?= ./...
+# Go ends the tests of a package after this long; its own 10 minutes are few on a busy machine.
+TEST_LIMIT ?= -timeout 30m
 FUZZTIME ?= 30s
 BENCH    ?= .
 REF      ?= HEAD~1
@@ -58,10 +60,10 @@ lint: $(staticcheck) $(golangci_lint) ## staticcheck and golangci-lint
 	$(golangci_lint) run ./...
 
 test: ## all tests, without network or special hardware
-	go test $(PACKAGES)
+	go test $(TEST_LIMIT) $(PACKAGES)
 
 race: ## all tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 go test -race $(PACKAGES)
+	CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(PACKAGES)
 
 cover: ## test coverage over all packages: total, and build/cover.html
 	.ci/cover
@@ -70,7 +72,7 @@ fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 	.ci/fuzz $(FUZZTIME)
 
 integration: ## whole-pipeline tests only
-	go test -count=1 ./integration/...
+	go test -count=1 $(TEST_LIMIT) ./integration/...
 
 onnx-test: ## tests of ONNX reward functions (needs a C compiler and ONNXRUNTIME_LIB, the path of libonnxruntime.so)
 	CGO_ENABLED=1 go test -tags onnx ./pkg/scorer/onnxscore/... ./pkg/scorer/scorerfile/...

@@ -182,11 +182,12 @@ func natsBinary(t *testing.T) string {
 // elsewhere, and a test that passes does not wait.
 const patience = 2 * time.Minute
 
-// eventually waits until check returns nil. The limit is for what its error says to change.
+// eventually waits until check returns nil. The limit is for what its error says to change,
+// and three times that is for what moves but gets nowhere.
 func eventually(t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	limit = max(limit, patience)
-	last, end := "", time.Time{}
+	last, end, atMost := "", time.Time{}, time.Now().Add(3*limit)
 	for {
 		err := check()
 		if err == nil {
@@ -195,8 +196,8 @@ func eventually(t *testing.T, limit time.Duration, what string, check func() err
 		if err.Error() != last { // something moves
 			last, end = err.Error(), time.Now().Add(limit)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: nothing new for %v: %v", what, limit, err)
+		if now := time.Now(); now.After(end) || now.After(atMost) {
+			t.Fatalf("%s: nothing new for %v, or no end: %v", what, limit, err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

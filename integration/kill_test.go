@@ -226,7 +226,7 @@ func (f *feed) wait(t *testing.T, limit time.Duration) {
 		defer f.mu.Unlock()
 		for uid := range f.asked {
 			if !f.closed[uid] {
-				return fmt.Errorf("%d of %d, not %s", len(f.closed), len(f.asked), uid)
+				return fmt.Errorf("%d of %d", len(f.closed), len(f.asked))
 			}
 		}
 		return nil

@@ -81,16 +81,25 @@ func start(t *testing.T, change func(*config)) *world {
 	return &world{Bus: b, client: client.New(b)}
 }
 
+// whileItMoves is a context that ends when moved has not been called for as long as a test
+// has patience.
+func whileItMoves(t *testing.T) (ctx context.Context, moved func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	timer := time.AfterFunc(patience, cancel)
+	t.Cleanup(func() { timer.Stop(); cancel() })
+	return ctx, func() { timer.Reset(patience) }
+}
+
 // advantages waits for n groups of a run.
 func (w *world) advantages(t *testing.T, run string, n int) map[string]*schemas.Advantage {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx, moved := whileItMoves(t)
 	out := map[string]*schemas.Advantage{}
 	for a, err := range w.client.Advantages(ctx, run) {
 		if err != nil {
 			t.Fatalf("advantages: %v", err)
 		}
+		moved()
 		if out[a.UID] = a; len(out) == n {
 			return out
 		}
@@ -102,13 +111,13 @@ func (w *world) advantages(t *testing.T, run string, n int) map[string]*schemas.
 // dead waits for n dead letters.
 func (w *world) dead(t *testing.T, n int) []*schemas.Dead {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx, moved := whileItMoves(t)
 	var out []*schemas.Dead
 	for m, err := range w.Read(ctx, schemas.StreamDead, []string{schemas.Prefix + "dead.>"}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatalf("dead letters: %v", err)
 		}
+		moved()
 		var d schemas.Dead
 		if err := schemas.Decode(m.Data, &d); err != nil {
 			t.Fatalf("dead letter: %v", err)
