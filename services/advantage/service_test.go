@@ -228,6 +228,7 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 	taken := 0
 	for partition := range schemas.RewardPartitions {
 		config := testConfig().consumer(partition)
+		config.AckWait = time.Hour // what is taken does not come again while the rest is
 		sub, err := rough.Subscription(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
@@ -237,16 +238,11 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 			t.Fatal(err)
 		}
 		info := consumer.CachedInfo()
-		// Those that come again, because taking them took longer than the ack wait, do not count.
-		for left := (int(info.NumPending) + info.NumAckPending) * 3 / 10; left > 0; {
-			m, err := sub.Next(t.Context())
-			if err != nil {
+		for range (int(info.NumPending) + info.NumAckPending) * 3 / 10 {
+			if _, err := sub.Next(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if m.Delivered == 1 {
-				left--
-				taken++
-			}
+			taken++
 		}
 		if err := sub.Close(); err != nil {
 			t.Fatal(err)
