@@ -55,6 +55,7 @@ var badPrompts = []struct{ name, line, want string }{
 }
 
 func TestRun_BadInputIsRefusedWithAReason(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	var lines strings.Builder
 	for _, bad := range badPrompts {
@@ -96,6 +97,7 @@ func TestRun_BadInputIsRefusedWithAReason(t *testing.T) {
 // What the flags ask for and no model could do is wrong usage, in the words of the flag,
 // and nothing starts. What only the model can refuse, for every prompt, is wrong usage too.
 func TestRun_AllRefusedIsUsage(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, args := range [][]string{
 		{"--group-size", "0"},

@@ -8,9 +8,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -40,6 +43,11 @@ var binaries = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	// These tests wait for processes and timers more than they compute.
+	if n := flag.Lookup("test.parallel"); n.Value.String() == n.DefValue {
+		_ = n.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0)))
+	}
 	code := m.Run()
 	if dir, err := binaries(); err == nil {
 		_ = os.RemoveAll(dir)

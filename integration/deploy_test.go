@@ -171,6 +171,7 @@ func TestDeploy_Ports(t *testing.T) {
 // The programs take what compose gives them: no variable that they do not know, no flag
 // that is not there. Prometheus finds each where it serves its metrics.
 func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
+	t.Parallel()
 	c := readCompose(t)
 	var scrape struct {
 		Configs []struct {
@@ -222,6 +223,7 @@ func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
 
 // make stops what any profile started, and says which Compose it needs.
 func TestDeploy_Make(t *testing.T) {
+	t.Parallel()
 	profiles := map[string]bool{}
 	for _, s := range readCompose(t).Services {
 		for _, p := range s.Profiles {

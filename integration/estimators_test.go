@@ -12,6 +12,7 @@ import (
 
 // Every estimator can be had from the command line, and another is refused with the list.
 func TestEstimators_FromTheCommandLine(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	names := estimator.Names()
 	if raceEnabled {
@@ -44,14 +45,14 @@ func TestEstimators_FromTheCommandLine(t *testing.T) {
 // the same prompt until the batch has its exact number of groups to learn from; the same
 // seed asks for the same replacements.
 func TestRefill_ToAnExactBatch(t *testing.T) {
-	shippedModels(t)
+	t.Parallel()
 	prompts, err := filepath.Abs(filepath.Join(root, "deploy/demo/prompts.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	digest := ""
 	for _, run := range []string{"one", "two"} {
-		out := meander(t, t.TempDir(), "run", "--run", run, "--model", "signs", "-n", "2", "--seed", "6", "--reward", "glyph", "--std", "global",
+		out := meander(t, t.TempDir(), "run", "--run", run, "--model", signs(t), "-n", "2", "--seed", "6", "--reward", "glyph", "--std", "global",
 			"--zero-std", "refill", "--refill-rounds", "16", "--batch-size", "4", "-f", prompts, "--out", "-", "--json").must(t, 0)
 		groups, sum := out.parse(t)
 		if sum.Complete != 4 || sum.Refills == 0 {
@@ -71,8 +72,8 @@ func TestRefill_ToAnExactBatch(t *testing.T) {
 
 // An evaluation reports the mean, the best and the majority of the samples of a prompt.
 func TestEvaluation_FromTheCommandLine(t *testing.T) {
-	shippedModels(t)
-	args := []string{"run", "--model", "signs", "-n", "4", "--seed", "3", "--reward", "glyph", "--validate", "--out", "-", `a black sign that says "SCHOOL"`}
+	t.Parallel()
+	args := []string{"run", "--model", signs(t), "-n", "4", "--seed", "3", "--reward", "glyph", "--validate", "--out", "-", `a black sign that says "SCHOOL"`}
 	groups, sum := meander(t, t.TempDir(), append(args, "--json")...).must(t, 0).parse(t)
 	votes, mean := map[string]int{}, 0.0
 	for _, m := range groups[0].Members {
@@ -90,14 +91,4 @@ func TestEvaluation_FromTheCommandLine(t *testing.T) {
 	if want := fmt.Sprintf("evaluation unknown/reward: best@4 %.3f, maj@4 %.3f, mean@4 %.3f", sum.Metrics["val-core/unknown/reward/best@4/mean"], majority, mean); !strings.Contains(out.stdout, want) {
 		t.Errorf("no %q in %s", want, out.stdout)
 	}
-}
-
-// shippedModels lets a run in another folder find them.
-func shippedModels(t *testing.T) {
-	t.Helper()
-	models, err := filepath.Abs(filepath.Join(root, "deploy/models"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("MEANDER_MODELS", models)
 }

@@ -71,6 +71,7 @@ func natsServer(t *testing.T) (url string) {
 
 // Four programs around a NATS server of their own give the digest of the single process.
 func TestExternal_SameDigest(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	run := func(more ...string) summary {
 		args := append([]string{"run", "--json", "--seed", "3", "-n", "5", "--sde-steps", "1-4", "--out", "-", "a red fox", "two owls", "rain"}, more...)

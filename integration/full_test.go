@@ -69,6 +69,7 @@ func begin(t *testing.T, dir string, args ...string) *command {
 // A pipeline whose steps do not fit says so wherever one looks, loses nothing, and goes
 // on once there is room.
 func TestFull_StepsAndBack(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	health := vacant(t)
 	launch(t, dir, program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--metrics-addr", health, "--max-steps-bytes", "1MiB")
@@ -133,6 +134,7 @@ func states(t *testing.T, out string) map[string]string {
 // The limits of streams are settings of the program that sets them up, for streams that
 // are there, too; and each program's health says when one is full.
 func TestFull_ServicePrograms(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	url := natsServer(t)
 	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "test"}, zerolog.Nop())

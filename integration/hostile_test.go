@@ -41,6 +41,7 @@ func hostile() map[string][]byte {
 
 // Hostile bytes on every subject end in the dead letters, and the pipeline goes on.
 func TestPipeline_HostileBytes(t *testing.T) {
+	t.Parallel()
 	w := start(t, func(c *config) { c.sampler.Batch = 4 })
 	subjects := map[string]string{
 		"intake":    schemas.PromptSubject("evil"),
@@ -87,6 +88,7 @@ func TestPipeline_HostileBytes(t *testing.T) {
 
 // A client that asks hears why its prompt was refused.
 func TestPipeline_RefusalReachesTheClient(t *testing.T) {
+	t.Parallel()
 	w := start(t, nil)
 	_, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{Prompt: "a", GroupSize: new(int64(0))})
 	var refused *client.RefusedError
@@ -110,6 +112,7 @@ func TestPipeline_RefusalReachesTheClient(t *testing.T) {
 // A group whose samples cannot all be had closes at its deadline, and what comes
 // later is a dead letter.
 func TestPipeline_DeadlineAndLateReward(t *testing.T) {
+	t.Parallel()
 	w := start(t, nil)
 	reward := func(i int64) *schemas.Reward {
 		return &schemas.Reward{

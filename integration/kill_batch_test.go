@@ -37,6 +37,7 @@ func (c *crew) batch(t *testing.T, run, id string) *schemas.Batch {
 // numbers of both: in whatever order they come, and when the worker that has the first
 // of them goes away before the second comes, with a word or without.
 func TestBatch_ClosesTogether(t *testing.T) {
+	t.Parallel()
 	const size = 3
 	values := map[string][]float64{"a": {1, 2, 3}, "b": {10, 14, 18}}
 	publish := func(t *testing.T, c *crew, run, uid string, samples ...int64) {

@@ -13,6 +13,7 @@ import (
 // for; requests of which it is gone later fail at once, each for good, and hold up none
 // of the others.
 func TestLane_MissingLatents(t *testing.T) {
+	t.Parallel()
 	c := assemble(t)
 	c.config.sampler.Batch, c.config.sampler.Workers = 4, 1
 	c.config.intake.Models = []string{"synthetic"}
@@ -76,6 +77,7 @@ func TestLane_MissingLatents(t *testing.T) {
 // A prompt that is too long for the model is no matter of trying again; cut when it says
 // so, which its trajectories tell.
 func TestLane_LongPrompt(t *testing.T) {
+	t.Parallel()
 	w := start(t, func(c *config) { c.sampler.Model = filepath.Join("..", "pkg", "model", "testdata", "golden", "full") })
 	prompt := &schemas.Prompt{
 		UID: "long", Prompt: strings.Repeat("a red fox, ", 200), GroupSize: new(int64(2)), Height: new(int64(16)), Width: new(int64(16)),

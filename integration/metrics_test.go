@@ -208,6 +208,7 @@ func tableOf(families map[string]*family) string {
 // Four programs: each counts its own work, intake shows the queues, and the table and the
 // board name what there is.
 func TestMetrics_Programs(t *testing.T) {
+	t.Parallel()
 	dir, url := t.TempDir(), natsServer(t)
 	programs := map[string]*process{}
 	for _, service := range []string{"intake", "sampler", "reward", "advantage"} {
@@ -357,6 +358,7 @@ func expressions(board any) (out []string) {
 // One process with two copies of each service: their numbers add up, and service
 // discovery lists all of them.
 func TestMetrics_CopiesAddUp(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	up := launch(t, dir, program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0",
 		"--replicas", "2", "--batch", "4", "--workers", "1", "--metrics-addr", "127.0.0.1:0")
@@ -402,6 +404,7 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 
 // A run shows what it does while it lasts.
 func TestMetrics_OfARun(t *testing.T) {
+	t.Parallel()
 	log := &logbook{}
 	run := exec.Command(program(t, "meander"), "run", "--model", "synthetic", "-n", "2", "--height", "32", "--width", "32",
 		"--reward", "external", "--deadline", "1h", "--log-level", "info", "--metrics-addr", "127.0.0.1:0", "a red fox")

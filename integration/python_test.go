@@ -19,6 +19,7 @@ import (
 
 // The Python client, with its own tests, against a pipeline.
 func TestPythonClient(t *testing.T) {
+	t.Parallel()
 	python := pythonWith(t, "nats, msgpack, numpy, pytest")
 	url := serve(t, t.TempDir()).URL
 	tests := exec.Command(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")

@@ -11,6 +11,7 @@ import (
 
 // The examples of schemas/README.md do what they say against a pipeline.
 func TestReading(t *testing.T) {
+	t.Parallel()
 	url := serve(t, t.TempDir()).URL
 	meander(t, t.TempDir(), "publish", "--nats", url, "--run", "demo", "-n", "2", "--steps", "4", "--sde-steps", "1,2", "a red fox").must(t, 0)
 	out := goExample(t, "schemas/README.md", "run", url)

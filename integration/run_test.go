@@ -13,6 +13,7 @@ import (
 )
 
 func TestRun_GatedSteps(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	out := meander(t, dir, "run", "--model", "synthetic", "--group-size", "8", "--sde-steps", "2,3", "--return-steps", "2,3,4", "--json",
 		"a red fox", "a blue fox").must(t, 0)
@@ -57,6 +58,7 @@ func TestRun_GatedSteps(t *testing.T) {
 }
 
 func TestVerify_RatioIsOne(t *testing.T) {
+	t.Parallel()
 	for _, args := range [][]string{
 		{"--latents-dtype", "F32"},
 		{"--latents-dtype", "F16"},
@@ -92,6 +94,7 @@ func TestVerify_RatioIsOne(t *testing.T) {
 
 // Equal seeds give equal results, however the work is packed and spread.
 func TestRun_DigestDoesNotDependOnPacking(t *testing.T) {
+	t.Parallel()
 	common := []string{"run", "--model", "synthetic", "--json", "--seed", "11", "-n", "6", "--sde-window", "3:0-8", "--out", "-", "a red fox", "two owls", "rain"}
 	var want string
 	for _, packing := range [][]string{
@@ -115,6 +118,7 @@ func TestRun_DigestDoesNotDependOnPacking(t *testing.T) {
 
 // A run that was killed goes on where it stopped, and ends as if nothing had happened.
 func TestRun_KilledAndResumed(t *testing.T) {
+	t.Parallel()
 	args := func(store, run string) []string {
 		return []string{
 			"run", "--model", "synthetic", "--json", "--seed", "5", "--run", run, "--store", store, "--out", "-", "-n", "6",
@@ -163,6 +167,7 @@ func TestRun_KilledAndResumed(t *testing.T) {
 
 // A run id names one set of prompts.
 func TestRun_IDUsedForOtherPrompts(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	meander(t, dir, "run", "--run", "x", "--model", "synthetic", "-n", "2", "--out", "-", "a red fox").must(t, 0)
 	out := meander(t, dir, "run", "--run", "x", "--model", "synthetic", "-n", "2", "--out", "-", "another").must(t, 2)

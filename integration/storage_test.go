@@ -53,6 +53,7 @@ func verifyRun(t *testing.T, dir, run string, code int) (v verified) {
 
 // What has been removed is counted, and the rest is checked.
 func TestVerify_StepsGone(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	meander(t, dir, "run", "--run", "r1", "--model", "synthetic", "-n", "2", "--steps", "6", "a red fox").must(t, 0)
 	if v := verifyRun(t, dir, "r1", 0); v.Trajectories != 2 || v.Steps != 12 || v.Gone != 0 || v.Unproven != "" {
@@ -83,6 +84,7 @@ func TestVerify_StepsGone(t *testing.T) {
 
 // A check of nothing is no proof.
 func TestVerify_NothingChecked(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for run, test := range map[string]struct {
 		args []string
@@ -116,6 +118,7 @@ func TestVerify_NothingChecked(t *testing.T) {
 
 // One letter that cannot be read hides none of the others.
 func TestDead_FromTheCommandLine(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	meander(t, dir, "run", "--run", "r1", "--model", "synthetic", "-n", "1", "--steps", "2", "a red fox").must(t, 0)
 	large := bytes.Repeat([]byte("x"), 1000<<10)

@@ -112,6 +112,7 @@ func stepLaw(kind flow.Transition, sigmas []float32, i int, s, v float64) float6
 // its variance follows stepLaw. The mean is tested element by element, the variance
 // over all elements, both within 5 standard errors.
 func TestSynthetic_GaussianChain(t *testing.T) {
+	t.Parallel()
 	const steps, std = 20, 0.5
 	samples := 1500
 	if raceEnabled {
@@ -162,6 +163,7 @@ func TestSynthetic_GaussianChain(t *testing.T) {
 // past, too: the law holds once the chain has forgotten the first steps, where the
 // components are not yet told apart, which takes more steps than sde needs.
 func TestSynthetic_MixtureMarginals(t *testing.T) {
+	t.Parallel()
 	cases := []struct {
 		kind  flow.Transition
 		steps int
@@ -315,6 +317,7 @@ func largest(x []float64) int {
 // that the field bends. The path from 0.9 to 0.1, in the open interval: every solver
 // is special at sigma 0 and 1. The truth is a fine Runge-Kutta run in float64.
 func TestSynthetic_ConvergenceOrder(t *testing.T) {
+	t.Parallel()
 	const first, last = 0.9, 0.1
 	velocity, mix := oneField(t, model.SyntheticConfig{Components: 3, MinStd: 0.4, MaxStd: 0.6, Contrast: 0.3}, "orange and teal")
 	start := make([]float32, dims)

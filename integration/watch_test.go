@@ -11,6 +11,7 @@ import (
 
 // A watch of a run that is over shows what happened, in the order in which it did.
 func TestWatch_AfterTheRun(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	meander(t, dir, "run", "--model", "synthetic", "--run", "done", "-n", "2", "--steps", "3", "--out", "-", "a red fox").must(t, 0)
 	meander(t, dir, "run", "--model", "synthetic", "--run", "other", "-n", "2", "--steps", "3", "--out", "-", "two owls").must(t, 0)
@@ -44,6 +45,7 @@ func TestWatch_AfterTheRun(t *testing.T) {
 
 // Why a sample failed is said where its status is.
 func TestFailures_AreExplained(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "scorers.yaml"), []byte("http:\n  gone:\n    url: http://127.0.0.1:9/score\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -236,6 +236,7 @@ func scores(w http.ResponseWriter, value string, samples int) {
 // fails the samples that need it, and is left out where it is optional; one that is away
 // for a while delays them; and none slows the samples that do without it.
 func TestService_BrokenScorers(t *testing.T) {
+	t.Parallel()
 	release := make(chan struct{})
 	hang := web(t, func(_ http.ResponseWriter, r *http.Request, _ int) {
 		select {
@@ -420,9 +421,10 @@ func verdict(uid string, i int64, name string, value *float64) *schemas.Verdict 
 func TestService_Verdicts(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
+	now := time.Now() // what is left of a deadline's time counts from the prompt
 	sample := func(uid string, i int64, deadline time.Duration, rewards ...string) *schemas.Trajectory {
 		tr := trajectory(t, "r", uid, i, 4, 7, rewards...)
-		tr.Group.Deadline = time.Now().Add(deadline).UnixNano()
+		tr.Group.Created, tr.Group.Deadline = now.UnixNano(), now.Add(deadline).UnixNano()
 		return tr
 	}
 	p.put(t, verdict("u", 0, "human", new(0.5)), verdict("two", 1, "a", new(1.0))) // before everything
@@ -524,11 +526,12 @@ func TestService_Diversity(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
-	soon := time.Now().Add(2 * time.Second).UnixNano()
+	now := time.Now()
+	soon := now.Add(3 * time.Second).UnixNano()
 	for i, shade := range []uint8{0, 255, 0} {
 		p.put(t, trajectory(t, "r", "all", int64(i), 4, shade, "diversity"))
 		short := trajectory(t, "r", "short", int64(i), 4, shade, "diversity")
-		short.Group.Deadline = soon
+		short.Group.Created, short.Group.Deadline = now.UnixNano(), soon
 		p.put(t, short)
 	}
 	time.Sleep(200 * time.Millisecond)
