@@ -6,17 +6,24 @@ type Advantage struct {
 	Run   string `msgpack:"run"`
 	UID   string `msgpack:"uid"`
 	Batch string `msgpack:"batch"`
-	// Status is complete, partial (deadline), failed (no sample was scored), stale (policy
-	// versions too far apart, or mixed schedules), filtered (zero variance) or refused (intake
-	// took the prompt for none; Error is its reason).
+	// Status is complete: every sample was scored; partial: some failed, or had not come by the
+	// deadline, and the advantages are those of the others among themselves; failed: no sample
+	// was scored, or the estimator refused the rewards; stale: policy versions too far apart, or
+	// mixed schedules; filtered: rewards all equal, where the prompt drops such groups; or
+	// refused: intake took the prompt for none. Only complete and partial have advantages; Error
+	// says why a group is failed, stale or refused.
 	Status    string `msgpack:"status"`
 	Error     string `msgpack:"error,omitempty"`
 	GroupSize int64  `msgpack:"group_size"`
-	// Members are sorted by sample_index.
+	// Members are the samples 0 to GroupSize - 1 in order, those that are missing too.
 	Members []Member `msgpack:"members"`
-	// Mean and Std are over the scored members, or over the batch when Scale is global. Null when there is none.
+	// Mean is that of the group's own scored rewards, under a global Scale too. Null where there
+	// are no advantages, unless filtered.
 	Mean *float64 `msgpack:"mean"`
-	Std  *float64 `msgpack:"std"`
+	// Std is what the advantages were divided by, less Epsilon: the spread of all BatchSamples
+	// rewards under a global Scale, or where the estimator whitens; else of the group's own. With
+	// Scale none it is only reported. Null as Mean is.
+	Std *float64 `msgpack:"std"`
 	// Scale is group, global or none; StdBasis is sample, expanded or population.
 	Scale     string  `msgpack:"scale"`
 	StdBasis  string  `msgpack:"std_basis"`
@@ -42,7 +49,7 @@ type Advantage struct {
 	// for this one.
 	Refill     *Refill `msgpack:"refill,omitempty"`
 	RefilledBy string  `msgpack:"refilled_by,omitempty"`
-	// Evaluation (validate on the wire) marks a group of an evaluation.
+	// Evaluation marks a group that was made to measure, not to train on; the prompt said so.
 	Evaluation bool `msgpack:"validate,omitempty"`
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
@@ -56,7 +63,8 @@ type Member struct {
 	// Reward and Advantage are null unless Status is scored.
 	Reward    *float64 `msgpack:"reward"`
 	Advantage *float64 `msgpack:"advantage"`
-	// Status is scored, failed or missing.
+	// Status is scored; failed: the sample could not be made, or a required score failed; or
+	// missing: it had not come when the group closed.
 	Status string `msgpack:"status"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence; 0 when missing.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
@@ -76,7 +84,7 @@ type Batch struct {
 	UIDs []string `msgpack:"uids"`
 	// Samples is the number of scored samples.
 	Samples int64 `msgpack:"samples"`
-	// Mean and Std of all scored rewards; null when there are none.
+	// Mean and Std are over all scored rewards of the groups that count; null when there are none.
 	Mean     *float64 `msgpack:"mean"`
 	Std      *float64 `msgpack:"std"`
 	StdBasis string   `msgpack:"std_basis"`
@@ -91,13 +99,14 @@ type Batch struct {
 	Expected int64    `msgpack:"expected,omitempty"`
 	Refills  int64    `msgpack:"refills,omitempty"`
 	Dropped  []string `msgpack:"dropped,omitempty"`
-	// Step and Epoch are the trainer's.
+	// Step and Epoch are where the trainer was, as the prompts said.
 	Step  *int64 `msgpack:"step,omitempty"`
 	Epoch *int64 `msgpack:"epoch,omitempty"`
 }
 
 // Metric is one number with its name.
 type Metric struct {
+	// Name is verl's, such as critic/rewards/mean, and Value finite.
 	Name  string  `msgpack:"name"`
 	Value float64 `msgpack:"value"`
 }

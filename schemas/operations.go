@@ -6,7 +6,7 @@ type Dead struct {
 	V int64 `msgpack:"v"`
 	// Stage is the service that refused it: intake, sampler, reward or advantage.
 	Stage string `msgpack:"stage"`
-	// Code is the class of the reason (see DeadCodes), Reason the text.
+	// Code is the class of the reason, one of a fixed list; Reason is for people.
 	Code   string `msgpack:"code"`
 	Reason string `msgpack:"reason"`
 	// Run and UID are the original's, where they could be read.
@@ -17,15 +17,16 @@ type Dead struct {
 	Stream          string `msgpack:"stream"`
 	StreamSeq       uint64 `msgpack:"stream_seq"`
 	Deliveries      uint64 `msgpack:"deliveries"`
-	// Headers and Data are the original's, unchanged.
+	// Headers and Data are those of the original message, unchanged.
 	Headers []Header `msgpack:"headers"`
 	Data    []byte   `msgpack:"data"`
-	// At is when it was refused, Unix nanoseconds.
+	// At is when the input was refused, Unix nanoseconds.
 	At int64 `msgpack:"at"`
 }
 
 // Header is one header line of a message.
 type Header struct {
+	// Name and Value are as they were received.
 	Name  string `msgpack:"name"`
 	Value string `msgpack:"value"`
 }
@@ -67,13 +68,15 @@ type Policy struct {
 	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
 	LatentChannels int64 `msgpack:"latent_channels"`
 	PixelsPerToken int64 `msgpack:"pixels_per_token"`
-	// Defaults for prompts that leave them out.
+	// Height and Width in pixels, NumInferenceSteps and TrueCFGScale are for prompts that leave
+	// them out.
 	Height            int64   `msgpack:"height"`
 	Width             int64   `msgpack:"width"`
 	NumInferenceSteps int64   `msgpack:"num_inference_steps"`
 	TrueCFGScale      float64 `msgpack:"true_cfg_scale"`
-	// MaxPixels bounds Height*Width.
+	// MaxPixels is the largest product of height and width that the lane makes.
 	MaxPixels int64 `msgpack:"max_pixels"`
+	// Announced is when the sampler said so, Unix nanoseconds.
 	Announced int64 `msgpack:"announced"`
 	// Reward lists the reward functions of prompts that name none; empty: the service's.
 	Reward []string `msgpack:"reward,omitempty"`

@@ -22,7 +22,8 @@ type Prompt struct {
 	GroupSize *int64 `msgpack:"group_size,omitempty"`
 	// Seed makes the noise independent of the run id; >= 0; absent: the run id seeds.
 	Seed *int64 `msgpack:"seed,omitempty"`
-	// Height and Width in pixels; default the model's.
+	// Height and Width in pixels, multiples of the pixels_per_token of the lane (diffusers
+	// rounds others down); default the model's.
 	Height *int64 `msgpack:"height,omitempty"`
 	Width  *int64 `msgpack:"width,omitempty"`
 	// NumInferenceSteps is T; default the model's.
@@ -31,7 +32,8 @@ type Prompt struct {
 	TrueCFGScale *float64 `msgpack:"true_cfg_scale,omitempty"`
 	// Sigmas are T pre-shift sigmas, strictly decreasing in (0, 1]; absent: the model's schedule.
 	Sigmas []float64 `msgpack:"sigmas"`
-	// Rollout says how steps are taken and what is returned.
+	// Rollout chooses the transition of each step, its noise and the latents that are kept;
+	// absent: all steps are sde, and all latents kept.
 	Rollout Rollout `msgpack:"rollout"`
 	// InitialNoise is per_sample (default) or shared: one x_T for the whole group.
 	InitialNoise string `msgpack:"initial_noise,omitempty"`
@@ -40,7 +42,7 @@ type Prompt struct {
 	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
 	// Reward lists the scorers; default: the service's.
 	Reward []RewardSpec `msgpack:"reward"`
-	// Advantage says how rewards become advantages.
+	// Advantage names the estimator and its options; absent: flow_grpo.
 	Advantage AdvantageSpec `msgpack:"advantage"`
 	// Metadata is a map of the caller's, handed through unread to every event of the group.
 	Metadata Metadata `msgpack:"metadata,omitempty"`
@@ -51,12 +53,15 @@ type Prompt struct {
 	Deadline *int64 `msgpack:"deadline,omitempty"`
 	// Priority orders waiting requests of a lane inside one sampler, higher first; default 0.
 	Priority *int64 `msgpack:"priority,omitempty"`
-	// MinPolicyVersion refuses samples of older weights.
+	// MinPolicyVersion refuses the prompt where the lane serves older weights than these.
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty"`
 	// UnknownFields is what becomes of fields that no prompt has, of this map and of those in
 	// it: refuse (default) them, or warn of them in the receipt.
 	UnknownFields string `msgpack:"unknown_fields,omitempty"`
-	// Evaluation (validate on the wire) makes every step ODE, without log-probs.
+	// Evaluation asks for samples to measure, not to train on: every step is ode, whatever
+	// Rollout says, so that there are no log-probs; the group counts though its rewards be all
+	// equal; and the metrics of its batch are verl's of a validation, val-core/... and
+	// val-aux/..., apart from those of training.
 	Evaluation bool `msgpack:"validate,omitempty"`
 	// GroupPolicy says which groups count, and what becomes of the others.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
@@ -69,7 +74,8 @@ type Prompt struct {
 type Rollout struct {
 	// SDEType is the transition of stochastic steps: sde (default), cps, dance_sde, or ode for none.
 	SDEType string `msgpack:"sde_type,omitempty"`
-	// NoiseLevel is a; default 0.7; within [0, 1] for cps.
+	// NoiseLevel is a in the formulas of the transitions, the strength of their noise; default
+	// 0.7; within [0, 1] for cps.
 	NoiseLevel *float64 `msgpack:"noise_level,omitempty"`
 	// SDEStepIndices are the steps that run SDEType; null: all steps; []: none. Every other step is ode.
 	SDEStepIndices []int64 `msgpack:"sde_step_indices"`
@@ -120,7 +126,8 @@ type RewardSpec struct {
 	Required *bool `msgpack:"required,omitempty"`
 	// GroundTruth is what the picture is compared with, where the scorer compares.
 	GroundTruth string `msgpack:"ground_truth,omitempty"`
-	// Params are the scorer's own.
+	// Params are options of the function by name, such as psm of ocr; one that it does not have
+	// is refused.
 	Params map[string]string `msgpack:"params,omitempty"`
 }
 
@@ -177,12 +184,13 @@ type Refill struct {
 	Round int64  `msgpack:"round"`
 }
 
-// BatchSpec joins Groups groups under one id.
+// BatchSpec joins groups under one id, to be normalised and reported together.
 type BatchSpec struct {
+	// ID names the batch, unique in its run.
 	ID string `msgpack:"id"`
 	// Groups is how many groups the batch waits for.
 	Groups int64 `msgpack:"groups"`
-	// Step and Epoch are the trainer's, for the metrics of the batch.
+	// Step and Epoch are where the trainer is, for the metrics of the batch.
 	Step  *int64 `msgpack:"step,omitempty"`
 	Epoch *int64 `msgpack:"epoch,omitempty"`
 }

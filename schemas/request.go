@@ -24,7 +24,7 @@ type Request struct {
 	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
 	Prompt         string  `msgpack:"prompt"`
 	NegativePrompt string  `msgpack:"negative_prompt"`
-	// TruncatePrompt is the prompt's.
+	// TruncatePrompt cuts texts that are too long for the model, where others fail.
 	TruncatePrompt bool  `msgpack:"truncate_prompt,omitempty"`
 	Height         int64 `msgpack:"height"`
 	Width          int64 `msgpack:"width"`
@@ -41,11 +41,12 @@ type Request struct {
 	ReturnStepIndices []int64  `msgpack:"return_step_indices"`
 	Debug             []string `msgpack:"debug"`
 	LatentsDType      string   `msgpack:"latents_dtype"`
-	// ScheduleDigest is the sha-256 over everything that must be equal in a group (see ScheduleDigest).
+	// ScheduleDigest is the SHA-256 over what must be equal in a group: sigmas, transitions,
+	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size.
 	ScheduleDigest   string `msgpack:"schedule_digest"`
 	Priority         int64  `msgpack:"priority"`
 	MinPolicyVersion int64  `msgpack:"min_policy_version"`
-	// Group is what later stages need, handed through.
+	// Group is the part of the prompt that the reward and advantage services work by.
 	Group Group `msgpack:"group"`
 }
 
@@ -59,7 +60,8 @@ type Group struct {
 	Reward      []RewardSpec  `msgpack:"reward"`
 	Advantage   AdvantageSpec `msgpack:"advantage"`
 	// Deadline is Unix nanoseconds; 0: none.
-	Deadline int64    `msgpack:"deadline"`
+	Deadline int64 `msgpack:"deadline"`
+	// Validate marks a group that is made to measure, not to train on: see Prompt.
 	Validate bool     `msgpack:"validate"`
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// PromptSeq is the MDR_PROMPTS sequence of the prompt.
@@ -70,7 +72,7 @@ type Group struct {
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
 	// Refill names the group that this one stands in for.
 	Refill *Refill `msgpack:"refill,omitempty"`
-	// BatchStep and BatchEpoch are the trainer's, of the batch.
+	// BatchStep and BatchEpoch are where the trainer was, for the metrics of the batch.
 	BatchStep  *int64 `msgpack:"batch_step,omitempty"`
 	BatchEpoch *int64 `msgpack:"batch_epoch,omitempty"`
 	// SourceRun is the run that made the trajectories, where they are scored again under

@@ -7,9 +7,9 @@ type Reward struct {
 	UID         string `msgpack:"uid"`
 	SampleIndex int64  `msgpack:"sample_index"`
 	GroupSize   int64  `msgpack:"group_size"`
-	// Status is scored or failed.
+	// Status is scored, or failed: the sample could not be made, or a required score failed.
 	Status string `msgpack:"status"`
-	// Error says why, when failed.
+	// Error says why there is no reward, when failed.
 	Error string `msgpack:"error,omitempty"`
 	// Reward is the weighted sum of the scores; null when failed.
 	Reward *float64 `msgpack:"reward"`
@@ -22,7 +22,7 @@ type Reward struct {
 	PolicyVersionMin int64  `msgpack:"policy_version_min"`
 	PolicyVersionMax int64  `msgpack:"policy_version_max"`
 	Group            Group  `msgpack:"group"`
-	// Scored is when, Unix nanoseconds.
+	// Scored is when the last of its scores was there, Unix nanoseconds.
 	Scored int64 `msgpack:"scored"`
 	// SampleStarted and SampleFinished are those of the trajectory, Unix nanoseconds.
 	SampleStarted  int64 `msgpack:"sample_started,omitempty"`
@@ -31,14 +31,16 @@ type Reward struct {
 
 // Score is the outcome of one reward function.
 type Score struct {
+	// Name is the reward function's, as the prompt wrote it.
 	Name    string  `msgpack:"name"`
 	Version string  `msgpack:"version"`
 	Weight  float64 `msgpack:"weight"`
 	// Status is scored or failed; a failed optional score is not part of the sum.
-	Status string   `msgpack:"status"`
-	Value  *float64 `msgpack:"value"`
-	Error  string   `msgpack:"error,omitempty"`
-	// DurationNS is the wall time of the call.
+	Status string `msgpack:"status"`
+	// Value is the score before its weight; null when failed.
+	Value *float64 `msgpack:"value"`
+	Error string   `msgpack:"error,omitempty"`
+	// DurationNS is the wall time of the call in nanoseconds.
 	DurationNS int64 `msgpack:"duration_ns"`
 	// Detail is what the function saw, for people: the text that was read.
 	Detail string `msgpack:"detail,omitempty"`

@@ -10,9 +10,10 @@ type Trajectory struct {
 	GroupSize   int64  `msgpack:"group_size"`
 	Lane        string `msgpack:"lane"`
 	Attempt     string `msgpack:"attempt"`
-	// StopReason is completed, failed or cancelled.
+	// StopReason is completed; failed: the sample cannot be made; or cancelled: someone
+	// called its uid or run off.
 	StopReason string `msgpack:"stop_reason"`
-	// Error says why, unless completed.
+	// Error says why there is no picture, unless completed.
 	Error          string `msgpack:"error,omitempty"`
 	Prompt         string `msgpack:"prompt"`
 	NegativePrompt string `msgpack:"negative_prompt"`
@@ -59,7 +60,7 @@ type Trajectory struct {
 	Sampler          string `msgpack:"sampler"`
 	Backend          string `msgpack:"backend"`
 	Group            Group  `msgpack:"group"`
-	// Timings of the attempt.
+	// Timings say when the attempt was received and what its parts took.
 	Timings SampleTimings `msgpack:"timings"`
 }
 
@@ -73,7 +74,7 @@ type StepRef struct {
 
 // Image is an encoded picture. Exactly one of Data and Ref carries the bytes.
 type Image struct {
-	// Format is png.
+	// Format of the bytes: always png.
 	Format string `msgpack:"format"`
 	Width  int64  `msgpack:"width"`
 	Height int64  `msgpack:"height"`

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"maps"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
@@ -93,6 +95,47 @@ func TestJSONSchemas_compile(t *testing.T) {
 		if bytes.Contains(data, []byte(`\u00`)) {
 			t.Errorf("%s has escaped prose", name)
 		}
+	}
+}
+
+// A description of a field says more than the field's name does.
+func TestJSONSchemas_describe(t *testing.T) {
+	empty := map[string]bool{}
+	for _, word := range strings.Fields("is are was the a an of its it for in to and or on wire") {
+		empty[word] = true
+	}
+	words := func(s string) []string {
+		return strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	}
+	checked := 0
+	var check func(file, owner string, schema map[string]any)
+	check = func(file, owner string, schema map[string]any) {
+		fields, _ := schema["properties"].(map[string]any)
+		for field, v := range fields {
+			text, _ := v.(map[string]any)["description"].(string)
+			known := words(field + " " + owner)
+			said := slices.DeleteFunc(words(text), func(w string) bool { return empty[w] || slices.Contains(known, w) })
+			if len(said) < 2 {
+				t.Errorf("%s: %s %s: %q says nothing", file, owner, field, text)
+			}
+			checked++
+		}
+		defs, _ := schema["$defs"].(map[string]any)
+		for name, v := range defs {
+			check(file, name, v.(map[string]any))
+		}
+	}
+	for name, data := range generated(t) {
+		if strings.HasSuffix(name, ".json") {
+			var schema map[string]any
+			if err := json.Unmarshal(data, &schema); err != nil {
+				t.Fatal(err)
+			}
+			check(name, strings.TrimSuffix(filepath.Base(name), ".v1.json"), schema)
+		}
+	}
+	if checked < 200 {
+		t.Errorf("only %d fields were checked", checked)
 	}
 }
 
