@@ -22,32 +22,48 @@ func (diversity) Name() string { return Diversity }
 
 func (diversity) Version() string { return "1" }
 
-func (diversity) ScoreGroup(ctx context.Context, in []Input) []Result {
-	out := make([]Result, len(in))
-	fail := func(err error) []Result {
-		for i := range out {
-			out[i].Err = fmt.Errorf("%s: %w", Diversity, err)
+func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result {
+	out := make([]Result, n)
+	small := make([][]float64, n) // nil: none
+	var size image.Point
+	first := -1
+	for i := range n {
+		x, release, err := sample(i)
+		if err != nil {
+			out[i].Err = err
+			continue
 		}
-		return out
-	}
-	small := make([][]float64, len(in))
-	for i, x := range in {
-		if err := check(ctx, x); err != nil {
-			return fail(fmt.Errorf("picture %d: %w", i, err))
+		err = check(ctx, x)
+		if err == nil && first >= 0 && x.Image.Rect.Size() != size {
+			err = fmt.Errorf("%dx%d, picture %d %dx%d; want one size", x.Image.Rect.Dx(), x.Image.Rect.Dy(), first, size.X, size.Y)
 		}
-		if a, b := x.Image.Rect.Size(), in[0].Image.Rect.Size(); a != b {
-			return fail(fmt.Errorf("picture %d is %dx%d, picture 0 %dx%d; want one size", i, a.X, a.Y, b.X, b.Y))
+		if err != nil {
+			release()
+			for k := range out {
+				out[k].Err = fmt.Errorf("%s: picture %d: %w", Diversity, i, err)
+			}
+			return out
+		}
+		if first < 0 {
+			first, size = i, x.Image.Rect.Size()
 		}
 		small[i] = boxes(x.Image, DiversitySide)
+		release()
 	}
-	for i := range in {
+	rated := 0
+	for _, x := range small {
+		if x != nil {
+			rated++
+		}
+	}
+	for i := range out {
 		sum := 0.0
-		for j := range in {
-			if i != j {
+		for j := range out {
+			if i != j && small[i] != nil && small[j] != nil {
 				sum += rms(small[i], small[j])
 			}
 		}
-		out[i].Value = sum / float64(max(len(in)-1, 1))
+		out[i].Value = sum / float64(max(rated-1, 1))
 	}
 	return out
 }

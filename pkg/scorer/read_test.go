@@ -317,11 +317,17 @@ func TestOCR_Failures(t *testing.T) {
 func TestDiversity(t *testing.T) {
 	d := scorer.NewGroup(scorer.Diversity)
 	run := func(pictures ...*image.NRGBA) []scorer.Result {
-		in := make([]scorer.Input, len(pictures))
-		for i, p := range pictures {
-			in[i].Image = p
+		held := 0
+		results := d.ScoreGroup(t.Context(), len(pictures), func(i int) (scorer.Input, func(), error) {
+			if held++; held > 1 {
+				t.Errorf("%d pictures at once", held)
+			}
+			return scorer.Input{Image: pictures[i]}, func() { held-- }, nil
+		})
+		if held != 0 {
+			t.Errorf("%d pictures not released", held)
 		}
-		return d.ScoreGroup(t.Context(), in)
+		return results
 	}
 	white, black := flat(64, 32, color.White), flat(64, 32, color.Black)
 	for i, want := range []float64{2. / 3, 2. / 3, 2. / 3, 2. / 3} {

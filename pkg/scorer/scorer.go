@@ -63,12 +63,15 @@ type BatchScorer interface {
 	ScoreBatch(ctx context.Context, in []Input) []Result
 }
 
-// GroupScorer rates the samples of a group by each other, so it needs all at once.
+// GroupScorer rates the samples of a group by each other, so it needs all of them.
 type GroupScorer interface {
 	Name() string
 	Version() string
-	// ScoreGroup returns one result per input, in order of sample_index.
-	ScoreGroup(ctx context.Context, in []Input) []Result
+	// ScoreGroup returns one result for each of n samples, in order of sample_index. It asks
+	// for them one after the other, and releases each before it asks for the next: all
+	// pictures of a group need not fit in memory. An error is the result of its sample, and
+	// the others are rated without it.
+	ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result
 }
 
 // ErrUnavailable is wrapped by errors that may pass: a program, a server or a worker

@@ -57,8 +57,9 @@ type job struct {
 	done   chan scored // of one
 }
 
-// loader makes the input of a function; release ends the use of its picture.
-type loader func(ctx context.Context) (in scorer.Input, release func(), err error)
+// loader makes the input of a function; release ends the use of its picture. Who holds no
+// other may wait for room; else it is errNoRoom.
+type loader func(ctx context.Context, wait bool) (in scorer.Input, release func(), err error)
 
 // scored is the outcome of one function on one sample.
 type scored struct {
@@ -222,13 +223,16 @@ func (l *lane) run(jobs []*job) {
 	inFlight := l.metrics.inFlight.WithLabelValues(l.name)
 	inFlight.Add(float64(len(jobs)))
 	defer inFlight.Sub(float64(len(jobs)))
-	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
-	defer cancel()
-	probe := slices.ContainsFunc(jobs, func(j *job) bool { return j.probe })
 	var in []scorer.Input
 	asked := jobs[:0]
-	for _, j := range jobs {
-		x, release, err := j.load(ctx)
+	probe := false
+	for i, j := range jobs {
+		x, release, err := j.load(l.ctx, len(asked) == 0)
+		if errors.Is(err, errNoRoom) {
+			l.putBack(jobs[i:])
+			break
+		}
+		probe = probe || j.probe
 		if err != nil {
 			j.done <- scored{Result: scorer.Result{Err: &pictureError{err}}, version: j.scorer.Version()}
 			continue
@@ -236,6 +240,8 @@ func (l *lane) run(jobs []*job) {
 		defer release()
 		in, asked = append(in, x), append(asked, j)
 	}
+	ctx, cancel := context.WithTimeout(l.ctx, l.timeout)
+	defer cancel()
 	var results []scorer.Result
 	began := time.Now()
 	if len(asked) > 0 {
@@ -252,6 +258,15 @@ func (l *lane) run(jobs []*job) {
 	if len(asked) > 0 && l.batch > 1 {
 		l.metrics.batches.WithLabelValues(l.name).Inc()
 	}
+}
+
+// putBack returns samples to the head of the line: there is no room for their pictures
+// beside those of the call that they were to be part of.
+func (l *lane) putBack(jobs []*job) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queue = append(slices.Clone(jobs), l.queue...)
+	l.metrics.waiting.WithLabelValues(l.name).Add(float64(len(jobs)))
 }
 
 // unanswered is why no sample of a call got an answer; nil when one did. It names what a

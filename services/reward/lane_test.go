@@ -50,7 +50,7 @@ func (f *fake) calls() []int {
 // each is the result of n samples.
 func each(n int, r scorer.Result) []scorer.Result { return slices.Repeat([]scorer.Result{r}, n) }
 
-func ready(context.Context) (scorer.Input, func(), error) { return scorer.Input{}, func() {}, nil }
+func ready(context.Context, bool) (scorer.Input, func(), error) { return scorer.Input{}, func() {}, nil }
 
 func openLane(t *testing.T, l *lane) *lane {
 	if l.timeout == 0 {
@@ -77,7 +77,7 @@ func TestLane_BatchesAreGathered(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 10 {
 			all.Go(func() {
-				r := l.score(t.Context(), f, func(context.Context) (scorer.Input, func(), error) {
+				r := l.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) {
 					return scorer.Input{Prompt: fmt.Sprintf("%0*d", i+1, 0)}, func() {}, nil
 				})
 				if r.Err != nil || r.Value != float64(i+1) || r.version != "7" {
@@ -259,7 +259,7 @@ func TestLane_BadPicture(t *testing.T) {
 	f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result { return each(1, scorer.Result{Value: 1}) }}
 	gone := errors.New("gone")
 	for range 2 * breakerLimit {
-		r := l.score(t.Context(), f, func(context.Context) (scorer.Input, func(), error) { return scorer.Input{}, nil, gone })
+		r := l.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) { return scorer.Input{}, nil, gone })
 		if _, ok := errors.AsType[*pictureError](r.Err); !ok || !errors.Is(r.Err, gone) {
 			t.Fatalf("got %v, want the picture's error", r.Err)
 		}

@@ -3,37 +3,102 @@ package reward
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"image"
 	"image/draw"
 	"image/png"
 	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
+const (
+	// pixelBytes is what one pixel counts for: 4 bytes decoded, as many again while another
+	// layout is converted, and 8 for what functions make of the picture.
+	pixelBytes = 16
+	// filePixelBytes and fileBytes bound the file of a picture by its size: no PNG is larger.
+	filePixelBytes = 8
+	fileBytes      = 64 << 10
+	// fetchTimeout bounds the way of a picture from the store.
+	fetchTimeout = time.Minute
+)
+
+// errNoRoom says that other pictures take the memory.
+var errNoRoom = errors.New("no room for the picture now")
+
+// room bounds the memory of all pictures that are in hand. Whoever holds one never waits
+// for another: two that did would wait for each other.
+type room struct {
+	left *semaphore.Weighted
+	mib  int
+}
+
+func newRoom(mib int) *room { return &room{semaphore.NewWeighted(int64(mib) << 20), mib} }
+
+// cost is what a picture takes, by what its trajectory says; more than there is at all is
+// a terminal error.
+func (r *room) cost(im *schemas.Image) (int64, error) {
+	pixels, file := im.Width*im.Height, int64(len(im.Data))
+	if im.Ref != nil {
+		file = im.Ref.Size
+	}
+	if most := filePixelBytes*pixels + fileBytes; file > most {
+		return 0, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %d bytes; a PNG of %dx%d pixels has at most %d", file, im.Width, im.Height, most))
+	}
+	cost := pixelBytes*pixels + file
+	if most := int64(r.mib) << 20; cost > most {
+		return 0, bus.Terminal(schemas.CodeTooLarge, fmt.Errorf("picture: %dx%d pixels count for %d MiB; must be at most picture_mib, %d",
+			im.Width, im.Height, (cost+1<<20-1)>>20, r.mib))
+	}
+	return cost, nil
+}
+
 // picture is the picture of a sample, decoded only while somebody looks at it: samples
 // that wait hold no pixels.
 type picture struct {
 	bus    *bus.Bus
+	room   *room
 	stored *schemas.Image
 
 	mu      sync.Mutex
 	users   int
+	cost    int64
 	decoded *image.NRGBA
 }
 
-// hold fetches the picture, or shares it with those who hold it already.
-func (p *picture) hold(ctx context.Context) (*image.NRGBA, error) {
-	p.mu.Lock()
+// hold fetches the picture, or shares it with those who hold it already. With wait it
+// waits until there is room; that is for who holds no other. Without, it is errNoRoom.
+func (p *picture) hold(ctx context.Context, wait bool) (*image.NRGBA, error) {
+	if wait {
+		p.mu.Lock()
+	} else if !p.mu.TryLock() {
+		return nil, errNoRoom
+	}
 	defer p.mu.Unlock()
 	if p.decoded == nil {
-		im, err := load(ctx, p.bus, p.stored)
-		if err != nil {
+		cost, err := p.room.cost(p.stored)
+		switch {
+		case err != nil:
+			return nil, err
+		case wait:
+			if err := p.room.left.Acquire(ctx, cost); err != nil {
+				return nil, err
+			}
+		case !p.room.left.TryAcquire(cost):
+			return nil, errNoRoom
+		}
+		fetch, stop := context.WithTimeout(ctx, fetchTimeout)
+		defer stop()
+		if p.decoded, err = load(fetch, p.bus, p.stored); err != nil {
+			p.room.left.Release(cost)
 			return nil, err
 		}
-		p.decoded = im
+		p.cost = cost
 	}
 	p.users++
 	return p.decoded, nil
@@ -44,6 +109,7 @@ func (p *picture) release() {
 	defer p.mu.Unlock()
 	if p.users--; p.users == 0 {
 		p.decoded = nil
+		p.room.left.Release(p.cost)
 	}
 }
 
@@ -68,8 +134,13 @@ func load(ctx context.Context, b *bus.Bus, im *schemas.Image) (*image.NRGBA, err
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %w", err))
 	}
-	if n, ok := decoded.(*image.NRGBA); ok {
-		return n, nil
+	switch d := decoded.(type) {
+	case *image.NRGBA:
+		return d, nil
+	case *image.RGBA:
+		if d.Opaque() { // then the bytes are the same
+			return &image.NRGBA{Pix: d.Pix, Stride: d.Stride, Rect: d.Rect}, nil
+		}
 	}
 	n := image.NewNRGBA(decoded.Bounds())
 	draw.Draw(n, n.Bounds(), decoded, decoded.Bounds().Min, draw.Src)

@@ -48,6 +48,9 @@ type Config struct {
 	GroupWait time.Duration `koanf:"group_wait" help:"time that functions which rate a whole group wait for it, when its prompt has no deadline"`
 	// MaxWaiting bounds the samples that wait, over all replicas.
 	MaxWaiting int `koanf:"max_waiting" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, none is taken"`
+	// PictureMiB bounds the memory of the pictures in hand, at 16 bytes a pixel; larger ones
+	// are not scored.
+	PictureMiB int `koanf:"picture_mib" help:"MiB of pictures in memory at once, at 16 bytes a pixel; the program stays below this and 512 MiB; one that is larger by itself is not scored"`
 	// AckWait is how long the server waits for a sign of life before it redelivers a trajectory.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
 	// DrainTimeout bounds the work in hand at shutdown.
@@ -60,7 +63,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Workers: 8, Linger: 10 * time.Millisecond, ScoreTimeout: time.Minute, ScorePatience: 2 * time.Minute,
-		GroupWait: time.Hour, MaxWaiting: 100_000, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
+		GroupWait: time.Hour, MaxWaiting: 100_000, PictureMiB: 512, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
 	}
 }
 
@@ -101,6 +104,7 @@ func (c Config) Validate() error {
 	positive("score_patience", c.ScorePatience)
 	positive("group_wait", c.GroupWait)
 	count("max_waiting", c.MaxWaiting, 1000, 10_000_000)
+	count("picture_mib", c.PictureMiB, 16, 1<<20)
 	if c.AckWait < time.Second {
 		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
 	}
@@ -155,7 +159,8 @@ type service struct {
 	catalog *catalog
 	metrics *instruments
 	memory  *memory
-	// grouping is held by whoever has all pictures of a group in memory.
+	room    *room
+	// grouping is held by whoever rates a group as a whole.
 	grouping chan struct{}
 }
 
@@ -169,7 +174,7 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 	if err != nil {
 		return nil, err
 	}
-	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, memory: newMemory(), grouping: make(chan struct{}, 1)}, nil
+	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, memory: newMemory(), room: newRoom(cfg.PictureMiB), grouping: make(chan struct{}, 1)}, nil
 }
 
 // handle scores one trajectory and publishes its reward, or puts it back.

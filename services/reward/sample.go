@@ -105,7 +105,7 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	shared := &picture{bus: s.bus, stored: t.Image}
+	shared := &picture{bus: s.bus, room: s.room, stored: t.Image}
 	results := make([]*scored, len(m.scores))
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
@@ -118,8 +118,8 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 			continue
 		}
 		calls.Go(func() {
-			r := e.lane.score(limited, e.scorer, func(ctx context.Context) (scorer.Input, func(), error) {
-				im, err := shared.hold(ctx)
+			r := e.lane.score(limited, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
+				im, err := shared.hold(ctx, wait)
 				return scorer.Input{Image: im, Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}, shared.release, err
 			})
 			results[i] = &r

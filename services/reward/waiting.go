@@ -212,7 +212,7 @@ func (s *service) sound(ctx context.Context, t *schemas.Trajectory, members []st
 }
 
 // rateGroup lets the functions that rate the group as a whole do so, with the samples that
-// are there and have a picture. One group at a time has its pictures in memory.
+// are there and have a picture. One group is rated at a time.
 func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members []stored) (map[int64]map[int]scored, error) {
 	select {
 	case s.grouping <- struct{}{}:
@@ -221,44 +221,35 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members 
 		return nil, ctx.Err()
 	}
 	out := map[int64]map[int]scored{}
-	var in []scorer.Input
-	var index []int64 // of the inputs
+	var made []stored
 	for _, x := range members {
-		if x.StopReason != schemas.StopCompleted {
-			continue
+		if x.StopReason == schemas.StopCompleted {
+			made = append(made, x)
+			out[x.SampleIndex] = map[int]scored{}
 		}
-		out[x.SampleIndex] = map[int]scored{}
-		im, err := load(ctx, s.bus, x.Image)
-		if _, bad := errors.AsType[*bus.TerminalError](err); bad || errors.Is(err, bus.ErrNotFound) {
-			for i, spec := range t.Group.Reward {
-				if rater := scorer.NewGroup(spec.Name); rater != nil {
-					out[x.SampleIndex][i] = scored{Result: scorer.Result{Err: err}, version: rater.Version()}
-				}
-			}
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("sample %d: %w", x.SampleIndex, err)
-		}
-		in, index = append(in, scorer.Input{Image: im, Prompt: x.Prompt}), append(index, x.SampleIndex)
 	}
 	for i, spec := range t.Group.Reward {
 		rater := scorer.NewGroup(spec.Name)
-		if rater == nil || len(in) == 0 {
+		if rater == nil || len(made) == 0 {
 			continue
 		}
-		for k := range in {
-			in[k].GroundTruth, in[k].Params = spec.GroundTruth, spec.Params
-		}
 		began := time.Now()
-		results := rater.ScoreGroup(ctx, in)
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
+		var passing error
+		results := rater.ScoreGroup(ctx, len(made), func(k int) (scorer.Input, func(), error) {
+			p := &picture{bus: s.bus, room: s.room, stored: made[k].Image}
+			im, err := p.hold(ctx, true)
+			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad && !errors.Is(err, bus.ErrNotFound) {
+				passing = fmt.Errorf("sample %d: %w", made[k].SampleIndex, err)
+			}
+			return scorer.Input{Image: im, Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}, p.release, err
+		})
+		if err := cmp.Or(ctx.Err(), passing); err != nil {
+			return nil, err
 		}
 		took := time.Since(began)
 		s.metrics.seconds.WithLabelValues(spec.Name).Observe(took.Seconds())
-		for k, r := range results[:len(in)] {
-			out[index[k]][i] = scored{r, rater.Version(), took}
+		for k, r := range results[:len(made)] {
+			out[made[k].SampleIndex][i] = scored{r, rater.Version(), took}
 		}
 	}
 	return out, nil

@@ -1,0 +1,135 @@
+package integration_test
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/png"
+	"os"
+	"regexp"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// beside is what the reward service may take beside its pictures, in MiB, as its setting
+// picture_mib and ARCHITECTURE.md say.
+const beside = 512
+
+// However many samples have large pictures, and however many are scored at once, the
+// reward service stays below its ceiling; what is above it by itself fails by name.
+// MEANDER_LARGE_PICTURES=1 takes the largest pictures that an event may have.
+func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the peak of a program's memory is read from /proc")
+	}
+	if raceEnabled {
+		t.Skip("the race detector takes memory of its own")
+	}
+	side, mib := 2048, 128
+	if os.Getenv("MEANDER_LARGE_PICTURES") != "" {
+		side, mib = schemas.MaxSide, 1100
+	}
+	const samples = 24
+	c := assemble(t)
+	b := c.Bus
+	spec := schemas.Group{
+		Batch: "g", Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility", Weight: new(1.0), Required: new(true)}},
+		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
+	}
+	put := func(uid string, i, n int64, width, height int, file []byte) {
+		t.Helper()
+		ref, err := b.PutBlob(t.Context(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &schemas.Trajectory{
+			Run: "r", UID: uid, SampleIndex: i, GroupSize: n, Lane: "l", Attempt: "a", StopReason: schemas.StopCompleted, Prompt: "a red fox",
+			Height: int64(height), Width: int64(width), CFGRule: schemas.CFGPlain, LogProbKind: schemas.LogProbDensity, Solver: "euler",
+			LatentsShape: []int64{2, 64}, LatentsDType: "F32", ContentDigest: digest, ScheduleDigest: digest, Conditioning: []schemas.NamedTensor{},
+			Image: &schemas.Image{Format: schemas.ImagePNG, Width: int64(width), Height: int64(height), Digest: digest, Ref: &ref}, Group: spec,
+		}
+		e.Group.Batch = uid
+		oneStep(t, b, e)
+		if _, err := b.Publish(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	large := flatPicture(t, side, side)
+	for i := range int64(samples) {
+		put("g", i, samples, side, side, large)
+	}
+	// A file that says what it is not, and one that is larger than all there is room for.
+	put("bomb", 0, 1, 16, 16, large)
+	put("huge", 0, 1, schemas.MaxSide, schemas.MaxSide*2/3/16*16, []byte("not even looked at"))
+	v := raise(t, &victim{name: "reward", path: program(t, "meander-reward"), dir: t.TempDir(), args: []string{
+		"--nats-url", c.server.ClientURL(), "--health-addr", "", "--workers", strconv.Itoa(samples), "--picture-mib", strconv.Itoa(mib),
+	}})
+	wanted := samples + 2
+	eventually(t, 5*time.Minute, "all rewards", func() error {
+		if n := c.messages(t, schemas.StreamRewards); n != uint64(wanted) {
+			return fmt.Errorf("%d of %d", n, wanted)
+		}
+		return nil
+	})
+	peak := peakMiB(t, v)
+	t.Logf("peak of %d MiB with %d pictures of %dx%d, picture_mib %d", peak, samples, side, side, mib)
+	if ceiling := mib + beside; peak > ceiling {
+		t.Errorf("peak of %d MiB; must stay below %d", peak, ceiling)
+	}
+	for m, err := range b.Read(t.Context(), schemas.StreamRewards, nil, bus.ReadOptions{}) {
+		var r schemas.Reward
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := bus.Fits(m, &r); err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{"g": schemas.StatusScored}[r.UID]
+		if want == "" {
+			want = schemas.StatusFailed
+		}
+		if r.Status != want {
+			t.Errorf("%s sample %d: %s %q, want %s", r.UID, r.SampleIndex, r.Status, r.Error, want)
+		}
+	}
+}
+
+// flatPicture is a PNG file of one grey: few bytes for many pixels.
+func flatPicture(t *testing.T, width, height int) []byte {
+	t.Helper()
+	picture := image.NewNRGBA(image.Rect(0, 0, width, height))
+	for i := range picture.Pix {
+		picture.Pix[i] = byte(100 + i&3/3*155)
+	}
+	var file bytes.Buffer
+	if err := (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&file, picture); err != nil {
+		t.Fatal(err)
+	}
+	return file.Bytes()
+}
+
+// peakMiB is the most memory that a running program has had.
+func peakMiB(t *testing.T, v *victim) int {
+	t.Helper()
+	v.mu.Lock()
+	pid := v.process.Pid
+	v.mu.Unlock()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
+	if found == nil {
+		t.Fatalf("no VmHWM in %s", status)
+	}
+	kib, err := strconv.Atoi(string(found[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib >> 10
+}
