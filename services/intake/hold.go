@@ -118,9 +118,13 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run string, p *sc
 		case !time.Now().Before(due) && deadline:
 			return nil, late(*p.Deadline, waiting)
 		case !time.Now().Before(due):
-			return nil, bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
+			code := schemas.CodeUnknownModel
+			if policy != nil {
+				code = schemas.CodeUnknownReward
+			}
+			return nil, bus.Terminal(code, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
 		}
-		if waited := time.Since(m.Time); !told && (waited > tellAfter || !inHand) {
+		if tell := inHand && time.Since(m.Time) > tellAfter || !inHand && m.Delivered == 1; tell && !told {
 			told = true
 			zerolog.Ctx(ctx).Warn().Str("run", run).Str("uid", p.UID).Time("until", due).Msg("held: " + waiting)
 			receipt := &schemas.Receipt{Run: run, UID: p.UID, Waiting: fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))}
