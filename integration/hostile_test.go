@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -140,3 +141,49 @@ func TestPipeline_DeadlineAndLateReward(t *testing.T) {
 
 // digest stands for a schedule.
 const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// A deadline holds whatever becomes of the sampler: it is stopped at the first samples, or
+// there is none at all, and what it makes of the group afterwards changes nothing.
+func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
+	t.Parallel()
+	const many = 200 // more than a sampler ends in hand
+	c := assemble(t)
+	c.up(t, "intake", "sampler", "reward", "advantage")
+	due := func(p *schemas.Prompt) *schemas.Prompt {
+		p.Deadline = new(time.Now().Add(3 * time.Second).UnixNano())
+		return p
+	}
+	c.publish(t, "r", due(slowPrompt("stopped", many, 900)))
+	c.down(t, "sampler")
+	none := due(slowPrompt("none", 3, 4))
+	none.Batch = &schemas.BatchSpec{ID: "b", Groups: 1}
+	data, err := schemas.Encode(none)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.PublishPrompt(t.Context(), "r", data, nil); err != nil {
+		t.Fatal(err)
+	}
+	closed := c.advantages(t, "r", 2)
+	stopped := closed["stopped"]
+	if s := stopped.Status; s != schemas.StatusFailed && s != schemas.StatusPartial || len(stopped.Members) != many {
+		t.Errorf("stopped: %s with %d members", s, len(stopped.Members))
+	}
+	if a := closed["none"]; a.Status != schemas.StatusFailed && a.Status != schemas.StatusRefused || a.Error == "" || len(a.Members) != 3 {
+		t.Errorf("none: %+v", a)
+	}
+	if b := c.batch(t, "r", "b"); b.Groups != 0 || b.Status == schemas.StatusComplete {
+		t.Errorf("batch %+v", b)
+	}
+	c.up(t, "sampler")
+	for m, err := range c.Read(limited(t, time.Minute), schemas.StreamDead, []string{schemas.Prefix + "dead.advantage.r.stopped"}, bus.ReadOptions{Live: true}) {
+		var d schemas.Dead
+		if err := errors.Join(err, schemas.Decode(m.Data, &d)); err != nil || d.Code != schemas.CodeLate {
+			t.Fatalf("dead letter %s %s, %v; want a late one", d.Code, d.Reason, err)
+		}
+		break
+	}
+	if a := c.advantages(t, "r", 2)["stopped"]; a.Status != stopped.Status || a.Status == schemas.StatusComplete {
+		t.Errorf("stopped: %s, and %s afterwards", stopped.Status, a.Status)
+	}
+}
