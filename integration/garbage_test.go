@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -166,5 +169,26 @@ func TestPipeline_ForgedRequest(t *testing.T) {
 	}
 	if _, err := w.Last(t.Context(), schemas.StreamRequests, forged.Subject()); !errors.Is(err, bus.ErrNotFound) {
 		t.Errorf("the request: %v; want it gone", err)
+	}
+}
+
+// The command line reads over what is stored for a run and is none of its events.
+func TestShow_ReadsOverGarbage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	info := serve(t, dir)
+	b, err := bus.Connect(t.Context(), bus.Config{URL: info.URL, Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	for _, subject := range []string{schemas.AdvantageSubject("demo", "nobody"), schemas.AdvantageSubject("demo", "0000-a-red-fox"), schemas.BatchSubject("demo", "b")} {
+		if _, err := b.PublishRaw(t.Context(), subject, []byte("rubbish"), nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	meander(t, dir, "run", "--run", "demo", "-n", "2", "--steps", "2", "--reward", "synthetic", "a red fox").must(t, 0)
+	if out := meander(t, dir, "show", "--run", "demo").must(t, 0); !strings.Contains(out.stdout, "complete") || strings.Contains(out.stdout, "nobody") {
+		t.Errorf("%s", out.stdout)
 	}
 }

@@ -50,7 +50,9 @@ func (f *fake) calls() []int {
 // each is the result of n samples.
 func each(n int, r scorer.Result) []scorer.Result { return slices.Repeat([]scorer.Result{r}, n) }
 
-func ready(context.Context, bool) (scorer.Input, func(), error) { return scorer.Input{}, func() {}, nil }
+func ready(context.Context, bool) (scorer.Input, func(), error) {
+	return scorer.Input{}, func() {}, nil
+}
 
 func openLane(t *testing.T, l *lane) *lane {
 	if l.timeout == 0 {

@@ -266,8 +266,8 @@ func (r *rescorer) results(ctx context.Context, conn *connection, source *source
 			return nil, fmt.Errorf("follow pass %s: %w", r.pass, err)
 		}
 		a := &schemas.Advantage{}
-		if err := schemas.Decode(m.Data, a); err != nil {
-			return nil, fmt.Errorf("advantage %s: %w", m.Subject, err)
+		if bus.Fits(m, a) != nil {
+			continue // the group's result will take its place
 		}
 		if source.groups[a.UID] != nil {
 			out[a.UID] = a

@@ -96,8 +96,8 @@ func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error)
 	}
 	for _, m := range stored {
 		a := &schemas.Advantage{}
-		if err := schemas.Decode(m.Data, a); err != nil {
-			return nil, fmt.Errorf("advantage %s: %w", m.Subject, err)
+		if bus.Fits(m, a) != nil {
+			continue
 		}
 		if g := s.groups[a.UID]; g != nil {
 			g.result = a

@@ -264,8 +264,8 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 
 func (o *outcome) take(m *bus.Message, pending map[string]bool) error {
 	var a schemas.Advantage
-	if err := schemas.Decode(m.Data, &a); err != nil {
-		return fmt.Errorf("advantage %s: %w", m.Subject, err)
+	if bus.Fits(m, &a) != nil {
+		return nil // the group's result will take its place
 	}
 	uid := a.UID
 	if a.Refill != nil {
