@@ -38,7 +38,11 @@ func (b *Bus) objects(ctx context.Context) (jetstream.ObjectStore, error) {
 	b.blobs.mu.Lock()
 	defer b.blobs.mu.Unlock()
 	if b.blobs.os == nil {
-		os, err := b.js.ObjectStore(ctx, schemas.BlobBucket)
+		var os jetstream.ObjectStore
+		err := b.patiently(ctx, func(ctx context.Context) (err error) {
+			os, err = b.js.ObjectStore(ctx, schemas.BlobBucket)
+			return err
+		})
 		if err != nil {
 			return nil, fmt.Errorf("open bucket %s: %w", schemas.BlobBucket, err)
 		}
@@ -59,7 +63,7 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	if err != nil {
 		return ref, fmt.Errorf("put blob: %w", err)
 	}
-	info, err := os.GetInfo(ctx, ref.Digest)
+	info, err := b.objectInfo(ctx, os, ref)
 	if err == nil && int64(info.Size) == ref.Size && info.Digest == objectDigest(sum) {
 		return ref, nil
 	}
@@ -73,6 +77,14 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 		b.dropChunks(ctx, ref.Bucket, info.NUID)
 	}
 	return ref, nil
+}
+
+func (b *Bus) objectInfo(ctx context.Context, os jetstream.ObjectStore, ref schemas.Ref) (info *jetstream.ObjectInfo, err error) {
+	err = b.patiently(ctx, func(ctx context.Context) (err error) {
+		info, err = os.GetInfo(ctx, ref.Digest)
+		return err
+	})
+	return info, err
 }
 
 // store writes an object: its chunks under a name of their own, then the entry that
@@ -191,7 +203,7 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 // fetch reads the chunks itself: the library's reader ends after 5 s, however large the
 // blob and slow the line, and does not end before, when ctx does.
 func (b *Bus) fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.Ref) ([]byte, error) {
-	info, err := os.GetInfo(ctx, ref.Digest)
+	info, err := b.objectInfo(ctx, os, ref)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, ErrNotFound
 	}

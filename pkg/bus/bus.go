@@ -19,11 +19,14 @@ import (
 type Config struct {
 	// URL of the server, or several separated by commas: "nats://127.0.0.1:4222".
 	URL string
-	// InProcess connects to a server in this process.
+	// InProcess makes the connections instead: to a server in this process, or to whoever
+	// has the server at the time.
 	InProcess nats.InProcessConnProvider
-	// Token or CredsFile prove who we are; both optional.
-	Token     string
-	CredsFile string
+	// Token, TokenHandler or CredsFile prove who we are; all optional. The handler is
+	// asked for each connection.
+	Token        string
+	TokenHandler func() string
+	CredsFile    string
 	// CAFile, CertFile and KeyFile are PEM files for TLS; all optional.
 	CAFile   string
 	CertFile string
@@ -118,7 +121,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 	b.done, b.cancel = context.WithCancel(context.Background())
 	b.link.Store(newLink())
 	opts := b.options(cfg)
-	where := cfg.URL
+	where := RedactURL(cfg.URL)
 	if cfg.InProcess != nil {
 		where = "in-process server"
 	}
@@ -129,7 +132,11 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 			b.nc = nc
 			break
 		}
-		if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || !retryable(err) {
+		if text := RedactURL(err.Error()); text != err.Error() {
+			err = errors.New(text) // of an address that is none
+		}
+		denied := errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
+		if denied && cfg.TokenHandler == nil || !retryable(err) {
 			return nil, fmt.Errorf("connect to %s: %w", where, err)
 		}
 		if waiting.allow() {
@@ -179,7 +186,7 @@ func (b *Bus) options(cfg Config) []nats.Option {
 		}),
 		nats.ReconnectHandler(func(nc *nats.Conn) {
 			b.reconnects.Add(1)
-			b.log.Info().Str("url", nc.ConnectedUrlRedacted()).Msg("connected again")
+			b.log.Info().Str("server", nc.ConnectedServerName()).Msg("connected again")
 		}),
 		nats.ClosedHandler(func(*nats.Conn) { close(b.closed) }),
 		nats.ErrorHandler(b.asyncError),
@@ -189,6 +196,9 @@ func (b *Bus) options(cfg Config) []nats.Option {
 	}
 	if cfg.Token != "" {
 		opts = append(opts, nats.Token(cfg.Token))
+	}
+	if cfg.TokenHandler != nil {
+		opts = append(opts, nats.TokenHandler(cfg.TokenHandler))
 	}
 	if cfg.CredsFile != "" {
 		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
@@ -275,6 +285,44 @@ func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 		err = fmt.Errorf("%w: %w", errLinkLost, err)
 	}
 	return resp, err
+}
+
+// patience bounds how long an answer is waited for over lost connections: a server that
+// starts again recovers its streams first.
+const patience = readyTimeout
+
+// patiently runs f, again each time the connection was away or was lost under it: what
+// it asks, the server answers that comes after. f must be safe to repeat.
+func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) error {
+	end, wait := time.Now().Add(patience), retryMin
+	for {
+		l := b.link.Load()
+		try, stop := context.WithCancel(ctx)
+		unlink := context.AfterFunc(l.ctx, stop)
+		err := f(try)
+		unlink()
+		stop()
+		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !isAway(err) || b.nc.IsClosed() || time.Now().After(end) {
+			return err
+		}
+		if b.waitLog.allow() {
+			b.log.Warn().Err(err).Msg("connection lost, asking again")
+		}
+		if pause(ctx, wait) != nil {
+			return err
+		}
+		wait = min(2*wait, retryMax)
+	}
+}
+
+// isAway says whether an error is that of a connection that is not there.
+func isAway(err error) bool {
+	for _, away := range []error{errLinkLost, nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting, nats.ErrDisconnected} {
+		if errors.Is(err, away) {
+			return true
+		}
+	}
+	return false
 }
 
 // pause waits for d or the end of ctx, whose error it returns.

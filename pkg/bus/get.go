@@ -76,7 +76,11 @@ func (b *Bus) direct(ctx context.Context, stream string, req directRequest) (*Me
 	wait := retryMin
 	for range 5 {
 		var resp *nats.Msg
-		if resp, err = b.request(ctx, &nats.Msg{Subject: directSubject(stream), Data: body}); err == nil {
+		err = b.patiently(ctx, func(ctx context.Context) (err error) {
+			resp, err = b.request(ctx, &nats.Msg{Subject: directSubject(stream), Data: body})
+			return err
+		})
+		if err == nil {
 			if err = directError(resp); err == nil {
 				return stored(resp)
 			}
@@ -124,7 +128,12 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 	req := directRequest{MultiLast: filters, Batch: multiBatch, MaxBytes: multiBytes}
 	var out []*Message
 	for {
-		page, upTo, pending, err := b.multiLast(ctx, stream, req)
+		var page []*Message
+		var upTo, pending uint64
+		err := b.patiently(ctx, func(ctx context.Context) (err error) {
+			page, upTo, pending, err = b.multiLast(ctx, stream, req)
+			return err
+		})
 		if errors.Is(err, errTooMany) {
 			// The server resolves 1,024 subjects at once; an ordered reader any number.
 			return b.lastPerSubject(ctx, stream, filters)
@@ -216,23 +225,42 @@ func (b *Bus) Subjects(ctx context.Context, stream, filter string) (map[string]u
 
 // streamState is the state of a stream, with the subjects that match filter.
 func (b *Bus) streamState(ctx context.Context, stream, filter string) (jetstream.StreamState, error) {
-	s, err := b.js.Stream(ctx, stream)
-	if err != nil {
-		return jetstream.StreamState{}, err
-	}
-	info, err := s.Info(ctx, jetstream.WithSubjectFilter(filter))
+	var info *jetstream.StreamInfo
+	err := b.patiently(ctx, func(ctx context.Context) error {
+		s, err := b.js.Stream(ctx, stream)
+		if err == nil {
+			info, err = s.Info(ctx, jetstream.WithSubjectFilter(filter))
+		}
+		return err
+	})
 	if err != nil {
 		return jetstream.StreamState{}, err
 	}
 	return info.State, nil
 }
 
+// StreamInfo is the state and the limits of a stream, of the contract's or behind a
+// bucket.
+func (b *Bus) StreamInfo(ctx context.Context, stream string) (info *jetstream.StreamInfo, err error) {
+	err = b.patiently(ctx, func(ctx context.Context) error {
+		s, err := b.js.Stream(ctx, stream)
+		if err == nil {
+			info = s.CachedInfo()
+		}
+		return err
+	})
+	return info, err
+}
+
 // Delete removes the message at a sequence; one that is gone already is no error.
 func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
-	s, err := b.js.Stream(ctx, stream)
-	if err == nil {
-		err = s.DeleteMsg(ctx, seq)
-	}
+	err := b.patiently(ctx, func(ctx context.Context) error {
+		s, err := b.js.Stream(ctx, stream)
+		if err == nil {
+			err = s.DeleteMsg(ctx, seq)
+		}
+		return err
+	})
 	if errors.Is(err, jetstream.ErrMsgNotFound) || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 		// The server reports a message that is not there as a failed delete.
 		if _, getErr := b.Get(ctx, stream, seq); errors.Is(getErr, ErrNotFound) {
@@ -284,7 +312,11 @@ func (b *Bus) PurgeSubject(ctx context.Context, stream, filter string) (uint64, 
 	if err != nil {
 		return 0, err
 	}
-	resp, err := b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
+	var resp *nats.Msg
+	err = b.patiently(ctx, func(ctx context.Context) (err error) {
+		resp, err = b.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.PURGE." + stream, Data: body})
+		return err
+	})
 	if err != nil {
 		return 0, fmt.Errorf("purge %q of %s: %w", filter, stream, err)
 	}
@@ -333,7 +365,15 @@ type ConsumerStats struct {
 
 // Stats describes the contract's streams in the order data flows, with their durable
 // consumers, and the streams behind the buckets.
-func (b *Bus) Stats(ctx context.Context) ([]StreamStats, error) {
+func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
+	err = b.patiently(ctx, func(ctx context.Context) error {
+		out, err = b.stats(ctx)
+		return err
+	})
+	return out, err
+}
+
+func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 	var out []StreamStats
 	for _, k := range kept() {
 		stats, s, err := b.statsOf(ctx, k)

@@ -32,11 +32,13 @@ func (b *Bus) CreateRun(ctx context.Context, run string, spec []byte) (stored []
 	if len(spec) > maxRunSpec {
 		return nil, false, fmt.Errorf("create run %q: spec of %d bytes; must be at most %d", run, len(spec), maxRunSpec)
 	}
-	kv, err := b.bucket(ctx, schemas.RunBucket)
-	if err != nil {
-		return nil, false, fmt.Errorf("create run %q: %w", run, err)
-	}
-	_, err = kv.Create(ctx, run, spec)
+	err = b.patiently(ctx, func(ctx context.Context) error {
+		kv, err := b.bucket(ctx, schemas.RunBucket)
+		if err == nil {
+			_, err = kv.Create(ctx, run, spec)
+		}
+		return err
+	})
 	if err == nil {
 		return spec, true, nil
 	}
@@ -52,11 +54,14 @@ func (b *Bus) Run(ctx context.Context, run string) ([]byte, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, fmt.Errorf("run: %w", err)
 	}
-	kv, err := b.bucket(ctx, schemas.RunBucket)
-	if err != nil {
-		return nil, fmt.Errorf("run %q: %w", run, err)
-	}
-	e, err := kv.Get(ctx, run)
+	var e jetstream.KeyValueEntry
+	err := b.patiently(ctx, func(ctx context.Context) error {
+		kv, err := b.bucket(ctx, schemas.RunBucket)
+		if err == nil {
+			e, err = kv.Get(ctx, run)
+		}
+		return err
+	})
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		err = ErrNotFound
 	}
@@ -90,10 +95,13 @@ func (b *Bus) SetPolicy(ctx context.Context, p *schemas.Policy) error {
 	if _, err := b.Publish(ctx, p); err != nil {
 		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
 	}
-	kv, err := b.bucket(ctx, schemas.PolicyBucket)
-	if err == nil {
-		_, err = kv.Put(ctx, p.Lane, data)
-	}
+	err = b.patiently(ctx, func(ctx context.Context) error {
+		kv, err := b.bucket(ctx, schemas.PolicyBucket)
+		if err == nil {
+			_, err = kv.Put(ctx, p.Lane, data)
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
 	}
@@ -125,11 +133,14 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 // ctx ends and the channel is closed. A policy that cannot be read is logged and left
 // out.
 func (b *Bus) WatchPolicies(ctx context.Context) (<-chan *schemas.Policy, error) {
-	kv, err := b.bucket(ctx, schemas.PolicyBucket)
-	if err != nil {
-		return nil, fmt.Errorf("watch policies: %w", err)
-	}
-	w, err := kv.WatchAll(ctx)
+	var w jetstream.KeyWatcher
+	err := b.patiently(ctx, func(try context.Context) error {
+		kv, err := b.bucket(try, schemas.PolicyBucket)
+		if err == nil {
+			w, err = kv.WatchAll(ctx) // the watch outlives the try
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("watch policies: %w", err)
 	}

@@ -46,7 +46,11 @@ func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadO
 }
 
 func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool) error {
-	s, err := b.js.Stream(ctx, stream)
+	var s jetstream.Stream
+	err := b.patiently(ctx, func(ctx context.Context) (err error) {
+		s, err = b.js.Stream(ctx, stream)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -54,7 +58,11 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 	if !o.Live && (s.CachedInfo().State.Msgs == 0 || o.FromSeq > last) {
 		return nil
 	}
-	c, err := s.OrderedConsumer(ctx, o.native(filters))
+	var c jetstream.Consumer
+	err = b.patiently(ctx, func(ctx context.Context) (err error) {
+		c, err = s.OrderedConsumer(ctx, o.native(filters))
+		return err
+	})
 	if err != nil {
 		return err
 	}

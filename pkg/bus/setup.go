@@ -32,7 +32,9 @@ const (
 // retention, guard, direct gets) is put right where the server can, and is
 // ErrIncompatible where it cannot. New streams get their limits from the registry, all
 // scaled down by the same factor when the server's storage is smaller than their sum.
-func (b *Bus) Setup(ctx context.Context) error {
+func (b *Bus) Setup(ctx context.Context) error { return b.patiently(ctx, b.setUp) }
+
+func (b *Bus) setUp(ctx context.Context) error {
 	var missing []jetstream.StreamConfig
 	for _, spec := range specs() {
 		s, err := b.js.Stream(ctx, spec.Name)

@@ -46,6 +46,10 @@ func (b *Bus) SetLimits(ctx context.Context, limits ...StreamLimit) error {
 	if len(limits) == 0 {
 		return nil
 	}
+	return b.patiently(ctx, func(ctx context.Context) error { return b.setLimits(ctx, limits) })
+}
+
+func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	ages := map[string]time.Duration{}
 	for _, name := range []string{schemas.StreamSteps, schemas.StreamTrajectories} {
 		s, err := b.js.Stream(ctx, name)

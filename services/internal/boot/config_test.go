@@ -349,7 +349,7 @@ func TestNATS_Validate(t *testing.T) {
 		{"empty", func(n *boot.NATS) { n.URL = " " }, "nats.url: empty"},
 		{"scheme", func(n *boot.NATS) { n.URL = "http://a" }, `nats.url: "http://a"; must be nats://`},
 		{"no host", func(n *boot.NATS) { n.URL = "localhost" }, "nats.url"},
-		{"no password in the message", func(n *boot.NATS) { n.URL = "http://u:hunter2@a" }, "u:xxxxx@a"},
+		{"no password in the message", func(n *boot.NATS) { n.URL = "http://u:hunter2@a" }, "***@a"},
 		{"token and creds", func(n *boot.NATS) { n.Token, n.CredsFile = "a", "b" }, "nats.token"},
 		{"key without certificate", func(n *boot.NATS) { n.TLSKey = "k" }, "nats.tls_cert"},
 	} {

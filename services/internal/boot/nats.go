@@ -43,7 +43,7 @@ func (n NATS) Validate() error {
 		case err != nil:
 			errs = append(errs, errors.New("nats.url: not a URL; must look like nats://127.0.0.1:4222"))
 		case u.Host == "" || oneOf("", u.Scheme, "nats", "tls", "ws", "wss") != nil:
-			errs = append(errs, fmt.Errorf("nats.url: %q; must be nats://, tls://, ws:// or wss:// and a host", u.Redacted()))
+			errs = append(errs, fmt.Errorf("nats.url: %q; must be nats://, tls://, ws:// or wss:// and a host", bus.RedactURL(s)))
 		}
 	}
 	if n.Token != "" && n.CredsFile != "" {

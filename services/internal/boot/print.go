@@ -3,12 +3,13 @@ package boot
 import (
 	"fmt"
 	"io"
-	"net/url"
 	"reflect"
 	"strings"
 
 	"github.com/spf13/pflag"
 	yaml "go.yaml.in/yaml/v3"
+
+	"github.com/meander-rl/meander/pkg/bus"
 )
 
 // Print writes the struct cfg as YAML that --config reads back: fields in declaration
@@ -93,18 +94,10 @@ func textNode(s string) *yaml.Node {
 	return n
 }
 
-// redact hides the password of a URL: nats://user:secret@host is a usual spelling.
+// redact hides the credentials of a URL.
 func redact(s string) string {
-	if !strings.Contains(s, "://") || !strings.Contains(s, "@") {
+	if !strings.Contains(s, "://") {
 		return s
 	}
-	parts := strings.FieldsFunc(s, func(r rune) bool { return r == ' ' || r == ',' })
-	for i, p := range parts {
-		u, err := url.Parse(p)
-		if err != nil {
-			return secretMask
-		}
-		parts[i] = u.Redacted()
-	}
-	return strings.Join(parts, " ")
+	return bus.RedactURL(s)
 }

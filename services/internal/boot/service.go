@@ -186,7 +186,7 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 		s.Health(&cfg.Service, health)
 	}
 	health.SetReady(true)
-	log.Info().Str("server", b.Conn().ConnectedUrlRedacted()).Msg("serving")
+	log.Info().Str("server", bus.RedactURL(b.Conn().ConnectedUrl())).Msg("serving")
 
 	draining := context.AfterFunc(ctx, func() { health.SetReady(false) })
 	defer draining()
