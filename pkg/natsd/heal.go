@@ -99,7 +99,7 @@ func (s *Server) again(ctx context.Context) (*server.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return run(ctx, native, s.opts)
+	return run(ctx, native, s.opts, true)
 }
 
 // broken says whether the server has given up on its disk.

@@ -13,9 +13,9 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -58,7 +58,7 @@ type Options struct {
 // Server is a running embedded server.
 type Server struct {
 	opts   Options // with the address that was found
-	lock   *os.File
+	claim  *held
 	url    string
 	healer sync.WaitGroup
 	cancel context.CancelFunc
@@ -81,15 +81,15 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	if err := os.MkdirAll(opts.StoreDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make store: %w", err)
 	}
-	lock, err := lockStore(ctx, opts.StoreDir)
+	claim, err := take(ctx, opts.StoreDir, serverClaim)
 	if err != nil {
 		return nil, err
 	}
-	ns, err := run(ctx, native, opts)
+	ns, err := run(ctx, native, opts, claim.stale)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start embedded server on %q: %w", opts.StoreDir, err), unlockStore(opts.StoreDir, lock))
+		return nil, errors.Join(fmt.Errorf("start embedded server on %q: %w", opts.StoreDir, err), claim.release())
 	}
-	s := &Server{ns: ns, opts: opts, lock: lock}
+	s := &Server{ns: ns, opts: opts, claim: claim}
 	if ns.Addr() != nil {
 		s.url, s.opts.Listen = ns.ClientURL(), ns.Addr().String()
 	}
@@ -97,7 +97,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	heal, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.healer.Go(func() { s.heal(heal) })
 	s.close = sync.OnceValue(s.shutdown)
-	if err := writeInfo(opts.StoreDir, Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token}); err != nil {
+	if err := claim.describe(Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token}); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -147,14 +147,18 @@ func (o Options) native() (*server.Options, error) {
 	return n, nil
 }
 
-// run starts the server and waits until it accepts connections.
-func run(ctx context.Context, native *server.Options, opts Options) (*server.Server, error) {
+// run starts the server and waits until it accepts connections. After a kill the
+// socket of the one before may be there a moment longer than its lock.
+func run(ctx context.Context, native *server.Options, opts Options, killed bool) (*server.Server, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if !native.DontListen {
 		// The server would only log that it cannot listen, and wait.
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
+		for tries := 0; killed && tries < 20 && errors.Is(err, syscall.EADDRINUSE) && pause(ctx, 50*time.Millisecond) == nil; tries++ {
+			l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -215,9 +219,5 @@ func (s *Server) shutdown() error {
 		ns.Shutdown()
 		ns.WaitForShutdown()
 	}
-	err := os.Remove(filepath.Join(s.opts.StoreDir, infoFile))
-	if errors.Is(err, os.ErrNotExist) {
-		err = nil
-	}
-	return errors.Join(err, unlockStore(s.opts.StoreDir, s.lock))
+	return s.claim.release()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"time"
@@ -13,26 +14,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A claim is a lock file of a store and, beside it, a file that says who holds the lock.
+// The lock goes with the process, however it ends; the files stay after a kill, and the
+// lock shows that they are stale.
 const (
-	// lockFile is locked while a server has the store open. The lock goes with the
-	// process, however it ends; the file stays.
-	lockFile = "meander.lock"
-	// infoFile tells others how to join. After a kill it is stale, which the lock shows.
-	infoFile = "meander.json"
-	// maxInfo bounds what is read of it.
-	maxInfo = 64 << 10
+	serverClaim   = "meander"  // held while a server has the store open
+	pipelineClaim = "pipeline" // held while a process serves the store's pipeline, or is about to
 )
 
-// Info says who has a store open and how to join.
+const (
+	// maxInfo bounds what is read of an info file.
+	maxInfo = 64 << 10
+	// lookPause is the pause before a lock is tried again that was held for a look only.
+	lookPause = 5 * time.Millisecond
+)
+
+// Info says who has a store open, or serves its pipeline, and how to join.
 type Info struct {
 	PID int `json:"pid"`
 	// URL is where the server listens; empty: it does not.
-	URL string `json:"url"`
+	URL string `json:"url,omitempty"`
 	// Token is what a client must show; empty: none.
 	Token string `json:"token,omitempty"`
+	// Settings are those of the pipeline.
+	Settings map[string]string `json:"settings,omitempty"`
 }
 
-// InUseError is returned by Start when another server has the store open.
+// InUseError is returned when another process has the store open.
 type InUseError struct {
 	StoreDir string
 	// Holder is zero when it has not said who it is.
@@ -49,10 +57,24 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("store %q is in use by process %d at %s", e.StoreDir, e.Holder.PID, e.Holder.URL)
 }
 
-// Running says whether a server has the store open, and how to join it. A file
-// left behind by a killed one does not count.
+// Running says whether a server has the store open, and how to join it. A file left
+// behind by a killed one does not count.
 func Running(storeDir string) (Info, bool) {
-	f, err := os.Open(filepath.Join(storeDir, lockFile))
+	// A server that starts has the lock before it can say how to reach it.
+	for range 100 {
+		info, held := look(storeDir, serverClaim)
+		if !held || info.PID != 0 {
+			return info, held
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return Info{}, true
+}
+
+// look says whether somebody holds a claim, and who: zero when it has not said so yet.
+// For a moment after a holder was killed and another came, it may name the dead one.
+func look(dir, claim string) (Info, bool) {
+	f, err := os.Open(filepath.Join(dir, claim+".lock"))
 	if err != nil {
 		return Info{}, false
 	}
@@ -60,41 +82,50 @@ func Running(storeDir string) (Info, bool) {
 	if err := flock(f, unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		return Info{}, false
 	}
-	// A server that starts has the lock before it can say how to reach it.
-	for range 100 {
-		if info, err := readInfo(storeDir); err == nil {
-			return info, true
-		}
-		if flock(f, unix.LOCK_SH|unix.LOCK_NB) == nil {
-			return Info{}, false // it gave up
-		}
-		time.Sleep(20 * time.Millisecond)
+	info, err := readInfo(dir, claim)
+	if err != nil {
+		return Info{}, true
 	}
-	return Info{}, true
+	return info, true
 }
 
-// lockStore opens and locks the store's lock file. It tries for a moment: Running
-// in another process holds the lock while it looks.
-func lockStore(ctx context.Context, dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+// held is a claim that this process holds.
+type held struct {
+	dir, claim string
+	lock       *os.File
+	// stale says that the one before ended without letting go.
+	stale bool
+}
+
+// take takes a claim, or returns *InUseError at once when another process holds it. One
+// that only looks (a shared lock, for a moment) is waited for.
+func take(ctx context.Context, dir, claim string) (*held, error) {
+	f, err := os.OpenFile(filepath.Join(dir, claim+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	for range 10 {
+	for {
 		if err = flock(f, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) || ctx.Err() != nil {
 			break
 		}
-		time.Sleep(20 * time.Millisecond)
+		if flock(f, unix.LOCK_SH|unix.LOCK_NB) != nil {
+			break // somebody has it to himself
+		}
+		_ = flock(f, unix.LOCK_UN) // fails on a bad descriptor only
+		time.Sleep(lookPause/2 + rand.N(lookPause))
 	}
+	h := &held{dir: dir, claim: claim, lock: f}
 	if err == nil {
-		// What lies there belongs to a server that was killed.
-		if err = os.Remove(filepath.Join(dir, infoFile)); err == nil || errors.Is(err, os.ErrNotExist) {
-			return f, nil
+		// What lies there belongs to a process that was killed.
+		err = os.Remove(h.info())
+		h.stale = err == nil
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			return h, nil
 		}
 	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		inUse := &InUseError{StoreDir: dir}
-		if info, readErr := readInfo(dir); readErr == nil {
+		if info, readErr := readInfo(dir, claim); readErr == nil {
 			inUse.Holder = info
 		}
 		err = inUse
@@ -104,11 +135,18 @@ func lockStore(ctx context.Context, dir string) (*os.File, error) {
 	return nil, errors.Join(err, f.Close())
 }
 
-func unlockStore(dir string, f *os.File) error {
-	if err := f.Close(); err != nil {
-		return fmt.Errorf("unlock store %q: %w", dir, err)
+func (h *held) info() string { return filepath.Join(h.dir, h.claim+".json") }
+
+// release lets go of the claim.
+func (h *held) release() error {
+	err := os.Remove(h.info())
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
 	}
-	return nil
+	if closing := h.lock.Close(); closing != nil {
+		err = errors.Join(err, fmt.Errorf("unlock store %q: %w", h.dir, closing))
+	}
+	return err
 }
 
 func flock(f *os.File, how int) error {
@@ -120,29 +158,29 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// writeInfo replaces the file whole, so that a reader never sees half of it. Only
+// describe replaces the info file whole, so that a reader never sees half of it. Only
 // the owner may read it: it holds the token.
-func writeInfo(dir string, info Info) error {
+func (h *held) describe(info Info) error {
 	data, err := json.Marshal(info)
 	if err != nil {
-		return fmt.Errorf("describe server: %w", err)
+		return fmt.Errorf("describe %s: %w", h.claim, err)
 	}
-	f, err := os.CreateTemp(dir, infoFile+".*") // mode 0600
+	f, err := os.CreateTemp(h.dir, h.claim+".json.*") // mode 0600
 	if err != nil {
-		return fmt.Errorf("describe server: %w", err)
+		return fmt.Errorf("describe %s: %w", h.claim, err)
 	}
 	_, err = f.Write(append(data, '\n'))
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, infoFile))
+		err = os.Rename(f.Name(), h.info())
 	}
 	if err != nil {
-		return fmt.Errorf("describe server: %w", errors.Join(err, os.Remove(f.Name())))
+		return fmt.Errorf("describe %s: %w", h.claim, errors.Join(err, os.Remove(f.Name())))
 	}
 	return nil
 }
 
-func readInfo(dir string) (Info, error) {
-	f, err := os.Open(filepath.Join(dir, infoFile))
+func readInfo(dir, claim string) (Info, error) {
+	f, err := os.Open(filepath.Join(dir, claim+".json"))
 	if err != nil {
 		return Info{}, err
 	}
@@ -152,7 +190,7 @@ func readInfo(dir string) (Info, error) {
 	}
 	var info Info
 	if err := json.Unmarshal(data, &info); err != nil {
-		return Info{}, fmt.Errorf("read %q: %w", infoFile, err)
+		return Info{}, fmt.Errorf("read %s.json: %w", claim, err)
 	}
 	return info, nil
 }
