@@ -144,7 +144,7 @@ func TestTerminal_RunsEnd(t *testing.T) {
 		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps", "50", "--workers", "2", "a red fox", "two owls"); err != nil {
 			t.Fatalf("run %d of a terminal: %v\n%s", i, err, x)
 		}
-		if screen := x.String(); !strings.Contains(screen, "/400 steps") || !strings.Contains(screen, "2/2 groups") {
+		if screen := x.String(); !strings.Contains(screen, "400/400 steps") || !strings.Contains(screen, "2/2 groups") {
 			t.Fatalf("run %d: the bar did not come to its end:\n%s", i, screen)
 		}
 		if err := os.RemoveAll(filepath.Join(dir, "meander-data")); err != nil {

@@ -391,7 +391,7 @@ func TestLoad_PipeWithWriter(t *testing.T) {
 // A run may have as many prompts as a file.
 func TestClaim_ManyPrompts(t *testing.T) {
 	a := &app{store: t.TempDir(), logLevel: "error"}
-	conn, err := a.connect(t.Context(), "", "", zerolog.Nop())
+	conn, err := a.connect(t.Context(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,7 +104,8 @@ prompt a group of images, each with its denoising trajectory, per-step
 log-probs, a reward and an advantage, as a durable stream of events.
 
 Without --nats a command uses the store folder (--store): it joins the pipeline
-that runs on it, or opens it itself with an embedded NATS server.`,
+that runs on it, and goes on in its place when that ends, or opens the store itself
+with an embedded NATS server.`,
 		Example: `  # four images of one prompt, everything in this process
   meander run --group-size 4 'a red sign that says "OPEN"'
 
@@ -125,7 +126,7 @@ that runs on it, or opens it itself with an embedded NATS server.`,
 	f := root.PersistentFlags()
 	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"), "folder of the embedded NATS server's files (MEANDER_STORE)")
 	f.StringVar(&a.natsURL, "nats", os.Getenv("MEANDER_NATS_URL"), "use this NATS server instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
-	f.StringVar(&a.token, "nats-token", os.Getenv("MEANDER_NATS_TOKEN"), "token of that server (MEANDER_NATS_TOKEN)")
+	f.StringVar(&a.token, "nats-token", os.Getenv("MEANDER_NATS_TOKEN"), "token of that server, and what up asks its clients for (MEANDER_NATS_TOKEN)")
 	f.StringVar(&a.creds, "nats-creds", os.Getenv("MEANDER_NATS_CREDS"), "credentials file for that server (MEANDER_NATS_CREDS)")
 	f.BoolVar(&a.json, "json", false, "print JSON lines for machines on stdout; progress and logs go to stderr")
 	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"), "debug, info, warn or error (MEANDER_LOG_LEVEL)")

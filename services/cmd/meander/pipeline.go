@@ -7,16 +7,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -24,75 +24,6 @@ import (
 	"github.com/meander-rl/meander/services/reward"
 	"github.com/meander-rl/meander/services/sampler"
 )
-
-// connection is a bus and, when this process opened the store, the server behind it.
-type connection struct {
-	*bus.Bus
-	// server is nil when someone else runs the pipeline.
-	server *natsd.Server
-	// where names the other end for people.
-	where string
-}
-
-// connect joins the server named by --nats, or the pipeline that runs on the store,
-// or opens the store itself. Then listen is the address for others to join us (empty:
-// none), who must show the token unless that is empty; commands on the same store find
-// both in its folder.
-func (a *app) connect(ctx context.Context, listen, token string, log zerolog.Logger) (*connection, error) {
-	cfg := bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds}
-	c := &connection{where: a.natsURL}
-	if a.natsURL == "" {
-		if info, ok := natsd.Running(a.store); ok {
-			if info.URL == "" {
-				return nil, fmt.Errorf("store %q is in use by process %d, which does not listen; wait for it to end, or use another --store", a.store, info.PID)
-			}
-			cfg.URL, cfg.Token, c.where = info.URL, info.Token, fmt.Sprintf("%s (process %d)", info.URL, info.PID)
-		} else {
-			server, err := natsd.Start(ctx, natsd.Options{StoreDir: a.store, Listen: listen, Token: token, Log: log})
-			if err != nil {
-				return nil, err
-			}
-			c.server, cfg.InProcess, c.where = server, server.InProcess(), "embedded server on "+a.store
-		}
-	}
-	b, err := bus.Connect(ctx, cfg, log)
-	if err != nil {
-		return nil, errors.Join(err, c.closeServer())
-	}
-	c.Bus = b
-	if c.server != nil {
-		err = b.Setup(ctx)
-	} else {
-		err = b.Ready(ctx)
-	}
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
-}
-
-// openExisting is connect for commands that read: a store that is not there is the
-// caller's mistake, not a reason to make one.
-func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {
-	if a.natsURL == "" {
-		if _, err := os.Stat(filepath.Join(a.store, "jetstream")); errors.Is(err, os.ErrNotExist) {
-			return nil, usage(fmt.Errorf("store %q has nothing in it; make a rollout first (meander run --store %s ...), or name a server with --nats", a.store, a.store))
-		}
-	}
-	return a.connect(ctx, "", "", log)
-}
-
-// Close drains the bus, then stops the server if it is ours.
-func (c *connection) Close() error {
-	return errors.Join(c.Bus.Close(), c.closeServer())
-}
-
-func (c *connection) closeServer() error {
-	if c.server == nil {
-		return nil
-	}
-	return c.server.Close()
-}
 
 // services is the configuration of the four services in one process.
 type services struct {
@@ -105,10 +36,12 @@ type services struct {
 	ackWait time.Duration
 	// limits are those of streams.
 	limits boot.Limits
-	// store says what is wrong with the server in this process; nil: there is none.
-	store func() error
 	// metricsAddr is where metrics and health are served; empty: nowhere.
 	metricsAddr string
+	// flags set all this; nil where the command has none.
+	flags *pflag.FlagSet
+	// adopted are the settings of the pipeline that this process has joined.
+	adopted map[string]string
 }
 
 func defaultServices() services {
@@ -118,6 +51,78 @@ func defaultServices() services {
 		// All work is in this process: there is no network to be patient with.
 		ackWait: 5 * time.Second,
 	}
+}
+
+// ofProcess are flags of the process alone: another one that goes on has its own.
+var ofProcess = []string{"metrics-addr"}
+
+// settings are the values of the flags, as another process can use them.
+func (s *services) settings() map[string]string {
+	out := map[string]string{}
+	s.flags.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(ofProcess, f.Name) {
+			out[f.Name] = setting(f)
+		}
+	})
+	return out
+}
+
+// setting is the value of a flag; a file by its full name.
+func setting(f *pflag.Flag) string {
+	value := f.Value.String()
+	if f.Value.Type() != "string" || value == "" {
+		return value
+	}
+	if full, err := filepath.Abs(value); err == nil {
+		if _, err := os.Stat(full); err == nil {
+			return full
+		}
+	}
+	return value
+}
+
+// adopt takes on the settings of a pipeline that runs. Flags that were given otherwise
+// are refused: only who serves can honour them. Once settled, another pipeline is
+// agreed with when it has the same settings.
+func (s *services) adopt(running map[string]string, where string) error {
+	var errs []error
+	s.flags.VisitAll(func(f *pflag.Flag) {
+		value, known := running[f.Name]
+		switch {
+		case slices.Contains(ofProcess, f.Name):
+			if s.adopted == nil && f.Changed {
+				errs = append(errs, fmt.Errorf("--%s: %q; %s has its own; leave it out", f.Name, f.Value, where))
+			}
+		case !known:
+		case s.adopted != nil && s.adopted[f.Name] != value, s.adopted == nil && f.Changed && setting(f) != value:
+			errs = append(errs, fmt.Errorf("--%s: %q; %s runs with %q; leave it out, or use another --store", f.Name, f.Value, where, value))
+		case s.adopted == nil && !f.Changed:
+			if err := f.Value.Set(value); err != nil {
+				errs = append(errs, fmt.Errorf("--%s: %s runs with %q: %w", f.Name, where, value, err))
+			}
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return usage(err)
+	}
+	if s.adopted == nil {
+		s.adopted = running
+	}
+	return nil
+}
+
+// refuse is the error when flags were given that only who serves can honour.
+func (s *services) refuse(why string) error {
+	var errs []error
+	s.flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed {
+			errs = append(errs, fmt.Errorf("--%s: %q; %s", f.Name, f.Value, why))
+		}
+	})
+	if len(errs) > 0 {
+		return usage(errors.Join(errs...))
+	}
+	return nil
 }
 
 // validate applies what the services share and checks each.
@@ -135,7 +140,8 @@ func (s *services) validate() error {
 
 // run serves until ctx ends and everything is drained. The order is the order in
 // which data flows.
-func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error {
+func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger) error {
+	b := conn.Bus
 	boot.SpareGC()
 	registry := prometheus.DefaultRegisterer
 	s.intake.Metrics, s.sampler.Metrics, s.reward.Metrics, s.advantage.Metrics = registry, registry, registry, registry
@@ -147,8 +153,8 @@ func (s services) run(ctx context.Context, b *bus.Bus, log zerolog.Logger) error
 	}
 	defer stop()
 	health.Connected(b)
-	if s.store != nil {
-		health.Check("store", s.store)
+	if conn.member != nil {
+		health.Check("store", conn.member.Fault)
 	}
 	s.intake.Health = health.Check
 	health.SetReady(true)

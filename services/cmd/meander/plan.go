@@ -107,11 +107,10 @@ func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *service
 		}
 	}
 	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, bus.BlobStream} {
-		stream, err := conn.JetStream().Stream(ctx, name)
+		info, err := conn.StreamInfo(ctx, name)
 		if err != nil {
 			return nil, fmt.Errorf("limits of %s: %w", name, err)
 		}
-		info := stream.CachedInfo()
 		f.streams[name] = planStream{Used: int64(info.State.Bytes), Limit: max(info.Config.MaxBytes, 0)}
 	}
 	return f, nil
@@ -329,7 +328,7 @@ func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompt
 		if err != nil {
 			return err
 		}
-		if conn, err = a.connect(ctx, "", "", log); err != nil {
+		if conn, err = a.connect(ctx, log); err != nil {
 			return err
 		}
 		defer conn.Close()

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 
@@ -83,27 +81,17 @@ func endBar(bars *mpb.Progress, bar *mpb.Bar, whole bool) {
 }
 
 // watch counts what the streams already hold and what comes, until ctx ends.
-func (p *progress) watch(ctx context.Context, b *bus.Bus) error {
-	return errors.Join(
-		follow(ctx, b, schemas.StreamSteps, schemas.Prefix+"step."+p.run+".>", p.step),
-		follow(ctx, b, schemas.StreamRewards, bus.RewardFilter(p.run, "*", "*"), p.reward),
-	)
-}
-
-// follow calls see with the subject of each message, without its payload.
-func follow(ctx context.Context, b *bus.Bus, stream, filter string, see func(subject string)) error {
-	c, err := b.JetStream().OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{filter}, HeadersOnly: true, DeliverPolicy: jetstream.DeliverAllPolicy,
-	})
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", stream, err)
+func (p *progress) watch(ctx context.Context, b *bus.Bus) {
+	follow := func(stream, filter string, see func(subject string)) {
+		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true, HeadersOnly: true}) {
+			if err != nil {
+				return // the run, which reads as well, says why
+			}
+			see(m.Subject)
+		}
 	}
-	sub, err := c.Consume(func(m jetstream.Msg) { see(m.Subject()) }, jetstream.PullMaxMessages(256))
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", stream, err)
-	}
-	context.AfterFunc(ctx, sub.Stop)
-	return nil
+	go follow(schemas.StreamSteps, schemas.Prefix+"step."+p.run+".>", p.step)
+	go follow(schemas.StreamRewards, bus.RewardFilter(p.run, "*", "*"), p.reward)
 }
 
 // receipts handles intake's answers: how much there is to do, and what prompts wait for,
@@ -184,10 +172,20 @@ func (p *progress) changed() {
 	}
 	p.tail.Store(&s)
 	if p.bar != nil {
-		// Receipts may be lost, and what was made before has none.
-		p.bar.SetTotal(int64(max(p.steps, len(p.seen))), false)
-		p.bar.SetCurrent(int64(len(p.seen)))
+		steps, total := p.counts()
+		p.bar.SetTotal(int64(total), false)
+		p.bar.SetCurrent(int64(steps))
 	}
+}
+
+// counts are the steps made and to make. The lock is held. Receipts may be lost, and
+// the steps of the last groups are counted after their end is known.
+func (p *progress) counts() (steps, total int) {
+	steps, total = len(p.seen), max(p.steps, len(p.seen))
+	if p.done == p.total {
+		steps = total
+	}
+	return steps, total
 }
 
 // lines reports without a terminal: every few seconds, and at the end.
@@ -206,7 +204,7 @@ func (p *progress) lines() {
 
 func (p *progress) print() {
 	p.mu.Lock()
-	steps, total := len(p.seen), p.steps
+	steps, total := p.counts()
 	p.mu.Unlock()
 	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load())
 }

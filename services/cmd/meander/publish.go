@@ -38,7 +38,7 @@ samples are made in the background; follow them with 'meander watch'.`,
 			if err != nil {
 				return err
 			}
-			conn, err := a.connect(c.Context(), "", "", log)
+			conn, err := a.connect(c.Context(), log)
 			if err != nil {
 				return err
 			}
@@ -113,6 +113,8 @@ func publishOne(ctx context.Context, conn *connection, run string, p prompt, wai
 		return r, nil
 	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
 		return &schemas.Receipt{Run: run, UID: p.uid, Code: "stored", Error: fmt.Sprintf("no intake answered in %v; the prompt is taken up when one runs", wait)}, nil
+	case err != nil:
+		return nil, fmt.Errorf("prompt %s: %w", p.uid, err)
 	}
-	return r, err
+	return r, nil
 }

@@ -228,15 +228,13 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	work, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var service errgroup.Group
-	if conn.server != nil {
-		service.Go(func() error {
-			err := advantage.Run(work, r.services.advantage, conn.Bus, log)
-			if err != nil {
-				stop(err)
-			}
-			return err
-		})
-	}
+	service.Go(func() error {
+		err := conn.serve(work, func(ctx context.Context) error { return advantage.Run(ctx, r.services.advantage, conn.Bus, log) })
+		if err != nil {
+			stop(err)
+		}
+		return err
+	})
 	err = reward.Rescore(work, r.services.reward, conn.Bus, log, reward.Pass{
 		Samples: todo, Done: progress.add,
 		Change: func(t *schemas.Trajectory) {

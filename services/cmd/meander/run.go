@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -93,7 +92,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	if err := r.services.validate(); err != nil {
 		return err
 	}
-	conn, err := r.connect(ctx, "127.0.0.1:0", rand.Text(), log)
+	conn, err := r.connectServing(ctx, &r.services, log)
 	if err != nil {
 		return err
 	}
@@ -101,16 +100,20 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	if err := conn.SetLimits(ctx, r.services.limits.Streams()...); err != nil {
 		return err
 	}
-	if conn.server != nil {
+	if err := r.services.validate(); err != nil { // of what a pipeline that runs has set
+		return err
+	}
+	if conn.member != nil {
 		// Better now than after the samples are made.
 		if err := reward.CheckNames(r.services.reward, rewardNames(prompts)); err != nil {
 			return usage(err)
 		}
 	}
 	var own *services
-	if conn.server != nil {
-		r.services.store = conn.server.Fault
+	if conn.serves() {
 		own = &r.services
+	} else {
+		fmt.Fprintf(stderr, "joining the pipeline at %s\n", conn.where)
 	}
 	if err := r.prompts.show(ctx, conn, own, r.id, prompts, stderr); err != nil {
 		return err
@@ -120,19 +123,14 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	// The services end with the run, or when it fails; a service that fails ends the run.
 	work, stop := context.WithCancelCause(ctx)
 	served := make(chan error, 1)
-	if conn.server != nil {
-		r.services.intake.Models = []string{model.NameOf(r.services.sampler.Model)}
-		go func() {
-			err := r.services.run(work, conn.Bus, log)
-			if err != nil {
-				stop(err)
-			}
-			served <- err
-		}()
-	} else {
-		fmt.Fprintf(stderr, "joining the pipeline at %s\n", conn.where)
-		served <- nil
-	}
+	r.services.intake.Models = []string{model.NameOf(r.services.sampler.Model)}
+	go func() {
+		err := conn.serve(work, func(ctx context.Context) error { return r.services.run(ctx, conn, log) })
+		if err != nil {
+			stop(err)
+		}
+		served <- err
+	}()
 	outcome, err := r.follow(work, conn, prompts, stderr, log)
 	stop(nil)
 	serveErr := <-served
@@ -185,9 +183,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 	defer cancel()
 	progress := newProgress(stderr, r.json, r.id, len(prompts), pending)
 	defer progress.close()
-	if err := progress.watch(ctx, conn.Bus); err != nil {
-		return nil, err
-	}
+	progress.watch(ctx, conn.Bus)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/natsd"
 )
 
 func upCommand(a *app) *cobra.Command {
@@ -34,7 +37,15 @@ next start.`,
 			if err := s.validate(); err != nil {
 				return err
 			}
-			conn, err := a.connect(c.Context(), listen, "", log)
+			if a.natsURL != "" && c.Flags().Changed("listen") {
+				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen, bus.RedactURL(a.natsURL)))
+			}
+			conn, err := a.open(c.Context(), natsd.MemberOptions{
+				Options: natsd.Options{Listen: listen}, Serves: true, Settings: s.settings,
+				Agree: func(running natsd.Info) error {
+					return fmt.Errorf("a pipeline runs on store %q already: process %d", a.store, running.PID)
+				},
+			}, log)
 			if err != nil {
 				return err
 			}
@@ -42,16 +53,14 @@ next start.`,
 			if err := conn.SetLimits(c.Context(), s.limits.Streams()...); err != nil {
 				return err
 			}
-			if conn.server == nil && a.natsURL == "" {
-				return fmt.Errorf("a pipeline runs on store %q already: %s", a.store, conn.where)
-			}
 			s.intake.Models = []string{model.NameOf(s.sampler.Model)}
-			if conn.server != nil {
-				s.store = conn.server.Fault
-				fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says \"OPEN\"'\n  watch    meander watch --run demo\n",
-					conn.server.ClientURL(), a.store)
+			serve := func(ctx context.Context) error { return s.run(ctx, conn, log) }
+			if conn.member == nil {
+				return serve(c.Context())
 			}
-			return s.run(c.Context(), conn.Bus, log)
+			fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says \"OPEN\"'\n  watch    meander watch --run demo\n",
+				conn.member.ClientURL(), a.store)
+			return conn.serve(c.Context(), serve)
 		},
 	}
 	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) {
@@ -63,7 +72,9 @@ next start.`,
 }
 
 // samplerFlags are the knobs of the services that run in this process.
-func samplerFlags(f *pflag.FlagSet, s *services) {
+func samplerFlags(of *pflag.FlagSet, s *services) {
+	f := pflag.NewFlagSet("services", pflag.ContinueOnError)
+	f.SortFlags = false
 	f.StringVar(&s.sampler.Model, "model", s.sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
 	f.StringVar(&s.sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
 	f.Float64Var(&s.sampler.AdapterScale, "adapter-scale", s.sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
@@ -77,4 +88,6 @@ func samplerFlags(f *pflag.FlagSet, s *services) {
 	f.DurationVar(&s.intake.ExternalWait, "external-wait", s.intake.ExternalWait, "how long groups wait for rewards from outside when their prompt has no deadline")
 	f.StringVar(&s.metricsAddr, "metrics-addr", "", "host:port of /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
 	f.DurationVar(&s.ackWait, "ack-wait", s.ackWait, "work of a crashed process is taken up again after this long")
+	s.flags = f
+	of.AddFlagSet(f)
 }
