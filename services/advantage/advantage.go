@@ -50,14 +50,17 @@ func DefaultConfig() Config {
 	return Config{GroupTimeout: time.Hour, MaxHeld: 100_000, AckWait: 30 * time.Second}
 }
 
+// minHeld is the largest group and its record: with less it could never be whole.
+const minHeld = schemas.MaxGroupSize + 1
+
 // Validate joins every fault by field name.
 func (c Config) Validate() error {
 	var errs []error
 	if c.GroupTimeout < time.Second {
 		errs = append(errs, fmt.Errorf("group_timeout: %v; must be at least 1s", c.GroupTimeout))
 	}
-	if c.MaxHeld < schemas.MaxGroupSize {
-		errs = append(errs, fmt.Errorf("max_held: %d; must be at least %d, one whole group", c.MaxHeld, schemas.MaxGroupSize))
+	if c.MaxHeld < minHeld {
+		errs = append(errs, fmt.Errorf("max_held: %d; must be at least %d, one whole group and its record", c.MaxHeld, minHeld))
 	}
 	if c.AckWait < time.Second {
 		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))

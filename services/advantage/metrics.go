@@ -32,7 +32,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		refilled:       s.Counter("refills_total", "groups asked for in place of others").WithLabelValues(),
 		refillsGivenUp: instrument.Zero(s.Counter("refills_given_up_total", "groups that were not replaced, by reason: rounds, deadline or prompt", "reason"), "rounds", "deadline", "prompt"),
 		openGroups:     s.Gauge("open_groups", "groups that wait for rewards").WithLabelValues(),
-		held:           s.Gauge("held_rewards", "rewards of open groups and batches").WithLabelValues(),
+		held:           s.Gauge("held_rewards", "rewards and records of open groups and batches").WithLabelValues(),
 		latency:        s.Seconds("latency_seconds", "from the last reward of a group to its stored advantage").WithLabelValues(),
 		estimate:       s.Seconds("estimate_seconds", "time of the estimator").WithLabelValues(),
 		batchMetric:    s.Gauge("batch_metric", "metrics of the last batch, by the names that verl has", "name"),

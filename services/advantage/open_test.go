@@ -189,3 +189,23 @@ func TestOpening_Facts(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 }
+
+// The largest group fits into the least that a partition may hold.
+func TestOpening_LeastHeld(t *testing.T) {
+	cfg := testConfig()
+	cfg.MaxHeld = schemas.MaxGroupSize
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "max_held: 1024; must be at least 1025") {
+		t.Errorf("%v", err)
+	}
+	cfg.MaxHeld++
+	p := newPlane(t)
+	p.serve(t, cfg)
+	var rewards []*schemas.Reward
+	for i := range int64(schemas.MaxGroupSize) {
+		rewards = append(rewards, made("r", "u", i, schemas.MaxGroupSize, float64(i), nil))
+	}
+	p.put(t, rewards...)
+	if a := advantageOf(t, p.results(t, "r", 1, 30*time.Second), "r", "u"); a.Status != "complete" {
+		t.Errorf("%s %s", a.Status, a.Error)
+	}
+}
