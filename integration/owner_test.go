@@ -238,6 +238,7 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 
 // A run killed again and again, sooner than its work would be redelivered, makes
 // progress, and starts at once though the one before has hardly died.
+// MEANDER_OWNER_KILLS is how many kills; 5 without it.
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 	dir := t.TempDir()
 	limit := setting(t, "MEANDER_OWNER_KILLS", 5)
@@ -300,6 +301,8 @@ func TestStore_FlagsOfWhoJoins(t *testing.T) {
 		{[]string{"--threads", "1", "--ack-wait", "1s"}, `--ack-wait: "1s"; ` + where},
 		{[]string{"--metrics-addr", "127.0.0.1:0"}, `--metrics-addr: "127.0.0.1:0"; ` + where},
 		{[]string{"--nats", running(t, dir).URL, "--adapter", "a"}, `--adapter: "a"; the services at nats://127.0.0.1:`},
+		{[]string{"--plan", "--batch", "8"}, `--batch: "8"; ` + where + ` runs with "4"`},
+		{[]string{"--plan", "--batch", "4"}, ""},
 		{[]string{"--nats-creds", "c"}, "--nats-creds: set without a server"},
 	} {
 		out := meander(t, dir, append([]string{"run", "-n", "2", "--out", "-", "rain"}, tt.args...)...)

@@ -45,13 +45,30 @@ func (a *app) connect(ctx context.Context, log zerolog.Logger) (*connection, err
 // on in its place; flags that differ from them are refused.
 func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logger) (*connection, error) {
 	if a.natsURL != "" {
-		if err := s.refuse(fmt.Sprintf("the services at %s have settings of their own; leave it out, or leave out --nats", bus.RedactURL(a.natsURL))); err != nil {
+		if _, err := a.joins(s); err != nil {
 			return nil, err
 		}
 	}
 	return a.open(ctx, natsd.MemberOptions{Options: private(), Serves: true, Settings: s.settings, Agree: func(running natsd.Info) error {
-		return s.adopt(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
+		return a.agree(s, running)
 	}}, log)
+}
+
+// joins says whether a pipeline runs that a command with these services would join, and
+// takes on its settings.
+func (a *app) joins(s *services) (bool, error) {
+	if a.natsURL != "" {
+		return true, s.refuse(fmt.Sprintf("the services at %s have settings of their own; leave it out, or leave out --nats", bus.RedactURL(a.natsURL)))
+	}
+	running, serving := natsd.Pipeline(a.store)
+	if !serving {
+		return false, nil
+	}
+	return true, a.agree(s, running)
+}
+
+func (a *app) agree(s *services, running natsd.Info) error {
+	return s.adopt(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
 }
 
 func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger) (*connection, error) {

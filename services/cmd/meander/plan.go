@@ -323,6 +323,15 @@ func (p *plan) mustFit() error {
 // that this process would be otherwise, nil for none. It starts no server.
 func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompts []prompt, out io.Writer) error {
 	var conn *connection
+	if s != nil {
+		joins, err := a.joins(s)
+		if err != nil {
+			return err
+		}
+		if joins {
+			s = nil
+		}
+	}
 	if _, running := natsd.Running(a.store); running || a.natsURL != "" {
 		log, err := a.logger()
 		if err != nil {
@@ -332,7 +341,6 @@ func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompt
 			return err
 		}
 		defer conn.Close()
-		s = nil
 	}
 	f, err := d.factsOf(ctx, conn, s)
 	if err != nil {
