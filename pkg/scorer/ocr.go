@@ -304,6 +304,11 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	inner := image.Rect(0, 0, scale*box.Dx(), scale*box.Dy())
 	out := image.NewGray(inner.Inset(-ocrBorder).Add(image.Pt(ocrBorder, ocrBorder)))
 	draw.Draw(out, out.Rect, image.NewUniform(color.Gray{Y: grey.Pix[grey.PixOffset(min(2, box.Dx()-1), min(2, box.Dy()-1))]}), image.Point{}, draw.Src)
-	draw.CatmullRom.Scale(out, inner.Add(image.Pt(ocrBorder, ocrBorder)), grey, grey.Rect, draw.Src, nil)
+	inner = inner.Add(image.Pt(ocrBorder, ocrBorder))
+	if scale == 1 { // the same pixels, without 32 bytes of memory for each
+		draw.Draw(out, inner, grey, image.Point{}, draw.Src)
+	} else {
+		draw.CatmullRom.Scale(out, inner, grey, grey.Rect, draw.Src, nil)
+	}
 	return out, nil
 }

@@ -144,7 +144,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	defer metrics.watch(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
 		cfg: cfg, bus: b, engine: newFlowEngine(m, cfg.PolicyVersion, cfg.Workers), card: card, publisher: publisher, metrics: metrics,
-		token: strings.ToLower(rand.Text()[:8]), joins: make(chan *attempt),
+		token: strings.ToLower(rand.Text()[:8]), joins: make(chan *attempt), loading: make(chan struct{}, 1),
 	}
 	if err := b.SetPolicy(ctx, s.policy()); err != nil {
 		return fmt.Errorf("announce model %q: %w", card.Name, err)
@@ -194,6 +194,8 @@ type service struct {
 	publisher *bus.Publisher
 	metrics   *instruments
 	joins     chan *attempt
+	// loading is held by whoever has the initial latents of a group in memory.
+	loading chan struct{}
 	// token and count make the attempt token: unique per process and delivery, so
 	// that events of two attempts never share a subject.
 	token string
@@ -237,11 +239,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return fmt.Errorf("look up trajectory: %w", err)
 	}
 	r := s.newRecorder(&req)
-	latents, err := s.initialLatents(ctx, &req)
-	if err != nil {
-		return err
-	}
-	episode, err := s.engine.Start(ctx, &req, latents)
+	episode, err := s.begin(ctx, &req)
 	if err != nil {
 		return err
 	}
@@ -293,6 +291,24 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 		return nil // nothing to name: the dead letter is all there is
 	}
 	return s.publish(ctx, s.newRecorder(&req).failed(cause), &req)
+}
+
+// begin starts the episode of a request. Latents that a prompt gives are those of its whole
+// group: one request at a time has them in memory.
+func (s *service) begin(ctx context.Context, req *schemas.Request) (Episode, error) {
+	if req.InitialLatents != nil {
+		select {
+		case s.loading <- struct{}{}:
+			defer func() { <-s.loading }()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	latents, err := s.initialLatents(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return s.engine.Start(ctx, req, latents)
 }
 
 // initialLatents is what the prompt gave as x_T, with its data; nil: it is to be drawn.
