@@ -59,7 +59,7 @@ func TestLane_MissingLatents(t *testing.T) {
 	}
 	c.up(t, "sampler")
 	for uid, a := range c.advantages(t, "r", 2+good) {
-		want := schemas.StatusFailed
+		want := map[string]string{"none": schemas.StatusRefused, "gone": schemas.StatusFailed}[uid]
 		if strings.HasPrefix(uid, "good") {
 			want = schemas.StatusComplete
 		}
