@@ -242,7 +242,7 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 	dir := t.TempDir()
 	limit := setting(t, "MEANDER_OWNER_KILLS", 5)
-	args := longRun("k", append(slowServices, "-n", strconv.Itoa(4*limit), "--height", "384", "--width", "384")...)
+	args := longRun("k", append(slowServices, "-n", strconv.Itoa(8*limit), "--height", "384", "--width", "384")...)
 	x := background(t, dir, args...)
 	kills := 0
 	for have := 0; kills < limit; kills++ {

@@ -173,7 +173,11 @@ func (b *Bus) Ready(ctx context.Context) error {
 	defer stop()
 	var told limiter
 	for {
-		missing, err := b.missing(ctx)
+		var missing string
+		err := b.patiently(ctx, func(ctx context.Context) (err error) {
+			missing, err = b.missing(ctx)
+			return err
+		})
 		if err == nil && missing == "" {
 			return nil
 		}

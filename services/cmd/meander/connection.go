@@ -128,7 +128,10 @@ func (c *connection) prepare(ctx context.Context) error {
 	go func() { taken <- c.member.Serve(ctx, c.Setup) }()
 	err := c.Ready(ctx)
 	stop()
-	return errors.Join(err, <-taken)
+	if setUp := <-taken; err != nil { // else they are there, whoever made them
+		err = errors.Join(err, setUp)
+	}
+	return err
 }
 
 // serve runs f while the server of the store is in this process, from when it is; it
