@@ -242,7 +242,7 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 	dir := t.TempDir()
 	limit := setting(t, "MEANDER_OWNER_KILLS", 5)
-	args := longRun("k", append(slowServices, "-n", strconv.Itoa(8*limit), "--height", "384", "--width", "384")...)
+	args := longRun("k", append(slowServices, "-n", strconv.Itoa(4*limit), "--height", "384", "--width", "384")...)
 	x := background(t, dir, args...)
 	kills := 0
 	for have := 0; kills < limit; kills++ {
@@ -252,8 +252,8 @@ func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 		x.signal(t, os.Kill)
 		x = background(t, dir, args...) // without waiting for the end
 	}
-	if kills < 2 {
-		t.Fatalf("%d kills before the run came to its end; make it longer", kills)
+	if kills == 0 { // one shows it: its work would come back after 10 minutes
+		t.Fatal("the run came to its end before it could be killed; make it longer")
 	}
 	complete(t, x)
 }
