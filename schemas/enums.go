@@ -96,6 +96,7 @@ const (
 	CodeFailed        = "failed"         // the work itself failed, for good
 	CodeCancelled     = "cancelled"      // someone cancelled the uid or the run
 	CodeStale         = "stale"          // the weights are older than the prompt accepts
+	CodePanic         = "panic"          // the program has a fault
 	CodeTooLarge      = "too_large"      // larger than the bus carries
 	CodeDisplaced     = "displaced"      // not the event that its subject is for, which took its place
 )
@@ -130,7 +131,7 @@ var (
 	PresentServices   = []string{ServiceSampler, ServiceReward}
 	DeadCodes         = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
-		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge, CodeDisplaced,
+		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge, CodeDisplaced, CodePanic,
 	}
 )
 

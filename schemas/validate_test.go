@@ -451,7 +451,7 @@ func TestDead_Validate(t *testing.T) {
 	type D = schemas.Dead
 	faults(t, func() *D { return find[D](t, "dead-refused") }, []fault[D]{
 		{"stage", func(d *D) { d.Stage = "x" }, `stage: "x"; must be one of intake, sampler, reward, advantage`},
-		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, cancelled, stale, too_large, displaced`},
+		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, cancelled, stale, too_large, displaced, panic`},
 		{"reason", func(d *D) { d.Reason = "" }, `reason: ""; must not be empty`},
 		{"headers", func(d *D) { d.Headers[0].Name = "" }, `headers[0].name: ""; must not be empty`},
 	})
@@ -463,7 +463,7 @@ func TestReceipt_Validate(t *testing.T) {
 		{"accepted with an error", func(r *R) { r.Error = "x" }, `code: ""; must be empty, as error, when accepted`},
 		{"no samples", func(r *R) { r.Samples = 0 }, "samples: 0; must be between 1 and 1024"},
 		{"steps", func(r *R) { r.SDEStepIndices = []int64{10} }, "sde_step_indices[0]: 10; must be between 0 and 9"},
-		{"refused without a reason", func(r *R) { r.Accepted = false }, `code: ""; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, cancelled, stale, too_large, displaced` + "\n" + `error: ""; must not be empty`},
+		{"refused without a reason", func(r *R) { r.Accepted = false }, `code: ""; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, cancelled, stale, too_large, displaced, panic` + "\n" + `error: ""; must not be empty`},
 	})
 }
 

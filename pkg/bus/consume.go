@@ -25,15 +25,12 @@ import (
 //   - any other error: the message is delivered again after a pause that grows with
 //     its failures, and given up (code "exhausted") after MaxDeliver of them.
 //
-// A panic is a TerminalError with the code "panic". A handler that settled the message
+// A panic is a TerminalError with the code panic. A handler that settled the message
 // itself may return anything.
 //
 // The context carries a logger (zerolog.Ctx) with the message's subject, sequence and
 // delivery, and its trace context. It outlives the shutdown signal by DrainTimeout.
 type Handler func(ctx context.Context, m *Message) error
-
-// CodePanic is the code of a dead letter whose handler panicked.
-const CodePanic = "panic"
 
 // Consume makes or binds the durable and works on its messages until ctx ends and
 // every handler has returned; then it returns nil. It returns an error when the
@@ -186,7 +183,7 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 	log := zerolog.Ctx(ctx)
 	wait := retryMin
 	for {
-		began := time.Now()
+		began, connection := time.Now(), w.bus.nc.Stats().Reconnects
 		var err error
 		if w.config.spent(m) {
 			err = Terminal(schemas.CodeExhausted, errExhausted)
@@ -211,7 +208,7 @@ func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
 		full := errors.Is(err, ErrStreamFull)
 		failures, hopeless := 0, false
 		if !full {
-			failures, hopeless = w.failure(m, time.Since(began))
+			failures, hopeless = w.failure(m, time.Since(began), w.bus.outage(err, connection))
 		}
 		switch {
 		case terminal || hopeless || w.config.MaxDeliver > 0 && failures >= w.config.MaxDeliver:
@@ -250,15 +247,15 @@ func (w *consumer) leave(m *Message) {
 }
 
 // failure counts one more failure of a message in this process, of a try that took so
-// long, and says whether its whole family fails.
-func (w *consumer) failure(m *Message, took time.Duration) (n int, hopeless bool) {
+// long, and says whether its whole family fails. An outage says nothing of the family.
+func (w *consumer) failure(m *Message, took time.Duration, outage bool) (n int, hopeless bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.failed) >= maxFailed {
 		clear(w.failed) // more tries than promised are better than ever more memory
 	}
 	w.failed[m.Seq]++
-	return w.failed[m.Seq], w.fair.failed(m, took, time.Now())
+	return w.failed[m.Seq], !outage && w.fair.failed(m, took, time.Now())
 }
 
 func (w *consumer) succeeded(m *Message) {
@@ -278,7 +275,7 @@ func (w *consumer) forget(m *Message) {
 func (w *consumer) call(ctx context.Context, m *Message) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = Terminal(CodePanic, fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack()))
+			err = Terminal(schemas.CodePanic, fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack()))
 		}
 	}()
 	return w.handler(ctx, m)

@@ -130,6 +130,19 @@ func judge(err error) verdict {
 	return verdictRetry
 }
 
+// outage says whether a try failed since the server was away or not ready, which is no
+// fault of what was tried: with err, on a connection that had been made so often before.
+func (b *Bus) outage(err error, reconnects uint64) bool {
+	if !b.nc.IsConnected() || b.nc.Stats().Reconnects != reconnects {
+		return true
+	}
+	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
+		return api.Code >= 500 && api.ErrorCode != codeStoreFailed
+	}
+	return errors.Is(err, nats.ErrTimeout) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, nats.ErrConnectionReconnecting)
+}
+
 // publishError names the subject, and the sentinel a caller can branch on.
 func publishError(subject string, err error) error {
 	api, _ := errors.AsType[*jetstream.APIError](err)

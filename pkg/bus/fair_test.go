@@ -3,10 +3,13 @@ package bus_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -170,4 +173,33 @@ func TestBus_Consume_familyGivenUp(t *testing.T) {
 	if len(dead) != n || total >= n*4 {
 		t.Errorf("%d dead letters after %d tries, want %d after fewer than %d", len(dead), total, n, n*4)
 	}
+}
+
+// A server that is away says nothing of the messages that failed meanwhile: the others of
+// their group go on, all at once.
+func TestBus_Consume_outageMakesNoSuspects(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		const n = 4
+		publishSamples(t, e.Bus, "r", "lost", 1)
+		c := fair()
+		c.Slots, c.RetryDelay = n, time.Hour
+		var tries, inside atomic.Int64
+		together := make(chan struct{})
+		consume(t, e.Bus, c, func(ctx context.Context, m *bus.Message) error {
+			if tries.Add(1) == 1 {
+				return fmt.Errorf("look up: %w", nats.ErrTimeout)
+			}
+			if inside.Add(1) == n {
+				close(together)
+			}
+			select {
+			case <-together:
+			case <-ctx.Done():
+			}
+			return nil
+		})
+		eventually(t, "the failure", 10*time.Second, func() bool { return tries.Load() == 1 })
+		publishSamples(t, e.Bus, "r", "late", n) // of the same run
+		eventually(t, "all at once", 10*time.Second, func() bool { return inside.Load() == n })
+	})
 }

@@ -111,7 +111,7 @@ func (s *scheduler) step(ctx context.Context, batch []*attempt) {
 	defer func() {
 		if p := recover(); p != nil {
 			for _, a := range batch {
-				s.finish(a, bus.Terminal(bus.CodePanic, fmt.Errorf("denoise: %v\n%s", p, debug.Stack())))
+				s.finish(a, bus.Terminal(schemas.CodePanic, fmt.Errorf("denoise: %v\n%s", p, debug.Stack())))
 			}
 		}
 	}()

@@ -257,7 +257,7 @@ func TestScheduler_Faults(t *testing.T) {
 		if !errors.Is(failed.err, fault) || after.err != nil {
 			t.Errorf("failed: %v, after: %v", failed.err, after.err)
 		}
-		if bus.Code(panicked.err) != bus.CodePanic || !strings.Contains(panicked.err.Error(), "index out of range") {
+		if bus.Code(panicked.err) != schemas.CodePanic || !strings.Contains(panicked.err.Error(), "index out of range") {
 			t.Errorf("panicked: %v", panicked.err)
 		}
 	})
