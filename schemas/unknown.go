@@ -10,7 +10,7 @@ import (
 
 // UnknownFields lists the fields of an encoded event that its type does not have, in the
 // order of the bytes, each by its path in wire names and with what was probably meant, as
-// in "rollout.noise_levle: unknown field; did you mean noise_level?". Decode skips them:
+// in "rollout.noise_lvel: unknown field; did you mean noise_level?". Decode skips them:
 // they may be of a later version. Data that Decode refuses gives nil.
 func UnknownFields(data []byte, e Event) []string {
 	if Precheck(data) != nil {

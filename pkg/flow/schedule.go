@@ -210,7 +210,7 @@ func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 	} else {
 		factor, less := F(s.Shift), F(s.Shift-1)
 		for i, sigma := range grid {
-			grid[i] = F(factor*sigma) / (1 + F(less*sigma))
+			grid[i] = F(factor*sigma) / (1 + F(less*sigma)) //nolint:unconvert // keeps products from being fused
 		}
 	}
 	// A grid of one sigma that is 1 has nothing to stretch; diffusers divides 0 by 0 there.

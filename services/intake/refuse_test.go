@@ -169,9 +169,9 @@ func TestUnknownFields(t *testing.T) {
 		}
 		return receipt(t, answers)
 	}
-	r := ask(map[string]any{"uid": "u", "prompt": "x", "gruop_size": 4, "rollout": map[string]any{"noise_levle": .5}})
+	r := ask(map[string]any{"uid": "u", "prompt": "x", "gruop_size": 4, "rollout": map[string]any{"noise_lvel": .5}})
 	if r.Code != schemas.CodeInvalid || !strings.Contains(r.Error, "gruop_size: unknown field; did you mean group_size?") ||
-		!strings.Contains(r.Error, "rollout.noise_levle: unknown field; did you mean noise_level?") || p.record(t, "r", "u").Error != r.Error {
+		!strings.Contains(r.Error, "rollout.noise_lvel: unknown field; did you mean noise_level?") || p.record(t, "r", "u").Error != r.Error {
 		t.Errorf("%+v", r)
 	}
 	r = ask(map[string]any{"uid": "v", "prompt": "x", "gruop_size": 4, "unknown_fields": "warn"})

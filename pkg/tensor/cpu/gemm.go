@@ -74,21 +74,6 @@ func (c *CPU) Linear(dst, x Matrix, w *Packed, e Epilogue) {
 	c.product(dst, x, w, e)
 }
 
-// packRows packs b [n, k] as the right operand of a b^T.
-func (c *CPU) packRows(data []float32, b Matrix) {
-	for j := 0; j < b.Rows; j += panelCols {
-		rows := &c.slots[0].rows
-		for r := range rows {
-			if j+r < b.Rows {
-				rows[r] = b.Row(j + r)
-			} else {
-				rows[r] = c.zeros(b.Cols)
-			}
-		}
-		c.k.packPanel(data[j*b.Cols:(j+panelCols)*b.Cols], rows)
-	}
-}
-
 // zeros returns n zeros, read-only. The first call of an operation for its length is
 // made before threads start.
 func (c *CPU) zeros(n int) []float32 {

@@ -123,9 +123,9 @@ func TestPlan_UnknownFields(t *testing.T) {
 		}
 	}
 	write("top.jsonl", `{"prompt": "a", "gruop_size": 4, "tag": "x"}`+"\n")
-	write("nested.jsonl", `{"prompt": "a", "tag": "x", "rollout": {"noise_levle": 0.5}}`+"\n"+`{"prompt": "b"}`+"\n")
+	write("nested.jsonl", `{"prompt": "a", "tag": "x", "rollout": {"noise_lvel": 0.5}}`+"\n"+`{"prompt": "b"}`+"\n")
 	top := "top.jsonl line 1: gruop_size = 4: want a field of a prompt, did you mean group_size?"
-	nested := "rollout.noise_levle: unknown field; did you mean noise_level?"
+	nested := "rollout.noise_lvel: unknown field; did you mean noise_level?"
 	for _, c := range []struct {
 		args []string
 		want []string
