@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -104,7 +105,9 @@ func made(t *testing.T, dir, run string, want int, x *task) (got int) {
 		if !ok {
 			return errors.New("nobody serves")
 		}
-		ctx := limited(t, 2*time.Second)
+		// Of a server that was killed just now the store may still have the address.
+		ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
+		defer stop()
 		b, err := bus.Connect(ctx, bus.Config{URL: info.URL, Token: info.Token, Name: "test"}, zerolog.Nop())
 		if err != nil {
 			return err
@@ -242,7 +245,7 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 	dir := t.TempDir()
 	limit := setting(t, "MEANDER_OWNER_KILLS", 5)
-	args := longRun("k", append(slowServices, "-n", strconv.Itoa(4*limit), "--height", "384", "--width", "384")...)
+	args := longRun("k", append(slowServices, "-n", strconv.Itoa(8*limit), "--height", "384", "--width", "384")...)
 	x := background(t, dir, args...)
 	kills := 0
 	for have := 0; kills < limit; kills++ {
@@ -252,8 +255,8 @@ func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 		x.signal(t, os.Kill)
 		x = background(t, dir, args...) // without waiting for the end
 	}
-	if kills == 0 { // one shows it: its work would come back after 10 minutes
-		t.Fatal("the run came to its end before it could be killed; make it longer")
+	if kills < 2 { // its work would come back after 10 minutes
+		t.Fatalf("%d kills before the run came to its end; make it longer", kills)
 	}
 	complete(t, x)
 }

@@ -244,9 +244,11 @@ func (b *Bus) wasDenied(subject string, since time.Time) bool {
 }
 
 // Close drains the connection and waits until everything is delivered and it is
-// closed, up to 10 s. Publishers and consumers are to be closed before.
+// closed, up to 10 s, or until the server is gone. Publishers and consumers are to be
+// closed before.
 func (b *Bus) Close() error {
 	b.cancel()
+	l := b.link.Load()
 	err := b.nc.Drain()
 	if err != nil {
 		b.nc.Close()
@@ -256,6 +258,8 @@ func (b *Bus) Close() error {
 	}
 	select {
 	case <-b.closed:
+	case <-l.ctx.Done(): // draining would wait for a server that does not come
+		b.nc.Close()
 	case <-time.After(closeTimeout + time.Second):
 		b.nc.Close()
 		err = errors.Join(err, fmt.Errorf("connection did not drain in %v", closeTimeout))
