@@ -75,6 +75,7 @@ type planStream struct {
 // pipelineFacts is what the other end knows: its models, and how full its streams are.
 type pipelineFacts struct {
 	policies []*schemas.Policy
+	live     []string // lanes that a sampler serves now
 	reward   []string // of models that name none
 	streams  map[string]planStream
 }
@@ -104,6 +105,15 @@ func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *service
 		var err error
 		if f.policies, err = conn.Policies(ctx); err != nil {
 			return nil, err
+		}
+		present, err := conn.Present(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range present {
+			if p.Service == schemas.ServiceSampler && !slices.Contains(f.live, p.Lane) {
+				f.live = append(f.live, p.Lane)
+			}
 		}
 	}
 	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, bus.BlobStream} {
@@ -144,7 +154,10 @@ func policyOf(name string) (*schemas.Policy, error) {
 
 // serves returns the policy of the lane that a prompt goes to, nil when it is not known.
 func (f *pipelineFacts) serves(name string) *schemas.Policy {
-	if name == "" && len(f.policies) == 1 {
+	switch {
+	case name == "" && len(f.live) == 1: // as intake picks it
+		name = f.live[0]
+	case name == "" && len(f.policies) == 1:
 		return f.policies[0]
 	}
 	i := slices.IndexFunc(f.policies, func(p *schemas.Policy) bool { return p.Lane == name })

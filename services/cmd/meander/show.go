@@ -80,7 +80,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run string, out io.Writer
 		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", e.UID, e.Status, len(e.Members), number(e.Mean, "%.4f"), number(e.Std, "%.4f"))
 	}
 	if found == 0 {
-		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s --all' shows what it has", run, run)
+		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s' shows what it has", run, run)
 	}
 	return t.Flush()
 }
