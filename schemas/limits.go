@@ -23,6 +23,9 @@ const (
 const (
 	// MaxGroupSize is the number of samples of one prompt.
 	MaxGroupSize = 1024
+	// MaxSigma bounds the sigmas of a resolved schedule: 1, and what the roundings of a
+	// schedule may add to it.
+	MaxSigma = 1 + 1.0/(1<<19)
 	// MaxSteps is T, the number of denoising steps.
 	MaxSteps = 1000
 	// MaxPromptBytes bounds a prompt, a negative prompt and a ground truth, in bytes of UTF-8.

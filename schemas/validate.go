@@ -255,7 +255,7 @@ func (f *faults) sigmas(list []float32) {
 		switch {
 		case last && s != 0:
 			f.add(field, formatFloat32(s), "must be 0, the end of the schedule")
-		case !last && !(s > 0 && s <= 1):
+		case !last && !(s > 0 && s <= MaxSigma):
 			f.add(field, formatFloat32(s), "must be above 0 and at most 1")
 		case i > 0 && !(s < list[i-1]):
 			f.add(field, formatFloat32(s), "must be below the one before it")

@@ -71,10 +71,10 @@ func (e *Step) Validate() error {
 	f.within("step_index", e.StepIndex, 0, steps-1)
 	f.enum("transition", e.Transition, SDETypes)
 	f.number("noise_level", e.NoiseLevel, 0, MaxNoiseLevel)
-	if s := e.Sigma; !(s > 0 && s <= 1) {
+	if s := e.Sigma; !(s > 0 && s <= MaxSigma) {
 		f.add("sigma", formatFloat32(s), "must be above 0 and at most 1")
 	}
-	if s := e.SigmaNext; !(s >= 0 && s < e.Sigma) && e.Sigma > 0 && e.Sigma <= 1 {
+	if s := e.SigmaNext; !(s >= 0 && s < e.Sigma) && e.Sigma > 0 && e.Sigma <= MaxSigma {
 		f.add("sigma_next", formatFloat32(s), "must be at least 0 and below sigma")
 	}
 	f.timestep("timestep", e.Timestep, e.Sigma)
@@ -247,7 +247,7 @@ func (e *Trajectory) notCompleted(f *faults) {
 	}
 	f.length("timesteps", len(e.Timesteps), 0, MaxSteps+1)
 	for i, t := range e.Timesteps {
-		f.number("timesteps["+strconv.Itoa(i)+"]", float64(t), 0, 1000)
+		f.number("timesteps["+strconv.Itoa(i)+"]", float64(t), 0, 1000*MaxSigma)
 	}
 	f.length("transitions", len(e.Transitions), 0, MaxSteps)
 	f.length("log_probs", len(e.LogProbs), 0, MaxSteps)

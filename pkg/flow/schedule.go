@@ -118,11 +118,11 @@ func (s Schedule) Mu(imageSeqLen int) float64 {
 }
 
 // Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of
-// imageSeqLen latent tokens: strictly decreasing from at most 1, the last is 0. They are
+// imageSeqLen latent tokens: strictly decreasing from about 1, the last is 0. They are
 // those of diffusers' QwenImagePipeline to the bit: T points from 1 to 1/T, which the
-// pipeline hands to every scheduler, shifted and stretched. One value differs: under some
-// static shifts, such as 4.03, roundings take diffusers' first sigma above 1 by 1e-7 (a
-// terminal stretch may make that 1e-6); it is 1 here.
+// pipeline hands to every scheduler, shifted and stretched. Under some static shifts, such
+// as 4.03, roundings take the first one above 1; where a terminal stretch takes it beyond
+// MaxSigma, it is 1.
 func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err
@@ -191,7 +191,9 @@ func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
 	if err := shift(s, sigmas, imageSeqLen); err != nil {
 		return nil, err
 	}
-	sigmas[0] = min(sigmas[0], 1)
+	if sigmas[0] > MaxSigma {
+		sigmas[0] = 1
+	}
 	return terminate(sigmas)
 }
 
@@ -265,6 +267,10 @@ func terminate(sigmas []float32) ([]float32, error) {
 	return sigmas, checkSigmas(sigmas)
 }
 
+// MaxSigma is the largest sigma of a rollout: 1, and what the roundings of a schedule may
+// add to it. schemas.MaxSigma says the same.
+const MaxSigma = 1 + 1.0/(1<<19)
+
 // checkSigmas holds for every list of sigmas a rollout runs on.
 func checkSigmas(sigmas []float32) error {
 	n := len(sigmas)
@@ -272,7 +278,7 @@ func checkSigmas(sigmas []float32) error {
 		return fmt.Errorf("sigmas: %d values, want 2 to %d", n, MaxSteps+1)
 	}
 	for i, sigma := range sigmas {
-		if !(sigma >= 0 && sigma <= 1) {
+		if !(sigma >= 0 && sigma <= MaxSigma) {
 			return fmt.Errorf("sigmas[%d] = %v: want a number in [0, 1]", i, sigma)
 		}
 		if i > 0 && sigma >= sigmas[i-1] {

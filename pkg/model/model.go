@@ -88,6 +88,9 @@ var ErrPrompt = errors.New("prompt that the model cannot take")
 // that is tried.
 var ErrLatents = errors.New("latents that are no picture")
 
+// maxSigma is 1, and what the roundings of a schedule may add to it.
+const maxSigma = 1 + 1.0/(1<<19)
+
 // Model is a network ready to sample. All methods are safe for concurrent use, except
 // that Close must come last.
 type Model interface {
@@ -100,7 +103,7 @@ type Model interface {
 	// beyond MaxPromptTokens.
 	EncodeTruncated(ctx context.Context, prompts []string) ([]*Conditioning, error)
 	// Velocity evaluates rows independently: it sets dst[i] [S, C] to the velocity at
-	// latents x[i] [S, C], sigma[i] in [0, 1], under cond[i]. The bits of a row do not
+	// latents x[i] [S, C], sigma[i] in [0, 1] or a rounding above, under cond[i]. The bits of a row do not
 	// depend on the rows beside it. dst[i] must not overlap any x. All rows are pictures
 	// of height x width pixels. On an error dst holds no result.
 	Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) error

@@ -363,7 +363,7 @@ func (m *QwenImage) checkRows(dst, x [][]float32, sigma []float32, cond []*Condi
 		switch c := cond[i]; {
 		case len(x[i]) != size || len(dst[i]) != size:
 			return fmt.Errorf("velocity row %d: latents of %d and %d elements, want %d", i, len(x[i]), len(dst[i]), size)
-		case math.IsNaN(float64(sigma[i])) || sigma[i] < 0 || sigma[i] > 1:
+		case math.IsNaN(float64(sigma[i])) || sigma[i] < 0 || sigma[i] > maxSigma:
 			return fmt.Errorf("velocity row %d: sigma %g: want 0 to 1", i, sigma[i])
 		case c == nil:
 			return fmt.Errorf("velocity row %d: no conditioning", i)

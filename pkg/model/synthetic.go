@@ -152,7 +152,7 @@ func (m *Synthetic) Velocity(ctx context.Context, dst, x [][]float32, sigma []fl
 		if len(x[i]) != size || len(dst[i]) != size {
 			return fmt.Errorf("velocity: row %d: latents of %d and result of %d elements: want %d", i, len(x[i]), len(dst[i]), size)
 		}
-		if !(sigma[i] >= 0 && sigma[i] <= 1) {
+		if !(sigma[i] >= 0 && sigma[i] <= maxSigma) {
 			return fmt.Errorf("velocity: row %d: sigma = %v: want 0 to 1", i, sigma[i])
 		}
 		mix, err := m.mixture(cond[i], height, width)
