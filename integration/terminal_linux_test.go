@@ -7,17 +7,19 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
 
-// terminal is the keyboard and the screen of a pseudo-terminal of 24 lines by 100 columns.
+// terminal is the keyboard and the screen of a pseudo-terminal.
 type terminal struct {
 	keys *os.File
 	tty  *os.File      // the program's side
@@ -27,8 +29,8 @@ type terminal struct {
 	screen bytes.Buffer
 }
 
-// newTerminal opens a pseudo-terminal; what is written on it is collected.
-func newTerminal(t *testing.T) *terminal {
+// newTerminal opens a pseudo-terminal of so many columns; what is written on it is collected.
+func newTerminal(t *testing.T, columns uint16) *terminal {
 	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -39,7 +41,7 @@ func newTerminal(t *testing.T) *terminal {
 		err = unix.IoctlSetPointerInt(int(keys.Fd()), unix.TIOCSPTLCK, 0)
 	}
 	if err == nil {
-		err = unix.IoctlSetWinsize(int(keys.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 100})
+		err = unix.IoctlSetWinsize(int(keys.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns})
 	}
 	if err != nil {
 		t.Fatalf("pseudo-terminal: %v", err)
@@ -140,7 +142,7 @@ func TestTerminal_RunsEnd(t *testing.T) {
 	busy(t)
 	for i := range setting(t, "MEANDER_TERMINAL_RUNS", 10) {
 		dir := t.TempDir()
-		x := newTerminal(t)
+		x := newTerminal(t, 100)
 		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps", "50", "--workers", "2", "a red fox", "two owls"); err != nil {
 			t.Fatalf("run %d of a terminal: %v\n%s", i, err, x)
 		}
@@ -157,7 +159,7 @@ func TestTerminal_RunsEnd(t *testing.T) {
 func TestTerminal_CtrlC(t *testing.T) {
 	busy(t)
 	for range setting(t, "MEANDER_TERMINAL_RUNS", 10) / 5 {
-		x := newTerminal(t)
+		x := newTerminal(t, 100)
 		ended := x.start(t, t.TempDir(), "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "64", "--steps", "200", "--return-steps", "200", "a red fox", "two owls")
 		eventually(t, time.Minute, "steps on the bar", func() error {
 			if screen := x.String(); !strings.Contains(screen, "/25600 steps") || strings.Contains(screen[strings.LastIndex(screen, "\r")+1:], " 0/") {
@@ -171,3 +173,28 @@ func TestTerminal_CtrlC(t *testing.T) {
 		}
 	}
 }
+
+// Plans, bars, tables and help stay within the terminal, but for what cannot be broken: the
+// digest, a path, a word of one's own.
+func TestTerminal_Fits(t *testing.T) {
+	dir := t.TempDir()
+	run := []string{"run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "12", "--steps", "5", "a red fox"}
+	for _, columns := range []uint16{50, 80, 200} {
+		for _, args := range [][]string{run, {"show", "0000-a-red-fox"}, {"run", "--help"}, {"--help"}} {
+			x := newTerminal(t, columns)
+			if err := <-x.start(t, dir, args...); err != nil {
+				t.Fatalf("%q: %v\n%s", args, err, x)
+			}
+			for _, line := range strings.FieldsFunc(escapes.ReplaceAllString(x.String(), ""), func(r rune) bool { return r == '\r' || r == '\n' }) {
+				_, example := strings.CutPrefix(line, "  meander ")
+				long := strings.HasPrefix(line, "digest ") || example || strings.HasPrefix(line, "  # ")
+				if n := utf8.RuneCountInString(line); n > int(columns) && !long {
+					t.Errorf("%q in %d columns: %d wide: %s", args, columns, n, line)
+				}
+			}
+		}
+	}
+}
+
+// escapes are what colours and moves of the cursor are made of.
+var escapes = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")

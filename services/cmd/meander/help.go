@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -60,7 +61,7 @@ func flagHelp(c *cobra.Command, columns int) string {
 	})
 	var s strings.Builder
 	for _, title := range titles {
-		fmt.Fprintf(&s, "\n%s:\n%s", bold(os.Stdout, title), sections[title].FlagUsagesWrapped(columns))
+		fmt.Fprintf(&s, "\n%s:\n%s", bold(os.Stdout, title), flagLines(sections[title], columns))
 	}
 	return s.String()
 }
@@ -73,9 +74,8 @@ const usageTemplate = `Usage:{{if .Runnable}}
 Examples:
 {{.Example}}{{end}}{{if .HasAvailableSubCommands}}
 
-Commands:{{range .Commands}}{{if or .IsAvailableCommand (eq .Name "help")}}
-  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}
-{{flagHelp .}}{{if .HasAvailableInheritedFlags}}
+Commands:
+{{commandHelp .}}{{end}}{{flagHelp .}}{{if .HasAvailableInheritedFlags}}
 Everywhere:
 {{globalHelp .}}{{end}}{{if .HasAvailableSubCommands}}
 See '{{.CommandPath}} COMMAND --help' for a command.
@@ -86,7 +86,16 @@ See '{{.CommandPath}} COMMAND --help' for a command.
 func teach(root *cobra.Command) {
 	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, width(os.Stdout)) })
 	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
-		return c.InheritedFlags().FlagUsagesWrapped(width(os.Stdout))
+		return flagLines(c.InheritedFlags(), width(os.Stdout))
+	})
+	cobra.AddTemplateFunc("commandHelp", func(c *cobra.Command) string {
+		var list [][2]string
+		for _, sub := range c.Commands() {
+			if sub.IsAvailableCommand() || sub.Name() == "help" {
+				list = append(list, [2]string{sub.Name(), sub.Short})
+			}
+		}
+		return definitions(list, width(os.Stdout))
 	})
 	cobra.AddTemplateFunc("reflow", func(text string) string { return reflow(text, min(width(os.Stdout), plainWidth)) })
 	root.SetHelpTemplate("{{reflow (or .Long .Short)}}\n\n{{.UsageString}}")
@@ -118,4 +127,51 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 		hint = fmt.Sprintf("; did you mean '%s %s'?", c.CommandPath(), name)
 	}
 	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
+}
+
+// flagLines lists flags as pflag does, broken at words.
+func flagLines(f *pflag.FlagSet, columns int) string {
+	var list [][2]string
+	f.VisitAll(func(flag *pflag.Flag) {
+		name, usage := pflag.UnquoteUsage(flag)
+		term := "    --" + flag.Name
+		if flag.Shorthand != "" {
+			term = "-" + flag.Shorthand + ", --" + flag.Name
+		}
+		if name != "" {
+			term += " " + name
+		}
+		switch flag.DefValue {
+		case "", "0", "false", "[]", "0s":
+		default:
+			def := flag.DefValue
+			if flag.Value.Type() == "string" {
+				def = strconv.Quote(def)
+			}
+			usage += " (default " + def + ")"
+		}
+		list = append(list, [2]string{term, usage})
+	})
+	return definitions(list, columns)
+}
+
+// definitions lists terms, each with its text beside it or, where that would leave little
+// room, below it.
+func definitions(list [][2]string, columns int) string {
+	widest := 0
+	for _, d := range list {
+		widest = max(widest, len(d[0]))
+	}
+	indent := max(min(2+widest+3, columns/2, columns-36), 8)
+	blank := strings.Repeat(" ", indent)
+	var s strings.Builder
+	for _, d := range list {
+		text := breakLines(d[1], columns-indent, "\n"+blank)
+		if term := "  " + d[0]; len(term)+2 <= indent {
+			fmt.Fprintf(&s, "%-*s%s\n", indent, term, text)
+		} else {
+			fmt.Fprintf(&s, "%s\n%s%s\n", term, blank, text)
+		}
+	}
+	return s.String()
 }

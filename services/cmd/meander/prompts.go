@@ -75,7 +75,7 @@ func (p *promptFlags) sampling(f *pflag.FlagSet) {
 	f.StringVar(&p.sdeType, "sde-type", "sde", "stochastic transition: sde, cps, dance_sde, or ode for none")
 	f.Float64Var(&p.noiseLevel, "noise-level", 0.7, "noise level a of stochastic steps")
 	f.StringVar(&p.sdeSteps, "sde-steps", "", "steps that are stochastic, e.g. 2,3 or 0-4; none for none; default all")
-	f.StringVar(&p.sdeWindow, "sde-window", "", "draw the stochastic steps: SIZE[:LOW-HIGH[:random|progressive|noncontiguous[:SEED]]], HIGH exclusive; the same for all groups of a batch, SEED default --seed or the run")
+	f.StringVar(&p.sdeWindow, "sde-window", "", "draw the stochastic steps: SIZE[:LOW-HIGH[:STRATEGY[:SEED]]], HIGH exclusive, STRATEGY random, progressive or noncontiguous; the same for all groups of a batch, SEED default --seed or the run")
 	f.StringVar(&p.returnSteps, "return-steps", "", "latents to keep, e.g. 2,3,4; T is the final one; default those around stochastic steps")
 	f.StringVar(&p.logProbKind, "log-prob-kind", "density", "density, scaled or squared")
 	f.StringVar(&p.solver, "solver", "euler", "solver of ode steps: euler, heun, unipc, dpm or rk4")

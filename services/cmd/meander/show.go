@@ -161,20 +161,25 @@ func failuresOf(ctx context.Context, b *bus.Bus, run, uid string, adv *schemas.A
 }
 
 func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
-	fmt.Fprintf(out, "group %s of run %s\n", uid, run)
+	line := func(format string, args ...any) {
+		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out), "\n  "))
+	}
+	line("group %s of run %s", uid, run)
 	if adv != nil && adv.SourceRun != "" {
-		fmt.Fprintf(out, "a pass over run %s, which made the samples\n", adv.SourceRun)
+		line("a pass over run %s, which made the samples", adv.SourceRun)
 	}
 	if len(trajectories) > 0 {
 		t := trajectories[0]
-		fmt.Fprintf(out, "prompt %q\n%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g\nschedule %.16s  weights %.16s\n",
-			t.Prompt, t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale, t.ScheduleDigest, t.WeightsDigest)
+		line("prompt %q", t.Prompt)
+		line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
+			t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale)
+		line("schedule %.16s weights %.16s", t.ScheduleDigest, t.WeightsDigest)
 	}
 	if adv == nil {
-		fmt.Fprintln(out, "the group is still open")
+		line("the group is still open")
 	} else {
-		fmt.Fprintf(out, "%s: %s, std %s (%s, %s), mean %s, std %s %s\n", adv.Status, adv.Estimator, adv.Scale, adv.StdBasis,
-			fmt.Sprintf("%d trained steps", adv.TrainedSteps), number(adv.Mean, "%.6f"), number(adv.Std, "%.6f"), adv.Error)
+		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", adv.Status, adv.Estimator, adv.Scale, adv.StdBasis,
+			adv.TrainedSteps, number(adv.Mean, "%.6f"), number(adv.Std, "%.6f"), adv.Error)
 	}
 	if adv != nil {
 		t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
@@ -186,8 +191,8 @@ func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajecto
 			return err
 		}
 	}
-	for _, line := range why {
-		fmt.Fprintln(out, breakLines(line, lineWidth(out), "\n  "))
+	for _, reason := range why {
+		line("%s", reason)
 	}
 	if len(trajectories) == 0 {
 		return nil
