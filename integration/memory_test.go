@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,6 +96,62 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 		}
 		if r.Status != want {
 			t.Errorf("%s sample %d: %s %q, want %s", r.UID, r.SampleIndex, r.Status, r.Error, want)
+		}
+	}
+}
+
+// The other programs have ceilings of their own, as ARCHITECTURE.md says: prompts as long
+// and groups as large as they may be, and pictures of 1024 x 1024 with every state kept.
+func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the peak of a program's memory is read from /proc")
+	}
+	if raceEnabled {
+		t.Skip("the race detector takes memory of its own")
+	}
+	c := assemble(t)
+	server := []string{"--nats-url", c.server.ClientURL(), "--health-addr", ""}
+	programs := []struct {
+		name    string
+		args    []string
+		ceiling int // MiB
+	}{
+		{"meander-intake", nil, 256},
+		{"meander-sampler", []string{"--model", "synthetic", "--batch", "8", "--workers", "1", "--publish-window-mib", "64"}, 512 + 64},
+		{"meander-reward", nil, 512 + beside},
+		{"meander-advantage", []string{"--max-held", "2000"}, 256 + 16*2000*7/10>>10},
+	}
+	var running []*victim
+	for _, p := range programs {
+		running = append(running, raise(t, &victim{name: p.name, path: program(t, p.name), dir: t.TempDir(), args: append(p.args, server...)}))
+	}
+	long := strings.Repeat("a long prompt ", schemas.MaxPromptBytes/14)
+	prompts := 0
+	put := func(p *schemas.Prompt) {
+		t.Helper()
+		p.UID, p.Reward = fmt.Sprint("u", prompts), []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
+		prompts++
+		if _, err := c.client.Publish(limited(t, time.Minute), "r", p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 { // requests of 16 MiB a prompt
+		put(&schemas.Prompt{Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)), NumInferenceSteps: new(int64(1)), Height: new(int64(16)), Width: new(int64(16))})
+	}
+	for range 2 { // a sample keeps 5 MiB
+		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)), NumInferenceSteps: new(int64(4)), Height: new(int64(1024)), Width: new(int64(1024))})
+	}
+	eventually(t, 5*time.Minute, "all groups", func() error {
+		if n := c.messages(t, schemas.StreamAdvantages); n != uint64(prompts) {
+			return fmt.Errorf("%d of %d, %d rewards", n, prompts, c.messages(t, schemas.StreamRewards))
+		}
+		return nil
+	})
+	for i, p := range programs {
+		peak := peakMiB(t, running[i])
+		t.Logf("%s: peak of %d MiB, ceiling %d", p.name, peak, p.ceiling)
+		if peak > p.ceiling {
+			t.Errorf("%s: peak of %d MiB; must stay below %d", p.name, peak, p.ceiling)
 		}
 	}
 }
