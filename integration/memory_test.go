@@ -117,7 +117,7 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		ceiling int // MiB
 	}{
 		{"meander-intake", nil, 256},
-		{"meander-sampler", []string{"--model", "synthetic", "--batch", "8", "--workers", "1", "--publish-window-mib", "64"}, 512 + 64},
+		{"meander-sampler", []string{"--model", "synthetic", "--batch", "8", "--workers", "1", "--publish-window-mib", "64"}, 1024 + 64},
 		{"meander-reward", nil, 512 + beside},
 		{"meander-advantage", []string{"--max-held", "2000"}, 256 + 16*2000*7/10>>10},
 	}
