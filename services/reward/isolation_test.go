@@ -165,6 +165,33 @@ func TestService_GroupsAreRatedOnce(t *testing.T) {
 	}
 }
 
+// Two replicas that see a group complete at once, each by a sample of its own, leave none
+// of its others waiting for the other replica.
+func TestService_ReplicasLeaveNoSampleWaiting(t *testing.T) {
+	t.Parallel()
+	url := web(t, func(w http.ResponseWriter, _ *http.Request, n int) {
+		time.Sleep(10 * time.Millisecond) // so that lanes fill, and handlers give turns
+		scores(w, "1", n)
+	})
+	p := newPlane(t)
+	cfg := testConfig()
+	cfg.ScorePatience = time.Minute
+	cfg.Scorers = file(t, fmt.Sprintf("http:\n  slow: {url: %q, concurrency: 1}\n", url))
+	p.serve(t, cfg)
+	p.serve(t, cfg)
+	const groups, n = 16, 8
+	for g := range groups { // the first ones of each group wait for the rest
+		for i := range int64(n) {
+			p.put(t, trajectory(t, "r", fmt.Sprint("g", g), i, n, uint8(16*i), "diversity", "http:slow"))
+		}
+	}
+	for key, r := range p.rewards(t, "r", groups*n, 30*time.Second) {
+		if r.Status != schemas.StatusScored {
+			t.Errorf("%s: %+v", key, r)
+		}
+	}
+}
+
 // A verdict and the rest of the group, in any order: whichever comes last completes the
 // sample, and the samples that lack nothing do not wait for those that do.
 func TestService_VerdictsAndGroups(t *testing.T) {

@@ -61,8 +61,9 @@ type groupMemo struct {
 	// trajectories that they are of.
 	scores map[int64]map[int]scored
 	rated  map[int64]uint64
-	// leader is the sample whose handler rated the group, and completes the others.
-	leader int64
+	// last is the sequence of the trajectory whose handler completes the others: the same in
+	// every replica, or two that each lead would leave the rest to one another.
+	last uint64
 }
 
 // sample is what is known of the trajectory at a sequence.

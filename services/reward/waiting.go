@@ -16,10 +16,11 @@ import (
 
 // Some functions need more than the sample: a verdict from outside, or the whole group.
 // A sample that lacks it is put back until its deadline, and the event it lacks completes
-// it: the handler of a verdict its sample, the handler of the last trajectory of a group
-// all samples of it. No wake-up is lost, because an event is stored before its handler
-// looks around: of two events that need each other, the handler of the one stored last
-// finds both. Should a look-up be answered by a replica that lags behind, or the handler
+// it: the handler of a verdict its sample, the handler of the trajectory of a group that was
+// stored last all samples of it, and its own after the others: a reward of the last one
+// says that the group is done. No wake-up is lost, because an event is stored before its
+// handler looks around: of two events that need each other, the handler of the one stored
+// last finds both. Should a look-up be answered by a replica that lags behind, or the handler
 // die, the sample looks again by itself, every longestWait and at its deadline.
 
 // longestWait is how long a sample stays away that something else will complete.
@@ -126,7 +127,7 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	was, rated := g.rated[t.SampleIndex]
 	known := g.scores != nil && (!rated || was == seq) // another may have taken its place
 	var members []stored
-	if !known || g.leader == t.SampleIndex {
+	if !known || g.last == seq {
 		var err error
 		if members, err = s.group(ctx, t); err != nil {
 			g.unlock()
@@ -150,15 +151,15 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 			g.unlock()
 			return pause{}, err
 		}
-		g.scores, g.leader, g.rated = scores, t.SampleIndex, map[int64]uint64{}
+		g.scores, g.last, g.rated = scores, 0, map[int64]uint64{}
 		for _, x := range members {
-			g.rated[x.SampleIndex] = x.seq
+			g.rated[x.SampleIndex], g.last = x.seq, max(g.last, x.seq)
 		}
 	}
-	scores, leads := g.scores, g.leader == t.SampleIndex
+	scores, last := g.scores, g.last == seq
 	g.unlock()
-	if leads {
-		// The leader is not done before the others are: its message comes again for them.
+	if last {
+		// The last one is not done before the others are: its message comes again for them.
 		p, err := s.completeOthers(ctx, t, members, scores)
 		if err != nil || p.after > 0 {
 			return p, err
@@ -255,10 +256,10 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members 
 	return out, nil
 }
 
-// completeOthers completes the samples of a group but the leader's, side by side. Those
+// completeOthers completes the samples of a group but the last, side by side. Those
 // that wait for a verdict are left to it.
-func (s *service) completeOthers(ctx context.Context, leader *schemas.Trajectory, members []stored, scores map[int64]map[int]scored) (pause, error) {
-	have, err := s.bus.LastMany(ctx, schemas.StreamRewards, []string{bus.RewardFilter(leader.Run, leader.Group.Batch, leader.UID)})
+func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, members []stored, scores map[int64]map[int]scored) (pause, error) {
+	have, err := s.bus.LastMany(ctx, schemas.StreamRewards, []string{bus.RewardFilter(last.Run, last.Group.Batch, last.UID)})
 	if err != nil {
 		return pause{}, fmt.Errorf("look up the rewards of the group: %w", err)
 	}
@@ -272,7 +273,7 @@ func (s *service) completeOthers(ctx context.Context, leader *schemas.Trajectory
 	pauses, errs := make([]pause, len(members)), make([]error, len(members))
 	at := make(chan struct{}, sideBySide)
 	for i, x := range members {
-		if x.SampleIndex == leader.SampleIndex {
+		if x.SampleIndex == last.SampleIndex {
 			continue
 		}
 		if r := done[x.SampleIndex]; r != nil && sameSample(r, outline(x.Trajectory, x.seq)) == nil {
