@@ -1,6 +1,8 @@
 package integration_test
 
 import (
+	"cmp"
+	"fmt"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -189,6 +191,71 @@ func walkFiles(t *testing.T, visit func(name string)) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// ARCHITECTURE.md shows both tables, from the top down, as they are here.
+func TestImports_Document(t *testing.T) {
+	var code, modules strings.Builder
+	height := map[string]int{} // of the tower of packages below
+	var measure func(dir string) int
+	measure = func(dir string) int {
+		if _, known := height[dir]; !known {
+			for _, below := range layers[dir] {
+				height[dir] = max(height[dir], 1+measure(below))
+			}
+		}
+		return height[dir]
+	}
+	dirs := slices.SortedFunc(maps.Keys(layers), func(a, b string) int {
+		return cmp.Or(cmp.Compare(measure(b), measure(a)), strings.Compare(a, b))
+	})
+	code.WriteString("| package | may import |\n|---|---|\n")
+	for _, dir := range dirs {
+		below := slices.Sorted(slices.Values(layers[dir]))
+		for i := range below {
+			below[i] = "`" + below[i] + "`"
+		}
+		fmt.Fprintf(&code, "| `%s` | %s |\n", dir, cmp.Or(strings.Join(below, " "), "nothing of the project"))
+	}
+	modules.WriteString("| module | why | imported by |\n|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(dependencies)) {
+		d := dependencies[name]
+		users := make([]string, len(d.users))
+		for i, user := range d.users {
+			users[i] = "`" + user + "`"
+		}
+		if d.tests {
+			users = append(users, "tests")
+		}
+		fmt.Fprintf(&modules, "| `%s` | %s | %s |\n", strings.TrimPrefix(name, "github.com/"), d.why, strings.Join(users, " "))
+	}
+	inDocument(t, "ARCHITECTURE.md", "packages", code.String())
+	inDocument(t, "ARCHITECTURE.md", "modules", modules.String())
+}
+
+// inDocument holds the part of a document between the comments <!-- name --> and
+// <!-- /name --> to be text; with -update it writes it.
+func inDocument(t *testing.T, document, name, text string) {
+	t.Helper()
+	path := filepath.Join(root, document)
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, begins := strings.Cut(string(data), "<!-- "+name+" -->\n")
+	old, tail, ends := strings.Cut(rest, "<!-- /"+name+" -->\n")
+	switch {
+	case !begins || !ends:
+		t.Fatalf("%s has no part between <!-- %s --> and <!-- /%s -->", document, name, name)
+	case old == text:
+	case *update:
+		written := head + "<!-- " + name + " -->\n" + text + "<!-- /" + name + " -->\n" + tail
+		if err := os.WriteFile(path, []byte(written), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		t.Errorf("%s: the table %s is stale: go test ./integration -run '^%s$' -update", document, name, t.Name())
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-var update = flag.Bool("update", false, "write the table of metrics")
+var update = flag.Bool("update", false, "write the tables of documents")
 
 // metricsTable is the document that lists every metric.
 const metricsTable = "deploy/grafana/README.md"

@@ -331,10 +331,8 @@ func isAway(err error) bool {
 
 // pause waits for d or the end of ctx, whose error it returns.
 func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -54,70 +54,40 @@ func Metrics(b BatchStats) []Metric {
 	if len(b.Samples) == 0 {
 		return m
 	}
+	c := gather(b)
 	n := float64(len(b.Samples))
-	var rewards, advantages, returns, generate, score []float64
-	scores := map[string][]float64{}
-	groups := map[string][]float64{}
-	var spans, staleness, worst []float64
-	for _, s := range b.Samples {
-		rewards = append(rewards, s.Reward)
-		own := s.StepAdvantages
-		if len(own) == 0 && s.Advantage != nil {
-			own = []float64{*s.Advantage}
-		}
-		advantages = append(advantages, own...)
-		if s.Returns != nil {
-			own = s.Returns
-		}
-		returns = append(returns, own...)
-		for _, v := range s.Scores {
-			scores[v.Name] = append(scores[v.Name], v.Value)
-		}
-		groups[s.UID] = append(groups[s.UID], s.Reward)
-		spans = append(spans, float64(s.PolicyMax-s.PolicyMin+1))
-		if b.Step != nil {
-			staleness = append(staleness, float64(*b.Step-1-s.PolicyMax))
-			worst = append(worst, float64(*b.Step-1-s.PolicyMin))
-		}
-		if s.GenerateSeconds >= 0 {
-			generate = append(generate, s.GenerateSeconds)
-		}
-		if s.ScoreSeconds >= 0 {
-			score = append(score, s.ScoreSeconds)
-		}
-	}
-	m.spread("critic/rewards/", rewards)
-	m.spread("critic/advantages/", advantages)
-	m.spread("critic/returns/", returns)
+	m.spread("critic/rewards/", c.rewards)
+	m.spread("critic/advantages/", c.advantages)
+	m.spread("critic/returns/", c.returns)
 	zero, std := 0, 0.0
-	for _, uid := range sortedKeys(groups) {
-		group := spread(groups[uid])
+	for _, uid := range sortedKeys(c.groups) {
+		group := spread(c.groups[uid])
 		std += group.std(Config{StdBasis: BasisPopulation})
 		if group.constant {
 			zero++
 		}
 	}
-	g := float64(len(groups))
+	g := float64(len(c.groups))
 	m.add("critic/rewards/zero_std_ratio", float64(zero)/g)
 	m.add("critic/rewards/std_mean", std/g)
 	m.add("critic/rewards/group_size", n/g)
-	for _, name := range sortedKeys(scores) {
-		m.add("critic/"+name+"/mean", meanOf(scores[name]))
+	for _, name := range sortedKeys(c.scores) {
+		m.add("critic/"+name+"/mean", meanOf(c.scores[name]))
 	}
-	m.spread("training/off_policy/trajectory_spans/", spans)
-	m.spread("training/off_policy/trajectory_staleness/", staleness)
-	m.spread("training/off_policy/staleness_worst/", worst)
-	m.spread("agent_loop/generate_sequences/", generate)
-	m.spread("agent_loop/compute_score/", score)
-	if len(generate) == len(b.Samples) && len(score) == len(generate) {
+	m.spread("training/off_policy/trajectory_spans/", c.spans)
+	m.spread("training/off_policy/trajectory_staleness/", c.staleness)
+	m.spread("training/off_policy/staleness_worst/", c.worst)
+	m.spread("agent_loop/generate_sequences/", c.generate)
+	m.spread("agent_loop/compute_score/", c.score)
+	if len(c.generate) == len(b.Samples) && len(c.score) == len(c.generate) {
 		slowest := 0
-		for i := range generate {
-			if generate[i]+score[i] > generate[slowest]+score[slowest] {
+		for i := range c.generate {
+			if c.generate[i]+c.score[i] > c.generate[slowest]+c.score[slowest] {
 				slowest = i
 			}
 		}
-		m.add("agent_loop/slowest/generate_sequences", generate[slowest])
-		m.add("agent_loop/slowest/compute_score", score[slowest])
+		m.add("agent_loop/slowest/generate_sequences", c.generate[slowest])
+		m.add("agent_loop/slowest/compute_score", c.score[slowest])
 	}
 	if b.Step != nil {
 		m.add("training/global_step", float64(*b.Step))
@@ -128,8 +98,8 @@ func Metrics(b BatchStats) []Metric {
 	m.add("perf/total_num_images", n)
 	m.seconds("gen", b.GenerateSeconds, n)
 	m.seconds("adv", b.AdvantageSeconds, n)
-	if len(score) > 0 {
-		m.add("timing_s/reward", meanOf(score)*float64(len(score)))
+	if len(c.score) > 0 {
+		m.add("timing_s/reward", meanOf(c.score)*float64(len(c.score)))
 	}
 	if b.Seconds > 0 {
 		m.add("timing_s/step", b.Seconds)
@@ -138,6 +108,45 @@ func Metrics(b BatchStats) []Metric {
 	}
 	slices.SortFunc(m, func(a, b Metric) int { return cmp.Compare(a.Name, b.Name) })
 	return m
+}
+
+// columns are the numbers of all samples, one list for each metric.
+type columns struct {
+	rewards, advantages, returns, spans, staleness, worst, generate, score []float64
+	// scores are by reward function, groups the rewards by uid.
+	scores, groups map[string][]float64
+}
+
+func gather(b BatchStats) columns {
+	c := columns{scores: map[string][]float64{}, groups: map[string][]float64{}}
+	for _, s := range b.Samples {
+		c.rewards = append(c.rewards, s.Reward)
+		own := s.StepAdvantages
+		if len(own) == 0 && s.Advantage != nil {
+			own = []float64{*s.Advantage}
+		}
+		c.advantages = append(c.advantages, own...)
+		if s.Returns != nil {
+			own = s.Returns
+		}
+		c.returns = append(c.returns, own...)
+		for _, v := range s.Scores {
+			c.scores[v.Name] = append(c.scores[v.Name], v.Value)
+		}
+		c.groups[s.UID] = append(c.groups[s.UID], s.Reward)
+		c.spans = append(c.spans, float64(s.PolicyMax-s.PolicyMin+1))
+		if b.Step != nil {
+			c.staleness = append(c.staleness, float64(*b.Step-1-s.PolicyMax))
+			c.worst = append(c.worst, float64(*b.Step-1-s.PolicyMin))
+		}
+		if s.GenerateSeconds >= 0 {
+			c.generate = append(c.generate, s.GenerateSeconds)
+		}
+		if s.ScoreSeconds >= 0 {
+			c.score = append(c.score, s.ScoreSeconds)
+		}
+	}
+	return c
 }
 
 type metrics []Metric

@@ -429,10 +429,8 @@ func Pipeline(storeDir string) (Info, bool) { return look(storeDir, pipelineClai
 
 // pause waits for d or the end of ctx, whose error it returns.
 func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
