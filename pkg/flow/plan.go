@@ -8,7 +8,7 @@ import (
 )
 
 // Plan is all that a rollout needs besides the model: two rollouts of one plan from
-// one x_T and the same velocities are the same bits.
+// one state and the same velocities are the same bits.
 type Plan struct {
 	// Sigmas [T+1] are strictly decreasing from at most 1; the last is 0.
 	Sigmas []float32
@@ -25,10 +25,52 @@ type Plan struct {
 	Storage tensor.DType
 	// Seed keys the noise of the steps (StepNoise).
 	Seed uint64
+	// Begin and End make a segment: only the steps Begin, Begin+1, .. End-1 run, from the
+	// state before step Begin to the one before step End. Schedule and noise are those of the
+	// whole rollout, and so are the bits (see Enter). End 0 stands for T.
+	Begin, End int
 }
 
 // Steps returns T.
 func (p Plan) Steps() int { return len(p.Transitions) }
+
+// Segment returns the steps that run, [begin, end): all of 0 .. T where Begin and End are
+// not set.
+func (p Plan) Segment() (begin, end int) {
+	if p.End == 0 {
+		return p.Begin, p.Steps()
+	}
+	return p.Begin, p.End
+}
+
+// Enter says why a rollout that begins with the stored state before step index would not
+// go on with the bits of one that came there by itself; nil: it would. A multistep solver
+// looks back on the ode steps before, which a state does not hold: a run of its ode steps
+// can be entered only at its first, which is step 0 or follows a stochastic step.
+func (p Plan) Enter(index int) error {
+	if index <= 0 || index >= p.Steps() || !p.Solver.Multistep() ||
+		p.Transitions[index].Stochastic() || p.Transitions[index-1].Stochastic() {
+		return nil
+	}
+	first := index
+	for first > 0 && !p.Transitions[first-1].Stochastic() {
+		first--
+	}
+	return fmt.Errorf("start.step_index = %d: want %d, or a solver without memory: %s looks back on the ode steps %d to %d, which a stored state does not hold",
+		index, first, string(p.Solver), first, index-1)
+}
+
+// checkSegment holds for a plan of at least one step.
+func (p Plan) checkSegment() error {
+	begin, end := p.Segment()
+	switch {
+	case begin < 0 || begin >= p.Steps():
+		return fmt.Errorf("start.step_index = %d: want 0 to %d", begin, p.Steps()-1)
+	case end <= begin || end > p.Steps():
+		return fmt.Errorf("stop.step_index = %d: want %d to %d, after the start", end, begin+1, p.Steps())
+	}
+	return p.Enter(begin)
+}
 
 // Validate joins all faults of p, each naming the field as the event contract spells
 // it, its value and the rule.
@@ -53,6 +95,7 @@ func (p Plan) Validate() error {
 	add(checkStorage(p.Storage))
 	add(p.checkNoise())
 	if len(faults) == 0 {
+		add(p.checkSegment())
 		for i := range p.Transitions {
 			if _, err := p.kernel(i); err != nil {
 				add(fmt.Errorf("step %d: %w", i, err))

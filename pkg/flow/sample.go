@@ -46,7 +46,8 @@ type Step struct {
 // Rollout is for one goroutine at a time.
 type Rollout struct {
 	plan  Plan
-	index int
+	index int   // the step that is next
+	end   int   // where it ends, T or less
 	err   error // sticky: a failed rollout does not go on
 
 	x, next, mean []float32
@@ -59,8 +60,9 @@ type Rollout struct {
 	middle     bool      // inside such a step
 }
 
-// NewRollout starts a rollout of p at the initial noise x [S*C], which it copies and
-// rounds to the storage type. The plan's slices must not be changed before the end.
+// NewRollout starts a rollout of p at x [S*C], the initial noise or the state before step
+// Begin, which it copies and rounds to the storage type. The plan's slices must not be
+// changed before the end.
 func NewRollout(p Plan, x []float32) (*Rollout, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -69,12 +71,13 @@ func NewRollout(p Plan, x []float32) (*Rollout, error) {
 	if n == 0 || n > MaxElements {
 		return nil, fmt.Errorf("initial latents: %d elements, want 1 to %d", n, MaxElements)
 	}
-	r := &Rollout{plan: p, x: slices.Clone(x), next: make([]float32, n), mean: make([]float32, n)}
+	begin, end := p.Segment()
+	r := &Rollout{plan: p, index: begin, end: end, x: slices.Clone(x), next: make([]float32, n), mean: make([]float32, n)}
 	p.Storage.Round(r.x)
 	if i := firstNonFinite(r.x); i >= 0 {
 		return nil, fmt.Errorf("initial latents: element %d is %v as %s", i, x[i], string(p.Storage))
 	}
-	if slices.Contains(p.Transitions, ODE) {
+	if slices.Contains(p.Transitions[begin:end], ODE) {
 		ode, err := newIntegrator(p.Solver, n)
 		if err != nil {
 			return nil, err
@@ -189,11 +192,11 @@ func (r *Rollout) integrate(step *Step) bool {
 	return true
 }
 
-// Index returns how many steps are complete, 0 .. T.
+// Index returns the step that is next, 0 .. T: the index of the state that Latents returns.
 func (r *Rollout) Index() int { return r.index }
 
-// Done reports whether all steps are complete.
-func (r *Rollout) Done() bool { return r.index == r.plan.Steps() }
+// Done reports whether all steps of the segment are complete.
+func (r *Rollout) Done() bool { return r.index == r.end }
 
 // Latents returns the latents after the last complete step [S*C]; once Done, the
 // final ones. They are valid until the next call of Advance.
@@ -203,8 +206,8 @@ func (r *Rollout) Latents() []float32 { return r.x }
 // It must not keep or change x.
 type Velocity func(ctx context.Context, dst, x []float32, sigma float32) error
 
-// Sample runs a rollout of p from the initial noise x [S*C] to its end and returns
-// the final latents. onStep, unless nil, is called after every step; its error ends
+// Sample runs a rollout of p from x [S*C], the initial noise or the state before step
+// Begin, to its end and returns the latents there. onStep, unless nil, is called after every step; its error ends
 // the run, as does ctx between evaluations.
 func Sample(ctx context.Context, p Plan, x []float32, v Velocity, onStep func(*Step) error) ([]float32, error) {
 	r, err := NewRollout(p, x)

@@ -225,22 +225,28 @@ func drawSigmas(t *rapid.T) []float32 {
 	return sigmas
 }
 
+// drawPlan draws a valid plan of any transitions, solver, storage and kind of log-prob.
+func drawPlan(t *rapid.T) flow.Plan {
+	p := sdePlan(flow.ODE, nil, drawSigmas(t))
+	for i := range p.Transitions {
+		p.Transitions[i] = rapid.SampledFrom([]flow.Transition{flow.SDE, flow.CPS, flow.DanceSDE, flow.ODE}).Draw(t, "transition")
+	}
+	p.Storage = rapid.SampledFrom([]tensor.DType{tensor.F32, tensor.F16, tensor.BF16}).Draw(t, "storage")
+	p.LogProb = rapid.SampledFrom([]flow.LogProbKind{flow.Density, flow.Scaled, flow.Squared}).Draw(t, "kind")
+	p.Solver = rapid.SampledFrom([]flow.Solver{flow.Euler, flow.Heun, flow.RK4, flow.DPM, flow.UniPC}).Draw(t, "solver")
+	p.NoiseLevel = rapid.Float64Range(0.05, 1).Draw(t, "noise level")
+	p.Seed = rapid.Uint64().Draw(t, "seed")
+	if last := len(p.Transitions) - 1; p.Transitions[last] == flow.CPS {
+		p.Transitions[last] = flow.ODE // has no density
+	}
+	return p
+}
+
 // Scoring stored latents gives the rollout's bits: ratio exactly 1, for every storage
 // type, transition and kind, through the bytes of the wire.
 func TestScore_Reproduces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p := sdePlan(flow.ODE, nil, drawSigmas(t))
-		for i := range p.Transitions {
-			p.Transitions[i] = rapid.SampledFrom([]flow.Transition{flow.SDE, flow.CPS, flow.DanceSDE, flow.ODE}).Draw(t, "transition")
-		}
-		p.Storage = rapid.SampledFrom([]tensor.DType{tensor.F32, tensor.F16, tensor.BF16}).Draw(t, "storage")
-		p.LogProb = rapid.SampledFrom([]flow.LogProbKind{flow.Density, flow.Scaled, flow.Squared}).Draw(t, "kind")
-		p.Solver = rapid.SampledFrom([]flow.Solver{flow.Euler, flow.Heun, flow.RK4, flow.DPM, flow.UniPC}).Draw(t, "solver")
-		p.NoiseLevel = rapid.Float64Range(0.05, 1).Draw(t, "noise level")
-		p.Seed = rapid.Uint64().Draw(t, "seed")
-		if last := len(p.Transitions) - 1; p.Transitions[last] == flow.CPS {
-			p.Transitions[last] = flow.ODE // has no density
-		}
+		p := drawPlan(t)
 		x := noise(rapid.IntRange(1, 70).Draw(t, "elements"), p.Seed)
 		stored := func(x []float32) []float32 {
 			y := make([]float32, len(x))

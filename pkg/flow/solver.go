@@ -32,6 +32,10 @@ func (s Solver) Evaluations() int {
 	return 0
 }
 
+// Multistep reports whether an ode step looks back on the ode steps before it. The first
+// of a run of ode steps has nothing to look back on and is of order 1.
+func (s Solver) Multistep() bool { return s == DPM || s == UniPC }
+
 // interval is one ode step: from latents x at sigma to next.
 type interval struct {
 	x           []float32
