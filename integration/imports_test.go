@@ -27,12 +27,11 @@ const root = ".."
 // pkg/flow are joined by the sampler alone.
 var layers = map[string][]string{
 	// Leaves: pure, known to everybody above.
-	"schemas":        nil,
-	"pkg/tensor":     nil,
-	"pkg/scorer":     nil,
-	"pkg/estimator":  nil,
-	"pkg/dataset":    nil,
-	"pkg/policyloss": nil,
+	"schemas":       nil,
+	"pkg/tensor":    nil,
+	"pkg/scorer":    nil,
+	"pkg/estimator": nil,
+	"pkg/dataset":   nil,
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 
@@ -53,6 +52,7 @@ var layers = map[string][]string{
 	"pkg/model/modeltest":               {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/bus":                           {"schemas"},
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
+	"pkg/client/policyloss":             nil,
 	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.

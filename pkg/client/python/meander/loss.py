@@ -1,7 +1,7 @@
 """The policy loss of Flow-GRPO and its relatives in float64: a reference to check a trainer's own against.
 
 Log-probs are those of one step of each sample, shape [B]: means over the latent's elements, as step events of kind
-density carry them. There are no gradients. The Go package pkg/policyloss computes the same.
+density carry them. There are no gradients. The Go package pkg/client/policyloss computes the same.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from meander import loss
 
 # What verl and verl-omni compute themselves; the Go package is tested with it, too.
-VERL = json.loads((pathlib.Path(__file__).parents[3] / "policyloss/testdata/verl.json").read_text())
+VERL = json.loads((pathlib.Path(__file__).parents[2] / "policyloss/testdata/verl.json").read_text())
 
 close = lambda got, want, tol=1e-12: np.testing.assert_allclose(got, want, rtol=tol, atol=tol)  # noqa: E731
 

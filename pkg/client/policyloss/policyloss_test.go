@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/policyloss"
+	"github.com/meander-rl/meander/pkg/client/policyloss"
 )
 
 func near(t *testing.T, name string, got, want, tolerance float64) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/policyloss"
+	"github.com/meander-rl/meander/pkg/client/policyloss"
 )
 
 // testdata/verl.json is made by deploy/golden/make_verl_golden.py from the functions of verl

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/meander-rl/meander/pkg/policyloss"
+	"github.com/meander-rl/meander/pkg/client/policyloss"
 )
 
 func ExamplePPO() {
