@@ -7,7 +7,7 @@
 	generate generate-check golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-STAMP   := -X main.version=$(VERSION) -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
+STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
 
 # Linters are pinned and built here with the Go that builds the project: one built by
 # an older Go refuses newer code.
@@ -84,14 +84,19 @@ bench-compare: ## benchmarks matching BENCH at REF and here, side by side
 	BENCHSTAT=$(BENCHSTAT) .ci/bench-compare '$(REF)' '$(BENCH)' '$(PACKAGES)'
 
 # Rounds of both engines take turns. The peer says which Python packages it misses.
-bench-sampler: build ## the sampler and diffusers side by side, share per operation, matrix products
-	bin/meander bench sampler --peer '$(PYTHON) deploy/bench/diffusers_peer.py'
+bench-sampler: build/bench ## the sampler and diffusers side by side, share per operation, matrix products
+	build/bench sampler --peer '$(PYTHON) deploy/bench/diffusers_peer.py'
 
-bench-gemm: build ## matrix products at the shipped model's shapes against the multiply-add peak
-	bin/meander bench gemm
+bench-gemm: build/bench ## matrix products at the shipped model's shapes against the multiply-add peak
+	build/bench gemm
 
-bench-advantage: build ## rewards through the advantage service beside a bare consumer, its latency and memory
-	bin/meander bench advantage
+bench-advantage: build/bench ## rewards through the advantage service beside a bare consumer, its latency and memory
+	build/bench advantage
+
+# Go knows what has changed.
+.PHONY: build/bench
+build/bench:
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./services/internal/bench
 
 generate: ## write the generated files
 	go generate ./...

@@ -69,9 +69,14 @@ var layers = map[string][]string{
 	"services/cmd/meander-reward":    {"services/reward", "services/internal/boot"},
 	"services/cmd/meander-advantage": {"services/advantage", "services/internal/boot"},
 	// The all-in-one and command line joins everything.
-	"services/cmd/meander": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
+	"services/cmd/meander": {"services/command"},
+	"services/command": {
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
+	},
+	// A tool of this project, run by make: it is in no image.
+	"services/internal/bench": {
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/tensor/cpu", "services/sampler", "services/advantage", "services/internal/boot",
 	},
 }
 
@@ -89,7 +94,8 @@ var testLayers = map[string][]string{
 	"services/advantage":           {"pkg/natsd"},
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},
-	"services/cmd/meander":         {"pkg/model/modeltest"},
+	"services/command":             {"pkg/model/modeltest"},
+	"services/internal/bench":      {"pkg/model/modeltest"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.
@@ -109,17 +115,17 @@ var dependencies = map[string]dependency{
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration"}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
-	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/cmd/meander"}},
-	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"services/cmd/meander", "services/internal/boot"}},
-	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/cmd/meander"}},
-	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/cmd/meander", "pkg/scorer/..."}, tests: true},
+	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "services/internal/bench"}},
+	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"services/command", "services/internal/boot"}},
+	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
+	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/command", "pkg/scorer/..."}, tests: true},
 	"github.com/yalue/onnxruntime_go":       {why: "ONNX Runtime for onnx:NAME, with the tag onnx only", users: []string{"pkg/scorer/onnxscore"}},
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/gen", "pkg/scorer/scorerfile"}, tests: true},
-	"golang.org/x/image":                    {why: "text and scaling on contact sheets, pictures enlarged for tesseract", users: []string{"services/cmd/meander", "pkg/scorer", "pkg/scorer/onnxscore"}},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets, pictures enlarged for tesseract", users: []string{"services/command", "pkg/scorer", "pkg/scorer/onnxscore"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration"}},
-	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/cmd/meander"}},
+	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/command"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model"}},
 	"pgregory.net/rapid":                    {why: "laws, tested with generated cases", tests: true},

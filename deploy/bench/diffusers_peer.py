@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The other engine of `meander bench sampler --peer`: diffusers' QwenImagePipeline on the CPU, in float32.
+"""The other engine of `make bench-sampler`: diffusers' QwenImagePipeline on the CPU, in float32.
 
 It reads one JSON object per line and answers each with one. The first, {"model", "height", "width", "steps",
 "true_cfg_scale", "prompt", "negative_prompt"}, is answered by {"engine"}; every other, {"batch", "threads", "seconds"},

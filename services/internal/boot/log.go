@@ -44,17 +44,18 @@ func (l Log) Logger(w io.Writer, service, instance string) zerolog.Logger {
 	if err != nil {
 		level = zerolog.InfoLevel
 	}
-	console := l.Format == "console" || l.Format == "auto" && isTerminal(w)
+	console := l.Format == "console" || l.Format == "auto" && IsTerminal(w)
 	if console {
 		// On a terminal the same three values on every line would only be in the way.
-		cw := zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !isTerminal(w)}
+		cw := zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !IsTerminal(w)}
 		return zerolog.New(cw).Level(level).With().Timestamp().Str("service", service).Logger()
 	}
 	return zerolog.New(w).Level(level).With().Timestamp().
 		Str("service", service).Str("version", Version()).Str("instance", instance).Logger()
 }
 
-func isTerminal(w io.Writer) bool {
+// IsTerminal says whether w is one.
+func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }

@@ -1,0 +1,174 @@
+// Package command is the command line meander: the whole pipeline in one process with an
+// embedded NATS server, and the commands that talk to services that run elsewhere. What they
+// do is in packages of their own where a Go program can call it; here are their flags and
+// what they print.
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// exitError carries an exit status with an error that may have been reported already.
+type exitError struct {
+	status int
+	err    error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return fmt.Sprintf("exit status %d", e.status)
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usage marks an error as the caller's.
+func usage(err error) error { return &exitError{status: exitUsage, err: err} }
+
+// Main runs the command line of this process and ends it with its exit status: 0 done, 1
+// failed, 2 called wrongly.
+func Main() {
+	ctx := untilSignal(drainLimit, func() {
+		fmt.Fprintf(os.Stderr, "meander: still not stopped after %v, ends now; what was stored is there at the next start\n", drainLimit)
+		os.Exit(exitFailed)
+	})
+	os.Exit(execute(ctx, os.Args[1:]))
+}
+
+// drainLimit is how long the process may take to end after the first signal: the
+// services drain for 10 s, and a denoising step or the disk may take longer.
+const drainLimit = time.Minute
+
+// untilSignal returns a context that ends at the first signal, so that the command
+// drains. The second signal ends the process at once; without one, overdue is called
+// after the limit.
+func untilSignal(limit time.Duration, overdue func()) context.Context {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, func() {
+		stop()
+		time.AfterFunc(limit, overdue)
+	})
+	return ctx
+}
+
+// execute runs one command line and returns its exit status.
+func execute(ctx context.Context, args []string) int {
+	zerolog.TimeFieldFormat = time.RFC3339Nano // milliseconds matter here
+	root := newRoot()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return exitOK
+	}
+	var exit *exitError
+	if !errors.As(err, &exit) {
+		exit = &exitError{status: exitFailed, err: err}
+	}
+	if exit.err != nil {
+		fmt.Fprintln(os.Stderr, "meander:", exit.err)
+	}
+	return exit.status
+}
+
+// app is what every command shares: where the pipeline is and how to talk.
+type app struct {
+	store    string
+	natsURL  string
+	token    string
+	creds    string
+	json     bool
+	logLevel string
+}
+
+func newRoot() *cobra.Command {
+	a := &app{}
+	root := &cobra.Command{
+		Use:   "meander",
+		Short: "event-streamed rollouts for reinforcement learning on diffusion models",
+		Long: `meander makes rollouts for reinforcement learning on diffusion models: for each
+prompt a group of images, each with its denoising trajectory, per-step
+log-probs, a reward and an advantage, as a durable stream of events.
+
+Without --nats a command uses the store folder (--store): it joins the pipeline
+that runs on it, and goes on in its place when that ends, or opens the store itself
+with an embedded NATS server.`,
+		Example: `  # four images of one prompt, everything in this process
+  meander run --group-size 4 'a red sign that says "OPEN"'
+
+  # a long-running pipeline on this machine, and in another terminal a client of it
+  meander up
+  meander publish --run demo 'a red sign that says "OPEN"'
+  meander watch --run demo
+
+  # what happened, and proof that the log-probs are right
+  meander show
+  meander verify`,
+		Args:          args(noSuchCommand),
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Version:       versionLine(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"), "folder of the embedded NATS server's files (MEANDER_STORE)")
+	f.StringVar(&a.natsURL, "nats", os.Getenv("MEANDER_NATS_URL"), "use this NATS server instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
+	f.StringVar(&a.token, "nats-token", os.Getenv("MEANDER_NATS_TOKEN"), "token of that server, and what up asks its clients for (MEANDER_NATS_TOKEN)")
+	f.StringVar(&a.creds, "nats-creds", os.Getenv("MEANDER_NATS_CREDS"), "credentials file for that server (MEANDER_NATS_CREDS)")
+	f.BoolVar(&a.json, "json", false, "print JSON lines for machines on stdout; progress and logs go to stderr")
+	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"), "debug, info, warn or error (MEANDER_LOG_LEVEL)")
+	root.SetVersionTemplate("{{.Version}}\n")
+	teach(root)
+	root.AddCommand(
+		upCommand(a), runCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
+		verifyCommand(a), deadCommand(a), streamsCommand(a), modelCommand(a), versionCommand(a),
+	)
+	completeNames(root)
+	return root
+}
+
+// args makes a wrong number of arguments a usage error.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, given []string) error {
+		if err := check(c, given); err != nil {
+			return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
+		}
+		return nil
+	}
+}
+
+// logger writes to stderr: as lines for people, or as JSON beside --json.
+func (a *app) logger() (zerolog.Logger, error) {
+	level, err := zerolog.ParseLevel(a.logLevel)
+	if err != nil || level == zerolog.NoLevel {
+		return zerolog.Nop(), usage(fmt.Errorf("--log-level: %q; must be debug, info, warn or error", a.logLevel))
+	}
+	if a.json {
+		return zerolog.New(os.Stderr).Level(level).With().Timestamp().Logger(), nil
+	}
+	w := zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !colourful(os.Stderr)}
+	return zerolog.New(w).Level(level).With().Timestamp().Logger(), nil
+}
+
+func envOr(name, def string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return def
+}

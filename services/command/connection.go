@@ -1,0 +1,188 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/natsd"
+)
+
+// private is where the others on the same store find the server of a command, and
+// nobody else: the token is in the store's folder.
+func private() natsd.Options {
+	return natsd.Options{Listen: "127.0.0.1:0", Token: rand.Text()}
+}
+
+// connection is a bus to the server of --nats, or to whoever has the server of the
+// store: this process, or another that runs on it. When that one ends, the connection
+// goes on with the next, which may be this process.
+type connection struct {
+	*bus.Bus
+	// member is our part in the store; nil with --nats.
+	member *natsd.Member
+	log    zerolog.Logger
+	closed chan struct{}
+	// where names the other end for people.
+	where string
+}
+
+// connect reaches the pipeline for a command that serves none: the server named by
+// --nats, or the one on the store, which it opens itself while nobody else has it.
+func (a *app) connect(ctx context.Context, log zerolog.Logger) (*connection, error) {
+	return a.open(ctx, natsd.MemberOptions{Options: private()}, log)
+}
+
+// connectServing is connect for a command with a pipeline of its own, which serves the
+// store when no other does. Of one that runs it takes on the settings, so that it can go
+// on in its place; flags that differ from them are refused.
+func (a *app) connectServing(ctx context.Context, s *services, log zerolog.Logger) (*connection, error) {
+	if a.natsURL != "" {
+		if _, err := a.joins(s); err != nil {
+			return nil, err
+		}
+	}
+	return a.open(ctx, natsd.MemberOptions{Options: private(), Serves: true, Settings: s.settings, Agree: func(running natsd.Info) error {
+		return a.agree(s, running)
+	}}, log)
+}
+
+// joins says whether a pipeline runs that a command with these services would join, and
+// takes on its settings.
+func (a *app) joins(s *services) (bool, error) {
+	if a.natsURL != "" {
+		return true, s.refuse(fmt.Sprintf("the services at %s have settings of their own; leave it out, or leave out --nats", bus.RedactURL(a.natsURL)))
+	}
+	running, serving := natsd.Pipeline(a.store)
+	if !serving {
+		return false, nil
+	}
+	return true, a.agree(s, running)
+}
+
+func (a *app) agree(s *services, running natsd.Info) error {
+	return s.adopt(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
+}
+
+func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger) (*connection, error) {
+	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
+	cfg := bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds}
+	if a.natsURL == "" {
+		if a.creds != "" {
+			return nil, usage(errors.New("--nats-creds: set without a server; name it with --nats"))
+		}
+		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.token, part.Token), log
+		member, err := natsd.Join(ctx, part)
+		if err != nil {
+			if inUse, ok := errors.AsType[*natsd.InUseError](err); ok {
+				err = fmt.Errorf("%w; wait for it to end, or use another --store", inUse)
+			}
+			return nil, err
+		}
+		c.member, c.where = member, member.Where()
+		cfg.InProcess, cfg.Token, cfg.TokenHandler = member, "", member.Token
+	}
+	b, err := bus.Connect(ctx, cfg, log)
+	if err != nil {
+		return nil, errors.Join(err, c.leave())
+	}
+	c.Bus = b
+	if c.member != nil {
+		go c.watch()
+	}
+	if err := c.prepare(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// watch closes the connection when there is nobody left to connect to: what waits for
+// it is told so.
+func (c *connection) watch() {
+	select {
+	case <-c.closed:
+	case <-c.member.Failed():
+		c.log.Error().Err(c.member.Err()).Msg("the store cannot be used any more")
+		c.Conn().Close()
+	}
+}
+
+// prepare returns when the streams are there. Who has the server sets them up, and
+// that may become us meanwhile.
+func (c *connection) prepare(ctx context.Context) error {
+	if c.member == nil {
+		return c.Ready(ctx)
+	}
+	if c.member.Owns() {
+		return c.Setup(ctx)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	taken := make(chan error, 1)
+	go func() { taken <- c.member.Serve(ctx, c.Setup) }()
+	err := c.Ready(ctx)
+	stop()
+	if setUp := <-taken; err != nil { // else they are there, whoever made them
+		err = errors.Join(err, setUp)
+	}
+	return err
+}
+
+// serve runs f while the server of the store is in this process, from when it is; it
+// returns when ctx ends, or with the error of f. Work that the process before had in
+// hand when it was killed is taken back first.
+func (c *connection) serve(ctx context.Context, f func(context.Context) error) error {
+	if c.member == nil {
+		<-ctx.Done()
+		return nil
+	}
+	return c.member.Serve(ctx, func(ctx context.Context) error {
+		err := c.Setup(ctx)
+		if err == nil && c.member.Unfinished() {
+			var taken int
+			if taken, err = c.TakeBack(ctx); taken > 0 {
+				c.log.Info().Int("deliveries", taken).Msg("took back what a killed process had in hand")
+			}
+		}
+		if err == nil {
+			return f(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	})
+}
+
+// serves says whether the pipeline of this store is for this process to serve.
+func (c *connection) serves() bool { return c.member != nil && c.member.Owns() }
+
+// openExisting is connect for commands that read: a store that is not there is the
+// caller's mistake, not a reason to make one.
+func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection, error) {
+	if a.natsURL == "" {
+		if _, err := os.Stat(filepath.Join(a.store, "jetstream")); errors.Is(err, os.ErrNotExist) {
+			return nil, usage(fmt.Errorf("store %q has nothing in it; make a rollout first (meander run --store %s ...), or name a server with --nats", a.store, a.store))
+		}
+	}
+	return a.connect(ctx, log)
+}
+
+// Close drains the bus, then gives up the server if it is ours.
+func (c *connection) Close() error {
+	close(c.closed)
+	return errors.Join(c.Bus.Close(), c.leave())
+}
+
+func (c *connection) leave() error {
+	if c.member == nil {
+		return nil
+	}
+	return c.member.Close()
+}

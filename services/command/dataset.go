@@ -1,0 +1,331 @@
+package command
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/meander-rl/meander/pkg/dataset"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// prompt is one prompt as a msgpack-shaped map. It is sent as it is: intake, not the
+// command line, decides what is valid, so that every client hears the same.
+type prompt struct {
+	uid  string
+	text string
+	body map[string]any
+	// truth is an answer that no reward function has yet: the model's are not known here.
+	truth string
+}
+
+// datasetFlags say which prompts there are, and which of them are used.
+type datasetFlags struct {
+	file     string
+	format   string
+	template string
+	skipBad  bool
+	choice   dataset.Choice
+	shuffle  int64
+	shard    string
+	plan     bool
+	overfill bool
+
+	loaded loaded
+}
+
+// loaded is what became of the prompts, for the plan.
+type loaded struct {
+	dataset.Report
+	format dataset.Format // empty without a file
+	bad    []*dataset.RecordError
+	// batches are the sizes of this shard's batches; nil: every prompt is alone.
+	batches []int
+}
+
+func (d *datasetFlags) register(f *pflag.FlagSet) {
+	f.StringVarP(&d.file, "prompts", "f", "", "prompts from a file, - is stdin: text (one per line), CSV, JSON lines or a JSON array; records of meander, verl (messages, reward_model) and geneval (metadata)")
+	f.StringVar(&d.format, "prompts-format", string(dataset.Auto), "what that file is: auto (by its extension and look), text, csv, json, or JSON of one kind: meander, metadata, verl")
+	f.StringVar(&d.template, "template", "", `make each prompt of its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} or any metadata`)
+	f.BoolVar(&d.skipBad, "skip-bad", false, "leave out records that cannot be used, and list them, instead of stopping at the first")
+	f.IntVar(&d.choice.MinChars, "min-prompt-chars", 0, "leave out shorter prompts")
+	f.IntVar(&d.choice.MaxChars, "max-prompt-chars", 0, "leave out longer prompts; 0 for no bound")
+	f.BoolVar(&d.choice.Dedup, "dedup", false, "leave out prompts that came before, with the same negative prompt and ground truth")
+	f.Int64Var(&d.shuffle, "shuffle", 0, "order by this seed; default the order of the file")
+	f.IntVar(&d.choice.Offset, "offset", 0, "leave out this many prompts, after filters and order")
+	f.IntVar(&d.choice.Limit, "limit", 0, "use this many prompts at most; 0 for all")
+	f.StringVar(&d.shard, "shard", "", "I/N: this machine takes part I, from 0, of N: every N-th prompt, or batch; uids are those of the whole, seeds too with the same --run or --seed")
+	f.BoolVar(&d.plan, "plan", false, "print what would be done, with all numbers, and do nothing")
+	f.BoolVar(&d.plan, "dry-run", false, "the same as --plan")
+	f.BoolVar(&d.overfill, "overfill", false, "start although the plan does not fit into the streams; when one is full, what comes waits for room")
+}
+
+// load reads the prompts of the command line and of the file, chooses, and fills in the
+// flags. The uids of a file depend on place and text alone, so that the same command asks
+// for the same groups whatever it leaves out; with named, so do those of the command line,
+// else intake gives each a new one.
+func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
+	prompts, err := p.choose(texts, stdin, named)
+	if err != nil {
+		return nil, usage(err)
+	}
+	return prompts, nil
+}
+
+func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
+	choice, err := p.choiceOf()
+	if err != nil {
+		return nil, err
+	}
+	defaults, err := p.defaults()
+	if err != nil {
+		return nil, err
+	}
+	specs, _ := defaults["reward"].([]any)
+	adv, err := p.config(p.set, specs)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.check(defaults); err != nil {
+		return nil, err
+	}
+	records, err := p.records(texts, stdin, specs)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(records) > 0:
+	case p.file != "":
+		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, count(len(p.loaded.bad), "bad record"))
+	default:
+		return nil, errors.New("no prompts; give some as arguments, or a file with --prompts")
+	}
+	batches, report, err := dataset.Choose(records, choice)
+	if err != nil {
+		return nil, err
+	}
+	p.loaded.Report = report
+	if len(batches) == 0 {
+		return nil, fmt.Errorf("no prompts left of %d: %d too short, %d too long, %d duplicates, %d after --offset and --limit", report.Records, report.Short, report.Long, report.Duplicates, report.Chosen)
+	}
+	var out []prompt
+	uids := map[string]int{}
+	for _, batch := range batches {
+		begin := len(out)
+		for _, r := range batch.Records {
+			q := prompt{body: r.Fields, truth: r.GroundTruth}
+			if q.truth == "" {
+				q.truth = p.groundTruth
+			}
+			merge(q.body, defaults)
+			q.text, _ = r.Prompt()
+			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
+				q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
+			}
+			q.uid, _ = q.body["uid"].(string)
+			if first, twice := uids[q.uid]; twice && q.uid != "" {
+				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, r.Index+1, q.uid)
+			}
+			uids[q.uid] = r.Index
+			if q.body["reward"] != nil {
+				q.answer(q.truth)
+				q.truth = ""
+			}
+			out = append(out, q)
+		}
+		if err := p.join(out[begin:], batch, report, adv.NeedsBatch()); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// choiceOf is the choice of the flags.
+func (p *promptFlags) choiceOf() (dataset.Choice, error) {
+	c := p.choice
+	if p.set("shuffle") {
+		c.Shuffle = &p.shuffle
+	}
+	if p.shard == "" {
+		return c, nil
+	}
+	i, n, ok := strings.Cut(p.shard, "/")
+	var err1, err2 error
+	c.Shard, err1 = strconv.Atoi(i)
+	c.Shards, err2 = strconv.Atoi(n)
+	if !ok || err1 != nil || err2 != nil || c.Shards < 1 || c.Shard < 0 || c.Shard >= c.Shards {
+		return c, fmt.Errorf("--shard: %q; must be I/N with I from 0 to N-1, e.g. 0/4", p.shard)
+	}
+	return c, nil
+}
+
+// records are those of the command line, then those of the file, as the template makes
+// them and the rewards of the flags take them.
+func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]dataset.Record, error) {
+	prepare := func(r *dataset.Record) error {
+		if text, ok := r.Prompt(); ok && specs != nil && r.Fields["reward"] == nil {
+			truth := r.GroundTruth
+			if truth == "" {
+				truth = p.groundTruth
+			}
+			return checkAnswers(specs, text, truth)
+		}
+		return nil
+	}
+	if p.template != "" {
+		template, err := dataset.ParseTemplate(p.template)
+		if err != nil {
+			return nil, fmt.Errorf("--%w", err)
+		}
+		check := prepare
+		prepare = func(r *dataset.Record) error {
+			if err := template.Apply(r); err != nil {
+				return err
+			}
+			return check(r)
+		}
+	}
+	var out []dataset.Record
+	for i, text := range texts {
+		r := dataset.Record{Index: i, Fields: map[string]any{"prompt": text}}
+		if err := prepare(&r); err != nil {
+			return nil, fmt.Errorf("prompt %d, %q: %w", i+1, text, err)
+		}
+		out = append(out, r)
+	}
+	if p.file == "" {
+		return out, nil
+	}
+	in, name := stdin, "stdin"
+	if p.file != "-" {
+		f, done, err := openInput(p.file)
+		if err != nil {
+			return nil, fmt.Errorf("--prompts: %w", err)
+		}
+		defer done()
+		in, name = f, p.file
+	}
+	o := dataset.Options{Format: dataset.Format(p.format), Fields: schemas.FieldNames(&schemas.Prompt{}), Misspelt: misspelt, Prepare: prepare, SkipBad: p.skipBad}
+	if p.unknown == schemas.UnknownWarn {
+		o.Misspelt = nil
+	}
+	set, err := dataset.Read(in, name, o)
+	if err != nil {
+		return nil, fmt.Errorf("--prompts: %w", err)
+	}
+	p.loaded.format, p.loaded.bad = set.Format, set.Bad
+	for _, r := range set.Records {
+		r.Index += len(texts)
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// openInput opens a file of input. Of a pipe it does not wait for the writer, since there
+// may never be one: a pipe that nobody writes to is refused.
+func openInput(name string) (in io.Reader, done func(), err error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := bufio.NewReader(f)
+	if info, err := f.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+		if _, err := r.Peek(1); errors.Is(err, io.EOF) {
+			_ = f.Close() // only read
+			return nil, nil, fmt.Errorf("%s: a pipe that nobody writes to; must be a file, or a pipe with its writer", name)
+		}
+	}
+	return r, func() { _ = f.Close() }, nil
+}
+
+// misspelt is the field of a prompt that a name of a file was probably meant for, empty for
+// one that is metadata: that may be any word, so it must be nearer than others.
+func misspelt(name string) string {
+	fields := append(schemas.FieldNames(&schemas.Prompt{}), "ground_truth")
+	if slices.Contains(fields, name) {
+		return ""
+	}
+	return schemas.NearestWithin(min(2, len(name)/3), name, fields)
+}
+
+// join makes a batch of prompts where one is asked for or needed. Its name depends on
+// what is in it: the same choice asks for the same batches, another one for others.
+func (p *promptFlags) join(prompts []prompt, batch dataset.Batch, report dataset.Report, needed bool) error {
+	single := p.choice.BatchSize == 0
+	if single && p.batch == "" && !needed {
+		if p.set("step") || p.set("epoch") {
+			return errors.New("--step, --epoch: are of a batch; join one with --batch-size or --batch-id")
+		}
+		return nil
+	}
+	id := p.batch
+	switch {
+	case single && p.shard != "":
+		return errors.New("--shard: a batch must be whole in one shard; say how large they are with --batch-size")
+	case single && id == "":
+		id = "all"
+	case !single:
+		h := sha256.New()
+		for _, q := range prompts {
+			fmt.Fprintf(h, "%s %s\n", q.uid, q.text)
+		}
+		if id == "" {
+			id = "b"
+		}
+		id = fmt.Sprintf("%s-%04d-%s", id, batch.Number, hex.EncodeToString(h.Sum(nil)[:4]))
+	}
+	if len(prompts) > schemas.MaxBatchGroups {
+		return fmt.Errorf("--batch-size: %d prompts in one batch; must be at most %d", len(prompts), schemas.MaxBatchGroups)
+	}
+	spec := map[string]any{"id": id, "groups": int64(len(prompts))}
+	if p.set("step") {
+		spec["step"] = p.step + int64(batch.Number)
+	}
+	if p.set("epoch") {
+		spec["epoch"] = p.epoch
+	}
+	for _, q := range prompts {
+		merge(q.body, map[string]any{"batch": spec})
+	}
+	p.loaded.batches = append(p.loaded.batches, len(prompts))
+	return nil
+}
+
+// encode is the wire form; map keys are sorted, so equal prompts have equal bytes.
+func (p prompt) encode() ([]byte, error) {
+	var buf bytes.Buffer
+	enc := msgpack.NewEncoder(&buf)
+	enc.SetSortMapKeys(true)
+	enc.UseCompactInts(true)
+	if err := enc.Encode(p.body); err != nil {
+		return nil, fmt.Errorf("encode prompt %q: %w", p.uid, err)
+	}
+	return buf.Bytes(), nil
+}
+
+// slug makes a prompt readable in a uid: its first words, in the token alphabet.
+func slug(text string) string {
+	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
+	})
+	s := strings.Join(words[:min(len(words), 6)], "-")
+	if len(s) > 40 {
+		s = strings.TrimRight(s[:40], "-")
+	}
+	if s == "" {
+		s = "prompt"
+	}
+	return s
+}

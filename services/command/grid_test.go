@@ -1,0 +1,43 @@
+package command
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// A grid never goes beyond the width it is given, and shows every cell once.
+func TestGrid(t *testing.T) {
+	g := &grid{}
+	g.row("sample", []string{"#0", "#1", "#2", "#3", "#4"})
+	g.row("read", []string{`"ÄÖÜ"`, `"A"`, `""`, `"B"`, `"long"`})
+	for columns, want := range map[int]string{
+		100: "  sample     #0   #1  #2   #3      #4\n    read  \"ÄÖÜ\"  \"A\"  \"\"  \"B\"  \"long\"\n",
+		20:  "  sample     #0   #1\n    read  \"ÄÖÜ\"  \"A\"\n  sample  #2   #3\n    read  \"\"  \"B\"\n  sample      #4\n    read  \"long\"\n",
+		1:   "  sample     #0\n    read  \"ÄÖÜ\"\n  sample   #1\n    read  \"A\"\n  sample  #2\n    read  \"\"\n  sample   #3\n    read  \"B\"\n  sample      #4\n    read  \"long\"\n",
+	} {
+		var out strings.Builder
+		g.print(&out, columns)
+		if got := out.String(); got != want {
+			t.Errorf("%d columns:\n%swant\n%s", columns, got, want)
+		}
+		for _, line := range strings.Split(out.String(), "\n") {
+			if n := utf8.RuneCountInString(line); columns >= 20 && n > columns {
+				t.Errorf("%d columns: %q has %d", columns, line, n)
+			}
+		}
+	}
+}
+
+func TestFailures(t *testing.T) {
+	got := failures([]memberResult{
+		{SampleIndex: 0, Status: "scored"},
+		{SampleIndex: 1, Status: "failed", Error: "no tesseract\nsecond line"},
+		{SampleIndex: 2, Status: "missing"},
+		{SampleIndex: 3, Status: "failed", Error: "no tesseract\nsecond line"},
+	})
+	want := "#1 #3 failed: no tesseract ...|#2 missing"
+	if s := strings.Join(got, "|"); s != want {
+		t.Errorf("got %s, want %s", s, want)
+	}
+}

@@ -1,0 +1,177 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Headings of --help, in the order in which commands register them.
+const (
+	promptSection    = "Prompts"
+	samplingSection  = "Sampling"
+	rewardSection    = "Rewards"
+	advantageSection = "Advantages"
+	groupSection     = "Groups and batches"
+	outputSection    = "Run and output"
+	pipelineSection  = "Pipeline, where this command runs it"
+	limitSection     = "Limits of streams; not set: as they are"
+)
+
+// sectionKey annotates a flag with its heading.
+const sectionKey = "meander_section"
+
+// section puts the flags that register adds under a heading of --help.
+func section(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
+	own := pflag.NewFlagSet(title, pflag.ContinueOnError)
+	own.SortFlags = false
+	register(own)
+	own.VisitAll(func(flag *pflag.Flag) {
+		if flag.Annotations == nil {
+			flag.Annotations = map[string][]string{}
+		}
+		flag.Annotations[sectionKey] = []string{title}
+		f.AddFlag(flag)
+	})
+	f.SortFlags = false
+}
+
+// flagHelp lists a command's own flags under their headings, in that many columns.
+func flagHelp(c *cobra.Command, columns int) string {
+	sections := map[string]*pflag.FlagSet{}
+	var titles []string
+	c.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+		title := "Flags"
+		if names := flag.Annotations[sectionKey]; len(names) > 0 {
+			title = names[0]
+		}
+		if sections[title] == nil {
+			sections[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
+			sections[title].SortFlags = c.Flags().SortFlags
+			titles = append(titles, title)
+		}
+		sections[title].AddFlag(flag)
+	})
+	var s strings.Builder
+	for _, title := range titles {
+		fmt.Fprintf(&s, "\n%s:\n%s", bold(os.Stdout, title), flagLines(sections[title], columns))
+	}
+	return s.String()
+}
+
+// usageTemplate is cobra's, with the flags of a command under headings.
+const usageTemplate = `Usage:{{if .Runnable}}
+  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} COMMAND{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
+
+Commands:
+{{commandHelp .}}{{end}}{{flagHelp .}}{{if .HasAvailableInheritedFlags}}
+Everywhere:
+{{globalHelp .}}{{end}}{{if .HasAvailableSubCommands}}
+See '{{.CommandPath}} COMMAND --help' for a command.
+{{end}}`
+
+// teach gives the command and all below it help with headings, and errors with the
+// nearest flag or command.
+func teach(root *cobra.Command) {
+	cobra.AddTemplateFunc("flagHelp", func(c *cobra.Command) string { return flagHelp(c, width(os.Stdout)) })
+	cobra.AddTemplateFunc("globalHelp", func(c *cobra.Command) string {
+		return flagLines(c.InheritedFlags(), width(os.Stdout))
+	})
+	cobra.AddTemplateFunc("commandHelp", func(c *cobra.Command) string {
+		var list [][2]string
+		for _, sub := range c.Commands() {
+			if sub.IsAvailableCommand() || sub.Name() == "help" {
+				list = append(list, [2]string{sub.Name(), sub.Short})
+			}
+		}
+		return definitions(list, width(os.Stdout))
+	})
+	cobra.AddTemplateFunc("reflow", func(text string) string { return reflow(text, min(width(os.Stdout), plainWidth)) })
+	root.SetHelpTemplate("{{reflow (or .Long .Short)}}\n\n{{.UsageString}}")
+	root.SetUsageTemplate(usageTemplate)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		hint := ""
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && len(unknown.GetSpecifiedName()) > 1 {
+			var names []string
+			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+			if name := schemas.Nearest(unknown.GetSpecifiedName(), names); name != "" {
+				hint = "; did you mean --" + name + "?"
+			}
+		}
+		return usage(fmt.Errorf("%w%s\nSee '%s --help'", err, hint, c.CommandPath()))
+	})
+}
+
+// noSuchCommand is the Args of commands that only have others below them.
+func noSuchCommand(c *cobra.Command, given []string) error {
+	if len(given) == 0 {
+		return nil
+	}
+	hint := ""
+	var names []string
+	for _, sub := range c.Commands() {
+		names = append(names, sub.Name())
+	}
+	if name := schemas.Nearest(given[0], names); name != "" {
+		hint = fmt.Sprintf("; did you mean '%s %s'?", c.CommandPath(), name)
+	}
+	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
+}
+
+// flagLines lists flags as pflag does, broken at words.
+func flagLines(f *pflag.FlagSet, columns int) string {
+	var list [][2]string
+	f.VisitAll(func(flag *pflag.Flag) {
+		name, usage := pflag.UnquoteUsage(flag)
+		term := "    --" + flag.Name
+		if flag.Shorthand != "" {
+			term = "-" + flag.Shorthand + ", --" + flag.Name
+		}
+		if name != "" {
+			term += " " + name
+		}
+		switch flag.DefValue {
+		case "", "0", "false", "[]", "0s":
+		default:
+			def := flag.DefValue
+			if flag.Value.Type() == "string" {
+				def = strconv.Quote(def)
+			}
+			usage += " (default " + def + ")"
+		}
+		list = append(list, [2]string{term, usage})
+	})
+	return definitions(list, columns)
+}
+
+// definitions lists terms, each with its text beside it or, where that would leave little
+// room, below it.
+func definitions(list [][2]string, columns int) string {
+	widest := 0
+	for _, d := range list {
+		widest = max(widest, len(d[0]))
+	}
+	indent := max(min(2+widest+3, columns/2, columns-36), 8)
+	blank := strings.Repeat(" ", indent)
+	var s strings.Builder
+	for _, d := range list {
+		text := breakLines(d[1], columns-indent, "\n"+blank)
+		if term := "  " + d[0]; len(term)+2 <= indent {
+			fmt.Fprintf(&s, "%-*s%s\n", indent, term, text)
+		} else {
+			fmt.Fprintf(&s, "%s\n%s%s\n", term, blank, text)
+		}
+	}
+	return s.String()
+}

@@ -1,0 +1,116 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// commandsBelow are a command and all below it that people call.
+func commandsBelow(c *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{c}
+	for _, sub := range c.Commands() {
+		all = append(all, commandsBelow(sub)...)
+	}
+	return all
+}
+
+func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
+	run, _, err := newRoot().Find([]string{"run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	help := flagHelp(run, 100)
+	last := -1
+	for _, title := range []string{outputSection, promptSection, samplingSection, rewardSection, advantageSection, groupSection, pipelineSection} {
+		at := strings.Index(help, "\n"+title+":\n")
+		if at <= last {
+			t.Errorf("heading %q at %d, after one at %d", title, at, last)
+		}
+		last = at
+	}
+	run.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" && f.Annotations[sectionKey] == nil {
+			t.Errorf("--%s has no heading", f.Name)
+		}
+	})
+}
+
+// No line of help is wider than the terminal, but for words that are.
+func TestHelp_Fits(t *testing.T) {
+	for _, columns := range []int{60, 80, 200} {
+		for _, c := range commandsBelow(newRoot()) {
+			for _, line := range strings.Split(flagHelp(c, columns)+"\n"+reflow(c.Long, columns), "\n") {
+				word := 0
+				for _, w := range strings.Fields(line) {
+					word = max(word, utf8.RuneCountInString(w))
+				}
+				if n := utf8.RuneCountInString(line); n > columns && word < columns/2 && !strings.HasPrefix(line, "  ") {
+					t.Errorf("%s at %d columns: %d wide: %s", c.CommandPath(), columns, n, line)
+				}
+			}
+		}
+	}
+}
+
+func TestReflow(t *testing.T) {
+	text := "one two three\nfour five\n\nsix\n  seven eight nine ten eleven\n\ntwelve"
+	want := "one two\nthree four\nfive\n\nsix\n  seven eight nine ten eleven\n\ntwelve"
+	if got := reflow(text, 10); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestMisspelt(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"runn"}, `meander has no command "runn"; did you mean 'meander run'?`},
+		{[]string{"xyzzy"}, `meander has no command "xyzzy"` + "\n"},
+		{[]string{"dead", "list-all"}, `meander dead has no command "list-all"`},
+		{[]string{"run", "--grup-size", "3", "x"}, "unknown flag: --grup-size; did you mean --group-size?"},
+		{[]string{"show", "--nast", "x"}, "unknown flag: --nast; did you mean --nats?"},
+		{[]string{"show", "--frobnicate"}, "unknown flag: --frobnicate\n"},
+	} {
+		root := newRoot()
+		root.SetArgs(tt.args)
+		root.SetOut(&bytes.Buffer{})
+		root.SetErr(&bytes.Buffer{})
+		err := root.ExecuteContext(context.Background())
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q: error %v, want one about %s", tt.args, err, tt.want)
+		}
+	}
+}
+
+// Every flag that takes a name completes it, and no completion is of a flag that is gone.
+func TestCompletions(t *testing.T) {
+	var flags []string
+	for _, c := range commandsBelow(newRoot()) {
+		c.Flags().VisitAll(func(f *pflag.Flag) { flags = append(flags, f.Name) })
+		c.PersistentFlags().VisitAll(func(f *pflag.Flag) { flags = append(flags, f.Name) })
+	}
+	for flag := range completions {
+		if !slices.Contains(flags, flag) {
+			t.Errorf("--%s is completed, and is no flag", flag)
+		}
+	}
+	var out bytes.Buffer
+	root := newRoot()
+	root.SetArgs([]string{"__complete", "run", "--estimator", "dance"})
+	root.SetOut(&out)
+	root.SetErr(&bytes.Buffer{})
+	if err := root.ExecuteContext(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(out.String(), "dance_grpo\n") {
+		t.Errorf("completes to %q", out.String())
+	}
+}

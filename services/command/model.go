@@ -1,0 +1,111 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model"
+)
+
+func modelCommand(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "model", Short: "look at model folders", Args: args(noSuchCommand),
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(&cobra.Command{
+		Use:   "info DIR",
+		Short: "family, parameters, dtypes, memory, and what is missing or unsupported",
+		Long: `info reads the configurations and tensor headers of a folder in the diffusers layout,
+not the weights, and says whether meander can run it. Exit status 1 when it cannot.`,
+		Example: `  meander model info deploy/models/signs
+  meander model info signs --json`,
+		Args: args(cobra.ExactArgs(1)),
+		RunE: func(c *cobra.Command, given []string) error {
+			dir, err := model.Find(given[0])
+			if err != nil {
+				return usage(err)
+			}
+			info, err := model.InspectQwenImage(dir)
+			if err != nil {
+				return usage(err)
+			}
+			if info.SchedulerConfig != nil {
+				if _, err := flow.ParseSchedule(info.SchedulerConfig); err != nil {
+					info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
+				}
+			}
+			if a.json {
+				err = json.NewEncoder(c.OutOrStdout()).Encode(infoJSON(info))
+			} else {
+				err = printInfo(c, dir, info)
+			}
+			if err == nil && len(info.Problems) > 0 {
+				return &exitError{status: exitFailed}
+			}
+			return err
+		},
+	})
+	return c
+}
+
+func printInfo(c *cobra.Command, dir string, info *model.Info) error {
+	out := c.OutOrStdout()
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintf(t, "%s (%s), %s\n\nPART\tCLASS\tPARAMETERS\tDTYPES\tFILES\tIN MEMORY\n", info.Name, info.Family, dir)
+	parameters, files, memory := 0, 0, 0
+	for _, p := range info.Parts {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, p.Class, thousands(p.Parameters), strings.Join(p.DTypes, " "), size(int64(p.FileBytes)), size(int64(p.MemoryBytes)))
+		parameters, files, memory = parameters+p.Parameters, files+p.FileBytes, memory+p.MemoryBytes
+	}
+	fmt.Fprintf(t, "all\t\t%s\t\t%s\t%s\n", thousands(parameters), size(int64(files)), size(int64(memory)))
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g\n",
+		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale)
+	if len(info.Reward) > 0 {
+		fmt.Fprintf(out, "reward %s\n", strings.Join(info.Reward, ", "))
+	}
+	if len(info.Problems) == 0 {
+		fmt.Fprintln(out, "loads: yes")
+		return nil
+	}
+	fmt.Fprintf(out, "loads: no, %d problems\n", len(info.Problems))
+	for _, p := range info.Problems {
+		fmt.Fprintf(out, "  %s\n", p)
+	}
+	return nil
+}
+
+func infoJSON(info *model.Info) map[string]any {
+	parts := make([]map[string]any, len(info.Parts))
+	for i, p := range info.Parts {
+		parts[i] = map[string]any{
+			"name": p.Name, "class": p.Class, "parameters": p.Parameters, "dtypes": p.DTypes,
+			"files": p.Files, "file_bytes": p.FileBytes, "memory_bytes": p.MemoryBytes,
+		}
+	}
+	problems := info.Problems
+	if problems == nil {
+		problems = []string{}
+	}
+	return map[string]any{
+		"name": info.Name, "family": info.Family, "parts": parts, "vocabulary": info.Vocabulary,
+		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height, "width": info.Width,
+		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "problems": problems, "loads": len(problems) == 0,
+	}
+}
+
+// thousands groups digits: 1,234,567.
+func thousands(n int) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

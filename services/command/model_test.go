@@ -1,0 +1,36 @@
+package command
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/model/modeltest"
+)
+
+// A folder whose scheduler no rollout can follow does not load, and info says why.
+func TestModelInfo_Scheduler(t *testing.T) {
+	for _, tt := range []struct{ config, want string }{
+		{`{}`, "loads: yes"},
+		{`{"shift": 3, "use_dynamic_shifting": false}`, "loads: yes"},
+		{`{"use_karras_sigmas": true}`, "use_karras_sigmas = true"},
+		{`{"use_exponential_sigmas": true}`, "use_exponential_sigmas = true"},
+		{`{"use_beta_sigmas": true}`, "use_beta_sigmas = true"},
+		{`{"invert_sigmas": true}`, "invert_sigmas = true"},
+		{`{"stochastic_sampling": true, "num_train_timesteps": 500}`, "loads: no, 2 problems"},
+		{`{"shift": "3"}`, "shift"},
+		{`{`, "loads: no, 1 problems\n  read scheduler/scheduler_config.json: not JSON"},
+	} {
+		dir := modeltest.Dir(t, modeltest.Config{})
+		if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(tt.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, _, err := command(t.Context(), "model", "info", dir)
+		var exit *exitError
+		if refused := errors.As(err, &exit) && exit.status == exitFailed; refused == strings.Contains(out, "loads: yes") || !strings.Contains(out, tt.want) {
+			t.Errorf("%s: %v, want %q in\n%s", tt.config, err, tt.want, out)
+		}
+	}
+}

@@ -1,0 +1,341 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// command runs a command line in this process.
+func command(ctx context.Context, args ...string) (stdout, stderr string, err error) {
+	var out, errs bytes.Buffer
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(&out)
+	root.SetErr(&errs)
+	err = root.ExecuteContext(ctx)
+	return out.String(), errs.String(), err
+}
+
+// inEmptyDir moves to a new folder, with the shipped models in reach.
+func inEmptyDir(t *testing.T) string {
+	t.Helper()
+	models, err := filepath.Abs("../../deploy/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	demo, err := filepath.Abs("../../deploy/demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv("MEANDER_MODELS", models)
+	t.Setenv("MEANDER_STORE", "")
+	t.Setenv("MEANDER_NATS_URL", "")
+	if err := os.Symlink(demo, "demo"); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestPlan_Text(t *testing.T) {
+	inEmptyDir(t)
+	if err := os.WriteFile("mixed.jsonl", []byte(`{"prompt": "a \"b\"", "group_size": 2}
+{"prompt": "a \"b\"", "group_size": 3, "num_inference_steps": 4, "height": 32, "width": 32, "reward": [{"name": "ocr", "weight": 2}]}
+{"prompt": "no target", "reward": [{"name": "glyph"}]}
+{"prompt": "x", "group_size": 0}
+{"tag": 3}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"a prompt", []string{"--model", "synthetic", "-n", "4", "a red fox"}, `
+plan       1 group x 4 samples = 4 pictures of 64 x 64 pixels, by synthetic
+prompts    1 prompt, 0 duplicates
+steps      10 a sample, 40 in all, 40 stochastic; 40 model evaluations
+latents    11 states of F32 [16, 64] kept; a sample stores 64.4 KiB
+storage    209.8 KiB of steps (of 8.0 GiB); 48.0 KiB of pictures at most
+reward     jpeg_compressibility (default)
+advantage  flow_grpo, std group (sample, epsilon 0.0001)
+`},
+		{"a table", []string{
+			"--prompts", "demo/words.csv", "--template", `a {colour} sign that says "{prompt}"`, "--batch-size", "2", "--shard", "0/2", "--dedup",
+			"--sde-window", "2:0-5", "--latents-dtype", "F16", "--true-cfg-scale", "4", "--solver", "heun", "--estimator", "diffusion_nft", "--std", "global", "--zero-std", "refill",
+		}, `
+plan       3 groups x 8 samples = 24 pictures of 128 x 64 pixels, by signs
+prompts    6 prompts in demo/words.csv (csv), 1 duplicate left out, 5 chosen, shard 0/2 has 3
+metadata   colour
+batches    2 batches of 2 groups, the last of 1
+steps      10 a sample, 240 in all, 48 stochastic; 864 model evaluations (guidance, scale 4)
+latents    3 states of F16 [32, 64] kept; a sample stores 43.3 KiB
+storage    462.6 KiB of steps (of 8.0 GiB); 576.0 KiB of pictures at most
+reward     glyph (default)
+advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, clamped to 5, zero std: refill
+`},
+		{"prompts that differ, and some that nobody takes", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
+plan       2 groups = 5 samples, by signs
+prompts    5 prompts in mixed.jsonl (json), 1 bad left out, 1 duplicate kept, 4 chosen
+           mixed.jsonl line 5: prompt: want a text
+steps      32 in all, 32 stochastic; 32 model evaluations
+storage    218.3 KiB of steps (of 8.0 GiB); 57.0 KiB of pictures at most
+reward     glyph (default); or ocr x 2
+advantage  flow_grpo, std group (sample, epsilon 0.0001)
+refused    2 prompts, e.g. "no target": ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
+`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			stdout, stderr, err := command(t.Context(), append([]string{"run", "--plan"}, tt.args...)...)
+			if err != nil || stderr != "" {
+				t.Fatalf("%v\n%s", err, stderr)
+			}
+			if got := "\n" + stdout; got != tt.want {
+				t.Errorf("plan%s\nwant%s", got, tt.want)
+			}
+		})
+	}
+	if _, err := os.Stat("meander-data"); err == nil {
+		t.Error("a plan has made a store")
+	}
+}
+
+// Misspelt fields of a file are shown before anything is published.
+func TestPlan_UnknownFields(t *testing.T) {
+	inEmptyDir(t)
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("top.jsonl", `{"prompt": "a", "gruop_size": 4, "tag": "x"}`+"\n")
+	write("nested.jsonl", `{"prompt": "a", "tag": "x", "rollout": {"noise_lvel": 0.5}}`+"\n"+`{"prompt": "b"}`+"\n")
+	top := "top.jsonl line 1: gruop_size = 4: want a field of a prompt, did you mean group_size?"
+	nested := "rollout.noise_lvel: unknown field; did you mean noise_level?"
+	for _, c := range []struct {
+		args []string
+		want []string
+		ok   bool
+	}{
+		{[]string{"run", "--plan", "-f", "top.jsonl"}, []string{top}, false},
+		{[]string{"run", "--plan", "-f", "top.jsonl", "--prompts-format", "meander"}, []string{"refused    1 prompt", "gruop_size: unknown", "did you mean group_size?"}, false},
+		{[]string{"run", "--plan", "-f", "top.jsonl", "--unknown-fields", "warn"}, []string{"metadata   gruop_size, tag"}, true},
+		{[]string{"run", "--plan", "-f", "nested.jsonl"}, []string{"refused    1 prompt", nested, "metadata   tag"}, true},
+		{[]string{"run", "--plan", "-f", "nested.jsonl", "--unknown-fields", "warn"}, []string{"plan       2 groups", "warning    " + nested}, true},
+	} {
+		stdout, stderr, err := command(t.Context(), append(c.args, "--model", "synthetic")...)
+		text := strings.Join(strings.Fields(stdout+stderr), " ")
+		if err != nil {
+			text += " " + err.Error()
+		}
+		for _, want := range c.want {
+			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
+				t.Errorf("%q: no %q in %s", c.args, want, text)
+			}
+		}
+		if (err == nil) != c.ok {
+			t.Errorf("%q: %v", c.args, err)
+		}
+	}
+}
+
+func TestPlan_JSON(t *testing.T) {
+	inEmptyDir(t)
+	stdout, _, err := command(t.Context(), "run", "--dry-run", "--json", "--prompts", "demo/verl-ocr.jsonl", "-n", "4", "--debug", "noise,std", "--height", "32", "--width", "64", "--steps", "5", "--sde-steps", "1,2", "--std", "global")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var line struct{ Plan map[string]any }
+	if err := json.Unmarshal([]byte(stdout), &line); err != nil || strings.Count(stdout, "\n") != 1 {
+		t.Fatalf("no line of JSON: %v\n%s", err, stdout)
+	}
+	elements := 2 * 4 * 64.0
+	steps := 3*(4*elements+tensorBytes) + 5*(4*elements+stepEventBytes+2*tensorBytes) // 3 states, 5 noises
+	pictures := 3 * 32 * 64.0
+	for field, want := range map[string]any{
+		"prompts": 3.0, "groups": 3.0, "refused": 0.0, "samples": 12.0, "batches": []any{3.0}, "model": "signs", "pictures": "64 x 32 pixels",
+		"num_inference_steps": 5.0, "sde_steps": 2.0, "steps": 60.0, "stochastic_steps": 24.0, "evaluations": 60.0,
+		"latents_kept": 3.0, "latents_dtype": "F32", "latents_shape": []any{8.0, 64.0},
+		"bytes_per_sample": steps + pictures, "step_bytes": 12 * steps, "picture_bytes": 12 * pictures,
+		"reward": []any{"glyph"}, "advantage": []any{"flow_grpo, std global (sample, epsilon 0.0001)"},
+	} {
+		if !reflect.DeepEqual(line.Plan[field], want) {
+			t.Errorf("%s is %v, want %v", field, line.Plan[field], want)
+		}
+	}
+	data := line.Plan["data"].(map[string]any)
+	if data["file"] != "demo/verl-ocr.jsonl" || data["records"] != 3.0 || data["duplicates"] != 0.0 || data["chosen"] != 3.0 {
+		t.Errorf("data %v", data)
+	}
+}
+
+// A run says what it will do, then does that: the numbers of its plan are those of what it
+// stored. Shards on different machines paint what the whole paints.
+func TestPlan_IsWhatRuns(t *testing.T) {
+	inEmptyDir(t)
+	digests := func(name string, args ...string) map[string]string {
+		stdout, stderr, err := command(t.Context(), append([]string{
+			"run", "--json", "--model", "synthetic", "--store", name, "--run", "same", "--out", "-", "-n", "2", "--prompts", "demo/words.csv", "--template", "{colour} {prompt}",
+			"--sde-window", "2:0-5", "--latents-dtype", "BF16", "--batch-size", "2", "--estimator", "reinforce_plus_plus",
+		}, args...)...)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, stderr)
+		}
+		if !strings.HasPrefix(stderr, "plan ") {
+			t.Errorf("%s: no plan before the run:\n%s", name, stderr)
+		}
+		out := map[string]string{}
+		dec := json.NewDecoder(strings.NewReader(stdout))
+		for dec.More() {
+			var g struct {
+				UID     string
+				Status  string
+				Members []struct {
+					Seed      uint64 `json:"sample_seed,string"`
+					Digest    string `json:"content_digest"`
+					Advantage *float64
+				}
+			}
+			if err := dec.Decode(&g); err != nil {
+				t.Fatal(err)
+			}
+			for i, m := range g.Members {
+				if m.Advantage == nil {
+					t.Errorf("%s: %s sample %d has no advantage", name, g.UID, i)
+					continue
+				}
+				out[fmt.Sprint(g.UID, " ", i)] = fmt.Sprint(m.Seed, " ", m.Digest, " ", *m.Advantage)
+			}
+		}
+		return out
+	}
+	whole := digests("whole")
+	union := map[string]string{}
+	for shard := range 2 {
+		for k, v := range digests(fmt.Sprint("shard", shard), "--shard", fmt.Sprintf("%d/2", shard)) {
+			union[k] = v
+		}
+	}
+	if len(whole) != 12 || !reflect.DeepEqual(union, whole) {
+		t.Errorf("shards give\n%v\nthe whole\n%v", union, whole)
+	}
+	// The store has what the plan said: within a tenth, for the length of names varies.
+	stdout, _, err := command(t.Context(), "streams", "--store", "whole", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	planned, _, err := command(t.Context(), "run", "--plan", "--json", "--model", "synthetic", "-n", "2", "--prompts", "demo/words.csv", "--sde-window", "2:0-5", "--latents-dtype", "BF16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var plan struct {
+		Plan struct {
+			Steps     int64
+			StepBytes int64 `json:"step_bytes"`
+		}
+	}
+	if err := json.Unmarshal([]byte(planned), &plan); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(stdout) {
+		var s struct {
+			Name            string
+			Messages, Bytes int64
+		}
+		if err := json.Unmarshal([]byte(line), &s); err != nil {
+			t.Fatal(err)
+		}
+		if s.Name == "MDR_STEPS" && (s.Messages != plan.Plan.Steps || s.Bytes < plan.Plan.StepBytes*9/10 || s.Bytes > plan.Plan.StepBytes*11/10) {
+			t.Errorf("%d steps in %d bytes are stored, planned were %d in %d", s.Messages, s.Bytes, plan.Plan.Steps, plan.Plan.StepBytes)
+		}
+	}
+}
+
+// A client of a pipeline plans with what the pipeline says, and gives answers to its
+// reward functions.
+func TestPlan_OfAPipeline(t *testing.T) {
+	inEmptyDir(t)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, stderr, err := command(ctx, "up", "--listen", "127.0.0.1:0", "--log-level", "error")
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, stderr)
+		}
+		ended <- err
+	}()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	deadline := time.Now().Add(30 * time.Second)
+	var stdout string
+	for { // until the sampler has announced its model
+		if _, running := natsd.Running("meander-data"); running {
+			var err error
+			if stdout, _, err = command(t.Context(), "publish", "--plan", "--prompts", "demo/verl-ocr.jsonl"); err == nil && strings.Contains(stdout, "signs") {
+				break
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no model was announced:\n%s", stdout)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if !strings.Contains(stdout, "3 groups x 8 samples = 24 pictures of 128 x 64 pixels, by signs") || !strings.Contains(stdout, "reward     glyph\n") {
+		t.Errorf("plan\n%s", stdout)
+	}
+	for range 2 { // the second time it is the same prompts
+		stdout, stderr, err := command(t.Context(), "publish", "--run", "p", "-n", "1", "--prompts", "demo/verl-ocr.jsonl", "--shard", "1/2")
+		if err != nil {
+			t.Fatalf("%v\n%s", err, stderr)
+		}
+		if want := `accepted  0001-a-red-sign-that-says-open  1 samples x 10 steps  "a red sign that says \"OPEN\""` + "\n"; stdout != want {
+			t.Errorf("published\n%swant\n%s", stdout, want)
+		}
+		if !strings.HasPrefix(stderr, "plan ") {
+			t.Errorf("no plan before publishing:\n%s", stderr)
+		}
+	}
+}
+
+// An answer reaches the reward functions that the model chooses; where nobody says which
+// those are, it is not dropped.
+func TestSettle_GroundTruth(t *testing.T) {
+	prompts, p, err := loadPrompts("--prompts", examples+"verl-ocr.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.settle(prompts, &pipelineFacts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, and the pipeline has not said which reward function compares: name one with --reward") {
+		t.Errorf("without a model: %v", err)
+	}
+	policy := &schemas.Policy{
+		Lane: "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
+		Reward: []string{"glyph", "diversity"},
+	}
+	if _, err := p.settle(prompts, &pipelineFacts{policies: []*schemas.Policy{policy}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"SALE 50%", "42"} {
+		got := event(t, prompts[i]).Reward
+		if !reflect.DeepEqual(got, []schemas.RewardSpec{{Name: "glyph", GroundTruth: want}, {Name: "diversity"}}) {
+			t.Errorf("prompt %d: rewards %+v, want the answer %q", i, got, want)
+		}
+	}
+}

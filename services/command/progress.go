@@ -1,0 +1,224 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+// progress shows how far a run is: a bar on a terminal, a line every few seconds
+// elsewhere. It counts steps by their subjects and never reads a latent.
+type progress struct {
+	out    io.Writer
+	run    string
+	total  int             // groups
+	uids   map[string]bool // those that are not done yet; not changed after the start
+	bars   *mpb.Progress
+	bar    *mpb.Bar
+	ended  chan struct{}
+	closed sync.Once
+
+	// tail is the end of the line. The bar reads it while it draws, and whoever tells the
+	// bar something waits for the drawing: so it is read without the lock.
+	tail atomic.Pointer[string]
+
+	mu     sync.Mutex
+	seen   map[string]bool // uid.sample.step, whatever the attempt
+	steps  int             // T x samples of the prompts accepted so far
+	done   int             // groups closed
+	again  int             // groups asked for in place of others
+	scored int
+}
+
+func newProgress(out io.Writer, machine bool, run string, groups int, pending map[string]bool) *progress {
+	p := &progress{out: out, run: run, total: groups, uids: maps.Clone(pending), seen: map[string]bool{}, ended: make(chan struct{})}
+	p.changed()
+	if boot.IsTerminal(out) && !machine {
+		name := run + " "
+		if width(out) < 80 {
+			name = "" // the numbers matter more
+		}
+		p.bars, p.bar = newBar(out, 0,
+			mpb.PrependDecorators(decor.Name(name)),
+			mpb.AppendDecorators(
+				decor.CountersNoUnit("%d/%d steps"),
+				decor.Any(func(decor.Statistics) string { return "  " + *p.tail.Load() }),
+				decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS),
+			))
+	} else {
+		go p.lines()
+	}
+	return p
+}
+
+// newBar is one bar on a terminal.
+func newBar(out io.Writer, total int64, options ...mpb.BarOption) (*mpb.Progress, *mpb.Bar) {
+	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
+	return bars, bars.New(total, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"), options...)
+}
+
+// endBar leaves the bar as it is on the screen, full when the whole is done.
+func endBar(bars *mpb.Progress, bar *mpb.Bar, whole bool) {
+	if whole {
+		bar.SetTotal(-1, true)
+	}
+	bar.Abort(false) // of a bar that has ended: nothing
+	bars.Wait()
+}
+
+// watch counts what the streams already hold and what comes, until ctx ends.
+func (p *progress) watch(ctx context.Context, b *bus.Bus) {
+	follow := func(stream, filter string, see func(subject string)) {
+		for m, err := range b.Read(ctx, stream, []string{filter}, bus.ReadOptions{Live: true, HeadersOnly: true}) {
+			if err != nil {
+				return // the run, which reads as well, says why
+			}
+			see(m.Subject)
+		}
+	}
+	go follow(schemas.StreamSteps, schemas.Prefix+"step."+p.run+".>", p.step)
+	go follow(schemas.StreamRewards, bus.RewardFilter(p.run, "*", "*"), p.reward)
+}
+
+// receipts handles intake's answers: how much there is to do, and what prompts wait for,
+// once for all of them.
+func (p *progress) receipts() nats.MsgHandler {
+	told := map[string]bool{}
+	return func(m *nats.Msg) {
+		var r schemas.Receipt
+		if schemas.Decode(m.Data, &r) != nil {
+			return
+		}
+		if why, _, _ := strings.Cut(r.Waiting, "; held until"); why != "" && !told[why] {
+			told[why] = true
+			p.note("waiting: " + r.Waiting)
+		}
+		for _, w := range r.Warnings {
+			p.note("warning: " + r.UID + ": " + w)
+		}
+		if r.Accepted {
+			p.expect(int(r.Samples * r.NumInferenceSteps))
+		}
+	}
+}
+
+// expect adds the steps of one accepted prompt to the total.
+func (p *progress) expect(steps int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.steps += steps
+	p.changed()
+}
+
+func (p *progress) step(subject string) {
+	// mdr.v1.step.<run>.<uid>.<sample>.<attempt>.<step>, one token more for a part
+	t := strings.Split(subject, ".")
+	if len(t) != 8 || !p.uids[t[4]] {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen[t[4]+"."+t[5]+"."+t[7]] = true
+	p.changed()
+}
+
+func (p *progress) reward(subject string) {
+	// mdr.v1.reward.<partition>.<run>.<batch>.<uid>.<sample>
+	t := strings.Split(subject, ".")
+	if len(t) != 8 || !p.uids[t[6]] {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.scored++
+	p.changed()
+}
+
+// note prints a line for good, above the bar.
+func (p *progress) note(line string) {
+	out := p.out
+	if p.bars != nil {
+		out = p.bars
+	}
+	fmt.Fprintln(out, line)
+}
+
+func (p *progress) groups(done, refills int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done, p.again = done, refills
+	p.changed()
+}
+
+// changed shows what has changed. The lock is held, but by newProgress.
+func (p *progress) changed() {
+	s := strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
+	if p.again > 0 {
+		s += "  " + strconv.Itoa(p.again) + " refills"
+	}
+	p.tail.Store(&s)
+	if p.bar != nil {
+		steps, total := p.counts()
+		p.bar.SetTotal(int64(total), false)
+		p.bar.SetCurrent(int64(steps))
+	}
+}
+
+// counts are the steps made and to make. The lock is held. Receipts may be lost, and
+// the steps of the last groups are counted after their end is known.
+func (p *progress) counts() (steps, total int) {
+	steps, total = len(p.seen), max(p.steps, len(p.seen))
+	if p.done == p.total {
+		steps = total
+	}
+	return steps, total
+}
+
+// lines reports without a terminal: every few seconds, and at the end.
+func (p *progress) lines() {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.ended:
+			return
+		case <-tick.C:
+			p.print()
+		}
+	}
+}
+
+func (p *progress) print() {
+	p.mu.Lock()
+	steps, total := p.counts()
+	p.mu.Unlock()
+	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load())
+}
+
+func (p *progress) close() {
+	p.closed.Do(func() {
+		close(p.ended)
+		if p.bar == nil {
+			p.print()
+		} else {
+			p.mu.Lock()
+			whole := p.done == p.total
+			p.mu.Unlock()
+			endBar(p.bars, p.bar, whole)
+		}
+	})
+}

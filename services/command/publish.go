@@ -1,0 +1,120 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func publishCommand(a *app) *cobra.Command {
+	var p promptFlags
+	var run string
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "publish [PROMPT ...]",
+		Short: "send prompts to a running pipeline and print what intake answers",
+		Long: `publish sends prompts to a pipeline that runs elsewhere (meander up, or the four
+services) and waits for intake's answer: accepted, or refused with the reason. The
+samples are made in the background; follow them with 'meander watch'.`,
+		Example: `  meander publish --run demo 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
+  meander publish --run demo --prompts prompts.jsonl --group-size 16 --sde-steps 2,3
+  meander publish --nats nats://10.0.0.5:4222 --run demo 'a red sign that says "OPEN"'`,
+		RunE: func(c *cobra.Command, texts []string) error {
+			prompts, err := p.load(texts, c.InOrStdin(), false)
+			if err != nil {
+				return err
+			}
+			if p.plan {
+				return a.planOnly(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
+			}
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			conn, err := a.connect(c.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if err := p.show(c.Context(), conn, nil, run, prompts, c.ErrOrStderr()); err != nil {
+				return err
+			}
+			refused := 0
+			for _, prompt := range prompts {
+				receipt, err := publishOne(c.Context(), conn, run, prompt, wait)
+				if err != nil {
+					return advise(c.Context(), conn.Bus, err)
+				}
+				if a.json {
+					if err := json.NewEncoder(c.OutOrStdout()).Encode(jsonOf(receipt)); err != nil {
+						return err
+					}
+				} else if receipt.Accepted {
+					fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.NumInferenceSteps, prompt.text)
+				} else {
+					fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
+				}
+				for _, w := range receipt.Warnings {
+					fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
+				}
+				if !receipt.Accepted {
+					refused++
+				}
+			}
+			if refused > 0 {
+				return &exitError{status: exitFailed}
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&run, "run", "default", "run the prompts belong to")
+	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer")
+	p.register(c.Flags())
+	return c
+}
+
+func refusal(r *schemas.Receipt) string {
+	switch {
+	case r.Waiting != "":
+		return "held"
+	case r.Code == "stored":
+		return "stored"
+	}
+	return "refused"
+}
+
+// publishOne stores one prompt and waits for the receipt. Without an answer in
+// time the receipt says that the prompt is stored.
+func publishOne(ctx context.Context, conn *connection, run string, p prompt, wait time.Duration) (*schemas.Receipt, error) {
+	if err := schemas.CheckToken("--run", run); err != nil {
+		return nil, usage(err)
+	}
+	if err := p.offload(ctx, conn.Bus); err != nil {
+		return nil, err
+	}
+	data, err := p.encode()
+	if err != nil {
+		return nil, err
+	}
+	answer, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	r, err := client.New(conn.Bus).PublishEncoded(answer, run, data)
+	var refused *client.RefusedError
+	var held *client.HeldError
+	switch {
+	case errors.As(err, &refused), errors.As(err, &held) && ctx.Err() == nil:
+		return r, nil
+	case errors.Is(err, client.ErrNoAnswer) && ctx.Err() == nil:
+		return &schemas.Receipt{Run: run, UID: p.uid, Code: "stored", Error: fmt.Sprintf("no intake answered in %v; the prompt is taken up when one runs", wait)}, nil
+	case err != nil:
+		return nil, fmt.Errorf("prompt %s: %w", p.uid, err)
+	}
+	return r, nil
+}

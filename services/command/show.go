@@ -1,0 +1,217 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func showCommand(a *app) *cobra.Command {
+	var run string
+	c := &cobra.Command{
+		Use:   "show [UID]",
+		Short: "show a group with its trajectories, steps and log-probs; without a uid, the groups of a run",
+		Example: `  meander show
+  meander show 0000-a-red-sign-that-says-open
+  meander show --run demo --json 0000-a-red-sign-that-says-open`,
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: func(c *cobra.Command, given []string) error {
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			conn, err := a.openExisting(c.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if run == "" {
+				if run, err = latestRun(c.Context(), conn.Bus); err != nil {
+					return err
+				}
+			}
+			if err := schemas.CheckToken("--run", run); err != nil {
+				return usage(err)
+			}
+			if len(given) == 0 {
+				return a.showRun(c.Context(), conn.Bus, run, c.OutOrStdout())
+			}
+			if err := schemas.CheckToken("uid", given[0]); err != nil {
+				return usage(err)
+			}
+			return a.showGroup(c.Context(), conn.Bus, run, given[0], c.OutOrStdout())
+		},
+	}
+	c.Flags().StringVar(&run, "run", "", "run; default the latest")
+	return c
+}
+
+func (a *app) showRun(ctx context.Context, b *bus.Bus, run string, out io.Writer) error {
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	if !a.json {
+		fmt.Fprintf(t, "run %s\nUID\tSTATUS\tMEMBERS\tMEAN\tSTD\n", run)
+	}
+	found := 0
+	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")}, bus.ReadOptions{}) {
+		if err != nil {
+			return fmt.Errorf("read advantages: %w", err)
+		}
+		var e schemas.Advantage
+		if bus.Fits(m, &e) != nil {
+			continue // whatever it is, the group's result will take its place
+		}
+		found++
+		if a.json {
+			if err := json.NewEncoder(out).Encode(jsonOf(&e)); err != nil {
+				return err
+			}
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", e.UID, e.Status, len(e.Members), number(e.Mean, "%.4f"), number(e.Std, "%.4f"))
+	}
+	if found == 0 {
+		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s' shows what it has", run, run)
+	}
+	return t.Flush()
+}
+
+func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io.Writer) error {
+	var adv *schemas.Advantage
+	m, err := b.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
+	switch {
+	case err == nil:
+		if a := (&schemas.Advantage{}); bus.Fits(m, a) == nil {
+			adv = a
+		}
+	case !errors.Is(err, bus.ErrNotFound):
+		return err
+	}
+	source := run
+	if adv != nil && adv.SourceRun != "" { // a pass has no trajectories of its own
+		source = adv.SourceRun
+	}
+	var trajectories []*schemas.Trajectory
+	for t, err := range storedTrajectories(ctx, b, source, uid) {
+		if err != nil {
+			return err
+		}
+		trajectories = append(trajectories, t.Trajectory)
+	}
+	slices.SortFunc(trajectories, func(a, b *schemas.Trajectory) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
+	if adv == nil && len(trajectories) == 0 {
+		return fmt.Errorf("run %q has no group %q; 'meander show --run %s' lists the groups", run, uid, run)
+	}
+	if a.json {
+		v := map[string]any{"run": run, "uid": uid, "advantage": nil}
+		if adv != nil {
+			v["advantage"] = jsonOf(adv)
+		}
+		list := make([]any, len(trajectories))
+		for i, t := range trajectories {
+			list[i] = jsonOf(t)
+		}
+		v["trajectories"] = list
+		return json.NewEncoder(out).Encode(v)
+	}
+	why, err := failuresOf(ctx, b, run, uid, adv, trajectories)
+	if err != nil {
+		return err
+	}
+	return printGroup(out, run, uid, adv, trajectories, why)
+}
+
+// failuresOf says why samples of a group have no reward.
+func failuresOf(ctx context.Context, b *bus.Bus, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory) ([]string, error) {
+	if adv == nil {
+		adv = &schemas.Advantage{}
+		for _, t := range trajectories {
+			if t.Error != "" {
+				adv.Members = append(adv.Members, schemas.Member{SampleIndex: t.SampleIndex, Status: schemas.StatusFailed})
+			}
+		}
+	}
+	rewards, err := readRewards(ctx, b, run, uid)
+	if err != nil {
+		return nil, err
+	}
+	var members []memberResult
+	for _, m := range adv.Members {
+		r := memberResult{SampleIndex: m.SampleIndex, Status: m.Status}
+		if reward := rewards[memberKey(uid, m.SampleIndex)]; reward != nil {
+			r.Error = reward.Error
+		}
+		for _, t := range trajectories {
+			if t.SampleIndex == m.SampleIndex && t.Error != "" {
+				r.Error = t.Error
+			}
+		}
+		members = append(members, r)
+	}
+	return failures(members), nil
+}
+
+func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
+	line := func(format string, args ...any) {
+		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out), "\n  "))
+	}
+	line("group %s of run %s", uid, run)
+	if adv != nil && adv.SourceRun != "" {
+		line("a pass over run %s, which made the samples", adv.SourceRun)
+	}
+	if len(trajectories) > 0 {
+		t := trajectories[0]
+		line("prompt %q", t.Prompt)
+		line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
+			t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale)
+		line("schedule %.16s weights %.16s", t.ScheduleDigest, t.WeightsDigest)
+	}
+	if adv == nil {
+		line("the group is still open")
+	} else {
+		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", adv.Status, adv.Estimator, adv.Scale, adv.StdBasis,
+			adv.TrainedSteps, number(adv.Mean, "%.6f"), number(adv.Std, "%.6f"), adv.Error)
+	}
+	if adv != nil {
+		t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+		fmt.Fprintln(t, "\nSAMPLE\tSTATUS\tREWARD\tADVANTAGE\tTRAJECTORY")
+		for _, m := range adv.Members {
+			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\n", m.SampleIndex, m.Status, number(m.Reward, "%.6f"), number(m.Advantage, "%+.6f"), m.TrajectorySeq)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	for _, reason := range why {
+		line("%s", reason)
+	}
+	if len(trajectories) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out, "\nlog-probs by step")
+	steps, heads := &grid{}, make([]string, len(trajectories))
+	for i, tr := range trajectories {
+		heads[i] = fmt.Sprintf("#%d", tr.SampleIndex)
+	}
+	steps.row("step   sigma  runs", heads)
+	for i, kind := range trajectories[0].Transitions {
+		cells := make([]string, len(trajectories))
+		for k, tr := range trajectories {
+			if i < len(tr.LogProbs) {
+				cells[k] = number(tr.LogProbs[i], "%.6f")
+			}
+		}
+		steps.row(fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], kind), cells)
+	}
+	steps.print(out, width(out))
+	return nil
+}

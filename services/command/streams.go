@@ -1,0 +1,198 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+func streamsCommand(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "streams", Short: "how full the streams are, how far their consumers are behind, and what to do about it",
+		Long: `streams shows what each stream holds, its limits and its state, then how far each
+consumer is. A stream that is full refuses what is published: nothing is dropped, and
+what wants to publish waits until there is room.
+
+Exit status: 0 every stream takes events, 1 one does not.`,
+		Example: `  meander streams
+  meander streams limit --max-steps-bytes 32GiB    # of a pipeline that runs, too
+  meander streams purge night`,
+		Args: args(noSuchCommand),
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+			stats, err := conn.Stats(c.Context())
+			if err != nil {
+				return err
+			}
+			faults, err := conn.Faults(c.Context())
+			if err != nil {
+				return err
+			}
+			out := c.OutOrStdout()
+			if a.json {
+				for _, s := range stats {
+					if err := json.NewEncoder(out).Encode(s); err != nil {
+						return err
+					}
+				}
+			} else if err := printStreams(out, stats); err != nil {
+				return err
+			}
+			for _, f := range faults {
+				fmt.Fprintln(c.ErrOrStderr(), paint(c.ErrOrStderr(), sgrRed, boot.Advice(f)))
+			}
+			if len(faults) > 0 {
+				return &exitError{status: exitFailed}
+			}
+			return nil
+		}),
+	}
+	c.AddCommand(limitCommand(a), purgeCommand(a))
+	return c
+}
+
+// printStreams writes a line for each stream, and one for each durable consumer.
+func printStreams(out io.Writer, stats []bus.StreamStats) error {
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "STREAM\tMESSAGES\tSIZE\tLIMIT\tUSED\tKEPT\tSTATE\tNEWEST")
+	for _, s := range stats {
+		newest, used := "-", "-"
+		if !s.Newest.IsZero() {
+			newest = time.Since(s.Newest).Round(time.Second).String() + " ago"
+		}
+		if s.MaxBytes > 0 {
+			used = fmt.Sprintf("%d%%", 100*s.Bytes/uint64(s.MaxBytes))
+		}
+		kept := boot.Age(s.MaxAge).String()
+		if s.MaxAge == 0 {
+			kept = "for ever"
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Messages, size(int64(s.Bytes)), size(s.MaxBytes), used, kept, s.State, newest)
+	}
+	fmt.Fprintln(t, "\nCONSUMER\tSTREAM\tWAITING\tIN HAND\tREDELIVERED")
+	for _, s := range stats {
+		for _, k := range s.Consumers {
+			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\n", k.Name, s.Name, k.Pending, k.AckPending, k.Redelivered)
+		}
+	}
+	return t.Flush()
+}
+
+// watchFaults says which streams take nothing, what to do about it, and when they do
+// again, until ctx ends.
+func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	told := map[string]bool{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		faults, err := b.Faults(ctx)
+		if err != nil {
+			continue // a server that is away is another matter
+		}
+		now := map[string]bool{}
+		for _, f := range faults {
+			if now[f.Name] = true; !told[f.Name] {
+				say(boot.Advice(f))
+			}
+		}
+		for name := range told {
+			if !now[name] {
+				say(name + " takes events again")
+			}
+		}
+		told = now
+	}
+}
+
+// advise adds what to do to the error of a full stream.
+func advise(ctx context.Context, b *bus.Bus, err error) error {
+	if !errors.Is(err, bus.ErrStreamFull) {
+		return err
+	}
+	faults, _ := b.Faults(ctx)
+	for _, f := range faults {
+		err = fmt.Errorf("%w\n%s", err, boot.Advice(f))
+	}
+	return err
+}
+
+func limitCommand(a *app) *cobra.Command {
+	var limits boot.Limits
+	c := &cobra.Command{
+		Use: "limit", Short: "change the limits of streams, while they are in use or not", Args: args(cobra.NoArgs),
+		Long: `limit changes what the flags name and leaves the rest as it is. What waits for room in
+a stream goes on by itself once there is some. A size below what a stream holds is
+refused; a shorter age removes at once what is older.`,
+		Example: `  meander streams limit --max-steps-bytes 32GiB --max-blobs-bytes 32GiB
+  meander streams limit --max-trajectories-age 30d --max-steps-age 31d
+  meander streams limit --max-steps-age forever`,
+		RunE: func(c *cobra.Command, given []string) error {
+			set := limits.Streams()
+			if len(set) == 0 {
+				return usage(errors.New("no limit is given; name one, such as --max-steps-bytes 32GiB"))
+			}
+			if err := limits.Validate(); err != nil {
+				return usage(err)
+			}
+			return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+				if err := conn.SetLimits(c.Context(), set...); err != nil {
+					return err
+				}
+				stats, err := conn.Stats(c.Context())
+				if err != nil {
+					return err
+				}
+				return printStreams(c.OutOrStdout(), stats)
+			})(c, given)
+		},
+	}
+	limits.Flags(c.Flags())
+	return c
+}
+
+func purgeCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "purge RUN ...", Short: "remove all events of runs for good", Args: args(cobra.MinimumNArgs(1)),
+		Long: `purge removes the prompts, requests, steps, trajectories, verdicts, rewards, advantages
+and batches of runs. Pictures stay, since other runs may refer to the same ones, and
+so do dead letters. The id of a purged run must not be used again.`,
+		Example: "  meander streams purge night",
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			for _, run := range given {
+				if err := schemas.CheckToken("RUN", run); err != nil {
+					return usage(err)
+				}
+			}
+			for _, run := range given {
+				n, err := conn.Purge(c.Context(), run)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(c.OutOrStdout(), "run %s: %s removed\n", run, count(int(n), "event"))
+			}
+			return nil
+		}),
+	}
+}
+
+// size is a number of bytes for people.
+func size(n int64) string {
+	if n <= 0 {
+		return "-"
+	}
+	return boot.Bytes(n).Rough()
+}

@@ -1,0 +1,93 @@
+package command
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/natsd"
+)
+
+func upCommand(a *app) *cobra.Command {
+	s := defaultServices()
+	listen := "127.0.0.1:4222"
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "run the whole pipeline in this process until interrupted",
+		Long: `up starts an embedded NATS server on the store and the four services, and serves
+until it is interrupted: the first Ctrl-C finishes the work in hand or hands it
+back, the second one ends the process at once. Whatever was stored is there at the
+next start.`,
+		Example: `  meander up
+  meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
+  meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal, as any NATS client can`,
+		Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !c.Flags().Changed("log-level") {
+				a.logLevel = envOr("MEANDER_LOG_LEVEL", "info")
+			}
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			if err := s.validate(); err != nil {
+				return err
+			}
+			if a.natsURL != "" && c.Flags().Changed("listen") {
+				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen, bus.RedactURL(a.natsURL)))
+			}
+			conn, err := a.open(c.Context(), natsd.MemberOptions{
+				Options: natsd.Options{Listen: listen}, Serves: true, Settings: s.settings,
+				Agree: func(running natsd.Info) error {
+					return fmt.Errorf("a pipeline runs on store %q already: process %d", a.store, running.PID)
+				},
+			}, log)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if err := conn.SetLimits(c.Context(), s.limits.Streams()...); err != nil {
+				return err
+			}
+			s.intake.Models = []string{model.NameOf(s.sampler.Model)}
+			serve := func(ctx context.Context) error { return s.run(ctx, conn, log) }
+			if conn.member == nil {
+				return serve(c.Context())
+			}
+			fmt.Fprintf(c.ErrOrStderr(), "meander is up on %s, store %s\n  publish  meander publish --run demo 'a red sign that says \"OPEN\"'\n  watch    meander watch --run demo\n",
+				conn.member.ClientURL(), a.store)
+			return conn.serve(c.Context(), serve)
+		},
+	}
+	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) {
+		f.StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
+		samplerFlags(f, &s)
+	})
+	section(c.Flags(), limitSection, s.limits.Flags)
+	return c
+}
+
+// samplerFlags are the knobs of the services that run in this process.
+func samplerFlags(of *pflag.FlagSet, s *services) {
+	f := pflag.NewFlagSet("services", pflag.ContinueOnError)
+	f.SortFlags = false
+	f.StringVar(&s.sampler.Model, "model", s.sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
+	f.StringVar(&s.sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
+	f.Float64Var(&s.sampler.AdapterScale, "adapter-scale", s.sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
+	f.IntVar(&s.sampler.Threads, "threads", 0, "threads of the model; 0 for all cores; results do not depend on it")
+	f.IntVar(&s.sampler.Batch, "batch", s.sampler.Batch, "samples denoised together in one micro-batch")
+	f.IntVar(&s.sampler.Workers, "workers", s.sampler.Workers, "micro-batches running side by side")
+	f.IntVar(&s.replicas, "replicas", s.replicas, "copies of each service in this process")
+	f.DurationVar(&s.advantage.GroupTimeout, "group-timeout", s.advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
+	f.StringVar(&s.reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
+	f.DurationVar(&s.reward.ScorePatience, "score-patience", s.reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
+	f.DurationVar(&s.intake.ExternalWait, "external-wait", s.intake.ExternalWait, "how long groups wait for rewards from outside when their prompt has no deadline")
+	f.StringVar(&s.metricsAddr, "metrics-addr", "", "host:port of /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
+	f.DurationVar(&s.ackWait, "ack-wait", s.ackWait, "work of a crashed process is taken up again after this long")
+	s.flags = f
+	of.AddFlagSet(f)
+}

@@ -1,0 +1,283 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// watched are the event kinds of watch, in the order data flows.
+var watched = []struct{ kind, stream, filter string }{
+	{"prompt", schemas.StreamPrompts, "prompt.%s"},
+	{"step", schemas.StreamSteps, "step.%s.>"},
+	{"trajectory", schemas.StreamTrajectories, "trajectory.%s.*.*"},
+	{"reward", schemas.StreamRewards, ""},
+	{"advantage", schemas.StreamAdvantages, "advantage.%s.*"},
+	{"batch", schemas.StreamAdvantages, "batch.%s.*"},
+	{"dead", schemas.StreamDead, "dead.*.%s.*"},
+}
+
+// watcher is one watch command.
+type watcher struct {
+	*app
+	run, uid string
+	kinds    []string
+	count    int
+	printed  int
+}
+
+func watchCommand(a *app) *cobra.Command {
+	w := &watcher{app: a}
+	var since time.Duration
+	var all, live bool
+	names := make([]string, len(watched))
+	for i, w := range watched {
+		names[i] = w.kind
+	}
+	c := &cobra.Command{
+		Use:   "watch",
+		Short: "print events, one line each: what is stored of a run, then what comes",
+		Long: `watch follows a pipeline: one line per event, until interrupted. With --run or --uid
+it begins with what is stored of them; else with what comes from now on. It reads from
+the streams, so it never slows the pipeline down.`,
+		Example: `  meander watch
+  meander watch --run demo --kinds trajectory,reward,advantage
+  meander watch --run demo --uid 0000-a-red-sign-that-says-open --json
+  meander watch --since 10m --count 100`,
+		Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, k := range w.kinds {
+				if !slices.Contains(names, k) {
+					return usage(oneOf("kinds", k, names))
+				}
+			}
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			conn, err := a.openExisting(c.Context(), log)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			from := bus.ReadOptions{}
+			switch named := w.run != "*" || w.uid != ""; {
+			case c.Flags().Changed("since"):
+				from.FromTime = time.Now().Add(-since)
+			case live || !named && !all:
+				from.FromTime = time.Now()
+			}
+			fmt.Fprintf(c.ErrOrStderr(), "watching %s; Ctrl-C ends\n", conn.where)
+			return w.watch(c.Context(), conn, from, c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&w.run, "run", "*", "only this run")
+	f.StringVar(&w.uid, "uid", "", "only this group")
+	f.StringSliceVar(&w.kinds, "kinds", names, "kinds of events to print")
+	f.DurationVar(&since, "since", 0, "begin this long ago")
+	f.BoolVar(&all, "all", false, "begin at the beginning, whatever the run")
+	f.BoolVar(&live, "live", false, "begin now, also of a run or group that is named")
+	f.IntVar(&w.count, "count", 0, "stop after this many events; 0: never")
+	c.MarkFlagsMutuallyExclusive("since", "all", "live")
+	return c
+}
+
+// watching is one kind of events: where it is, and where the next read begins.
+type watching struct {
+	kind, stream, filter string
+	from                 bus.ReadOptions
+}
+
+// errEnough ends a watch that has printed --count events.
+var errEnough = errors.New("enough")
+
+func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOptions, out, stderr io.Writer) error {
+	var sources []*watching
+	for _, k := range watched {
+		if !slices.Contains(w.kinds, k.kind) {
+			continue
+		}
+		filter := bus.RewardFilter(w.run, "*", "*")
+		if k.filter != "" {
+			filter = schemas.Prefix + fmt.Sprintf(k.filter, w.run)
+		}
+		sources = append(sources, &watching{kind: k.kind, stream: k.stream, filter: filter, from: from})
+	}
+	err := w.stored(ctx, conn, sources, out)
+	if err == nil {
+		fmt.Fprintf(stderr, "%s stored; waiting for what comes\n", count(w.printed, "event"))
+		err = w.live(ctx, conn, sources, out)
+	}
+	if errors.Is(err, errEnough) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// stored prints what is there, in the order in which it was stored.
+func (w *watcher) stored(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
+	type head struct {
+		*watching
+		m    *bus.Message
+		next func() (*bus.Message, error, bool)
+	}
+	var heads []*head
+	// advance takes a source's next message, and the source out when it has none.
+	advance := func(h *head) error {
+		m, err, ok := h.next()
+		switch {
+		case err != nil:
+			return fmt.Errorf("watch %s: %w", h.kind, err)
+		case !ok:
+			heads = slices.DeleteFunc(heads, func(x *head) bool { return x == h })
+		default:
+			h.m, h.from = m, bus.ReadOptions{FromSeq: m.Seq + 1}
+		}
+		return nil
+	}
+	for _, s := range sources {
+		next, stop := iter.Pull2(conn.Read(ctx, s.stream, []string{s.filter}, s.from))
+		defer stop()
+		h := &head{watching: s, next: next}
+		heads = append(heads, h)
+		if err := advance(h); err != nil {
+			return err
+		}
+	}
+	for len(heads) > 0 {
+		first := slices.MinFunc(heads, func(a, b *head) int { return a.m.Time.Compare(b.m.Time) })
+		if err := w.print(first.kind, first.m, out); err != nil {
+			return err
+		}
+		if err := advance(first); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// live prints what comes, as it comes.
+func (w *watcher) live(ctx context.Context, conn *connection, sources []*watching, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type item struct {
+		kind string
+		m    *bus.Message
+		err  error
+	}
+	events := make(chan item)
+	for _, s := range sources {
+		s.from.Live = true
+		go func() {
+			for m, err := range conn.Read(ctx, s.stream, []string{s.filter}, s.from) {
+				select {
+				case events <- item{s.kind, m, err}:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e := <-events:
+			if e.err != nil {
+				return fmt.Errorf("watch %s: %w", e.kind, e.err)
+			}
+			if err := w.print(e.kind, e.m, out); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// print is one line, or none for what is not asked for.
+func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
+	line, owner, err := describe(kind, m)
+	if err != nil {
+		line = "unreadable: " + err.Error()
+	}
+	if line == "" || w.uid != "" && owner != w.uid {
+		return nil
+	}
+	if w.json {
+		err = json.NewEncoder(out).Encode(map[string]any{
+			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": jsonOfBytes(m.Data),
+		})
+	} else {
+		_, err = fmt.Fprintf(out, "%s  %-10s %s\n", m.Time.Local().Format("15:04:05.000"), kind, line)
+	}
+	if err != nil {
+		return err
+	}
+	if w.printed++; w.count > 0 && w.printed >= w.count {
+		return errEnough
+	}
+	return nil
+}
+
+// describe is one event in one line, and the uid it belongs to. Parts of a step
+// have no line.
+func describe(kind string, m *bus.Message) (line, uid string, err error) {
+	switch kind {
+	case "prompt":
+		var e schemas.Prompt
+		err = schemas.Decode(m.Data, &e)
+		return fmt.Sprintf("%s %q", e.UID, e.Prompt), e.UID, err
+	case "step":
+		if schemas.IsPart(m.Subject) {
+			return "", "", nil
+		}
+		var e schemas.Step
+		err = schemas.Decode(m.Data, &e)
+		kept := make([]string, len(e.Latents))
+		for i, l := range e.Latents {
+			kept[i] = fmt.Sprint(l.Index)
+		}
+		line = fmt.Sprintf("%s #%d step %d/%d %-4s sigma %.4f -> %.4f  log_prob %s", e.UID, e.SampleIndex, e.StepIndex+1, e.NumInferenceSteps,
+			e.Transition, e.Sigma, e.SigmaNext, number(e.LogProb, "%.6f"))
+		if len(kept) > 0 {
+			line += "  latents " + strings.Join(kept, ",")
+		}
+		return line, e.UID, err
+	case "trajectory":
+		var e schemas.Trajectory
+		err = schemas.Decode(m.Data, &e)
+		return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps in %v %s", e.UID, e.SampleIndex, e.StopReason, len(e.Steps),
+			time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), e.Error)), e.UID, err
+	case "reward":
+		var e schemas.Reward
+		err = schemas.Decode(m.Data, &e)
+		return strings.TrimSpace(fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status, number(e.Reward, "%.4f"), e.Error)), e.UID, err
+	case "advantage":
+		var e schemas.Advantage
+		err = schemas.Decode(m.Data, &e)
+		cells := make([]string, len(e.Members))
+		for i, member := range e.Members {
+			cells[i] = number(member.Advantage, "%+.2f")
+		}
+		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, number(e.Mean, "%.4f"), number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
+	case "batch":
+		var e schemas.Batch
+		err = schemas.Decode(m.Data, &e)
+		return fmt.Sprintf("%s closed: %d groups, %d samples, mean %s", e.Batch, e.Groups, e.Samples, number(e.Mean, "%.4f")), "", err
+	default:
+		var e schemas.Dead
+		err = schemas.Decode(m.Data, &e)
+		return fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Stage, e.Code, firstLine(e.Reason)), e.UID, err
+	}
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime/pprof"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+// tinyBench measures next to nothing, with a model of the given name.
+func tinyBench(dir string) samplerBench {
+	return samplerBench{
+		model: dir, batches: []int{1, 3}, threads: []int{1, 2}, steps: 2, scale: 4, prompt: "a", negative: " ",
+		rounds: 2, round: time.Millisecond, profile: 300 * time.Millisecond,
+	}
+}
+
+func TestBenchSampler(t *testing.T) {
+	t.Setenv("MEANDER_TEST_PEER", "twice")
+	b := tinyBench(modeltest.Dir(t, modeltest.Config{}))
+	b.peer = os.Args[0] + " -test.run=^TestPeerProcess$"
+	var out, stderr bytes.Buffer
+	if err := b.run(t.Context(), &out, &stderr); err != nil {
+		t.Fatalf("%v\n%s", err, &stderr)
+	}
+	report := out.String()
+	for _, want := range []string{"## Loading and memory", "## Speed", "## Share of time per operation", "## Matrix products", "| denoise | all |", "Peak "} {
+		if !strings.Contains(report, want) {
+			t.Errorf("no %q in the report", want)
+		}
+	}
+	for _, threads := range b.threads {
+		for _, batch := range b.batches {
+			if !strings.Contains(report, fmt.Sprintf("\n| %d | %d | meander | ", threads, batch)) {
+				t.Errorf("no row of meander for %d threads, batch %d", threads, batch)
+			}
+			// The peer says it takes 6 s of a batch: 2 + 3 + 1.
+			want := fmt.Sprintf("\n| %d | %d | a peer of %d steps | %.2f | 1500.00 | 2000.00 | 3000.0 | 1000.0 | %.1f |", threads, batch, b.steps, float64(batch)/6, 4000/float64(batch))
+			if !strings.Contains(report, want) {
+				t.Errorf("no row of the peer %q", want)
+			}
+		}
+	}
+	if t.Failed() {
+		t.Log(report)
+	}
+}
+
+// TestPeerProcess is the peer of TestBenchSampler, in a process of its own.
+func TestPeerProcess(t *testing.T) {
+	mode := os.Getenv("MEANDER_TEST_PEER")
+	if mode == "" {
+		t.Skip("only as a peer")
+	}
+	in := bufio.NewScanner(os.Stdin)
+	for n := 0; in.Scan(); n++ {
+		switch {
+		case n == 0:
+			var c peerConfig
+			if err := json.Unmarshal(in.Bytes(), &c); err != nil {
+				t.Fatal(err)
+			}
+			fmt.Printf("{\"engine\": \"a peer of %d steps\"}\n", c.Steps)
+		case mode == "dies":
+			os.Exit(3)
+		case mode == "babbles":
+			fmt.Println("hello")
+		case mode == "empty":
+			fmt.Println("{}")
+		default:
+			fmt.Println(`{"encode": 2, "denoise": 3, "decode": 1, "cpu": 4}`)
+		}
+	}
+}
+
+func TestBenchSamplerPeerFails(t *testing.T) {
+	dir := modeltest.Dir(t, modeltest.Config{})
+	self := os.Args[0] + " -test.run=^TestPeerProcess$"
+	for _, c := range []struct{ mode, peer, want string }{
+		{"dies", self, "ended without an answer"},
+		{"babbles", self, `answer "hello" of the peer`},
+		{"empty", self, "no time"},
+		{"", "/does/not/exist", "--peer"},
+	} {
+		t.Setenv("MEANDER_TEST_PEER", c.mode)
+		b := tinyBench(dir)
+		b.peer = c.peer
+		var out bytes.Buffer
+		if err := b.run(t.Context(), &out, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("peer that %s: error %v, want %q", c.mode, err, c.want)
+		}
+	}
+}
+
+func TestBenchUsage(t *testing.T) {
+	dir := modeltest.Dir(t, modeltest.Config{})
+	for _, line := range [][]string{
+		{"sampler", "--model", "synthetic"},
+		{"sampler", "--model", "/does/not/exist"},
+		{"sampler", "--model", dir, "--batch", "0"},
+		{"sampler", "--model", dir, "--threads", "-1"},
+		{"sampler", "--model", dir, "--true-cfg-scale", "1"},
+		{"sampler", "--model", dir, "--rounds", "0"},
+		{"gemm", "--model", dir, "--kernels", "abacus"},
+		{"gemm", "--model", dir, "--batch", "99999"},
+		{"gemm", "extra"},
+	} {
+		if got := boot.ExitCode(execute(t.Context(), line)); got != boot.ExitUsage {
+			t.Errorf("%q: exit status %d, want %d", line, got, boot.ExitUsage)
+		}
+	}
+}
+
+func TestBenchStops(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	b := tinyBench(modeltest.Dir(t, modeltest.Config{}))
+	var out bytes.Buffer
+	if err := b.run(ctx, &out, io.Discard); err == nil {
+		t.Error("a bench of an ended context succeeds")
+	}
+}
+
+func TestReadProfile(t *testing.T) {
+	var buf bytes.Buffer
+	if err := pprof.StartCPUProfile(&buf); err != nil {
+		t.Fatal(err)
+	}
+	x := make([]float32, 1<<16)
+	for began := time.Now(); time.Since(began) < 300*time.Millisecond; {
+		flow.InitialNoise(x, 1)
+	}
+	pprof.StopCPUProfile()
+	stacks, err := readProfile(buf.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var noise, all int64
+	for _, s := range stacks {
+		if f := s.functions[0]; f == "racecall" || strings.HasPrefix(f, "__tsan") {
+			continue // inside the race detector, which has no Go stack
+		}
+		all += s.count
+		if operationOf(s.functions) == "solver, guidance, noise" {
+			noise += s.count
+		}
+	}
+	if all == 0 || noise < all*8/10 {
+		t.Errorf("%d of %d samples are in the noise, want nearly all", noise, all)
+	}
+	for n := range buf.Len() {
+		if _, err := readProfile(buf.Bytes()[:n]); err == nil {
+			t.Fatalf("a profile cut at %d of %d bytes reads", n, buf.Len())
+		}
+	}
+}
+
+func TestOperationOf(t *testing.T) {
+	const tensor = "github.com/meander-rl/meander/pkg/tensor/cpu."
+	const model = "github.com/meander-rl/meander/pkg/model."
+	for _, c := range []struct {
+		functions []string
+		op, stage string
+	}{
+		{[]string{tensor + "tileAVX512", tensor + "(*slot).store", tensor + "(*linearTask).multiply", tensor + "(*linearTask).part", model + "(*batch).compute"}, "matrix products", "denoise"},
+		{[]string{tensor + "geluAVX512", tensor + "(*Epilogue).apply", tensor + "(*linearTask).finish", model + "(*batch).compute"}, "epilogues: activation, gate, residual", "denoise"},
+		{[]string{tensor + "tileAVX512", tensor + "(*slot).panels", tensor + "(*attentionTask).block", model + "(*QwenImage).DecodePixels"}, "attention", "decode"},
+		{[]string{"runtime.memmove", tensor + "(*convTask).row", model + "(*QwenImage).DecodePixels.func1"}, "convolutions", "decode"},
+		{[]string{tensor + "sum64AVX2", tensor + "(*rowTask).layerNorm", tensor + "(*rowTask).part"}, "layer norm and modulation", "other"},
+		{[]string{"runtime.mallocgc", model + "(*Tokenizer).Encode", model + "promptIDs", model + "(*QwenImage).Encode"}, "tokenizer", "encode"},
+		{[]string{"runtime.scanobject", "runtime.gcDrain", "runtime.gcBgMarkWorker"}, "garbage collection", "other"},
+		{nil, "other", "other"},
+	} {
+		if op, stage := operationOf(c.functions), stageOf(c.functions); op != c.op || stage != c.stage {
+			t.Errorf("%q: %s of %s, want %s of %s", c.functions, op, stage, c.op, c.stage)
+		}
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		values []float64
+		want   float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{4, 1}, 2.5}, {[]float64{9, 1, 2}, 2}} {
+		if got := median(c.values); got != c.want {
+			t.Errorf("median of %v = %g, want %g", c.values, got, c.want)
+		}
+	}
+}
