@@ -70,9 +70,14 @@ var layers = map[string][]string{
 	"services/cmd/meander-advantage": {"services/advantage", "services/internal/boot"},
 	// The all-in-one and command line joins everything.
 	"services/cmd/meander": {"services/command"},
+	// What a program can do with services, without a command line: it stands above them.
+	"services/pipeline": {
+		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
+	},
+	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "services/sampler"},
 	"services/command": {
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
-		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
+		"services/intake", "services/reward", "services/advantage", "services/pipeline", "services/verify", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
@@ -95,6 +100,8 @@ var testLayers = map[string][]string{
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},
 	"services/command":             {"pkg/model/modeltest"},
+	"services/pipeline":            {"pkg/natsd", "pkg/client"},
+	"services/verify":              {"pkg/natsd", "pkg/client", "services/pipeline"},
 	"services/internal/bench":      {"pkg/model/modeltest"},
 }
 

@@ -11,29 +11,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/services/advantage"
-	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
-	"github.com/meander-rl/meander/services/internal/instrument"
-	"github.com/meander-rl/meander/services/reward"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/pipeline"
 )
 
-// services is the configuration of the four services in one process.
+// services is the pipeline of a command that serves one, as its flags set it up.
 type services struct {
-	intake    intake.Config
-	sampler   sampler.Config
-	reward    reward.Config
-	advantage advantage.Config
-	replicas  int
-	// ackWait is that of all four.
-	ackWait time.Duration
+	pipeline.Config
 	// limits are those of streams.
 	limits boot.Limits
 	// metricsAddr is where metrics and health are served; empty: nowhere.
@@ -44,14 +32,7 @@ type services struct {
 	adopted map[string]string
 }
 
-func defaultServices() services {
-	return services{
-		intake: intake.DefaultConfig(), sampler: sampler.DefaultConfig(),
-		reward: reward.DefaultConfig(), advantage: advantage.DefaultConfig(), replicas: 1,
-		// All work is in this process: there is no network to be patient with.
-		ackWait: 5 * time.Second,
-	}
-}
+func defaultServices() services { return services{Config: pipeline.DefaultConfig()} }
 
 // ofProcess are flags of the process alone: another one that goes on has its own.
 var ofProcess = []string{"metrics-addr"}
@@ -125,67 +106,35 @@ func (s *services) refuse(why string) error {
 	return nil
 }
 
-// validate applies what the services share and checks each.
 func (s *services) validate() error {
-	s.intake.AckWait, s.sampler.AckWait, s.reward.AckWait, s.advantage.AckWait = s.ackWait, s.ackWait, s.ackWait, s.ackWait
-	err := errors.Join(s.limits.Validate(), s.intake.Validate(), s.sampler.Validate(), s.reward.Validate(), s.advantage.Validate())
-	if s.replicas < 1 || s.replicas > 64 {
-		err = errors.Join(err, fmt.Errorf("replicas: %d; must be between 1 and 64", s.replicas))
-	}
-	if err != nil {
+	if err := errors.Join(s.limits.Validate(), s.Validate()); err != nil {
 		return usage(err)
 	}
 	return nil
 }
 
-// run serves until ctx ends and everything is drained. The order is the order in
-// which data flows.
+// run serves the pipeline, its metrics and its health until ctx ends and everything is
+// drained.
 func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger) error {
-	b := conn.Bus
-	boot.SpareGC()
-	registry := prometheus.DefaultRegisterer
-	s.intake.Metrics, s.sampler.Metrics, s.reward.Metrics, s.advantage.Metrics = registry, registry, registry, registry
-	defer instrument.Plane(registry, b)()
 	health := boot.NewHealth("meander", boot.NewInstance())
 	_, stop, err := health.Serve("--metrics-addr", s.metricsAddr, log)
 	if err != nil {
 		return err
 	}
 	defer stop()
-	health.Connected(b)
+	health.Connected(conn.Bus)
 	if conn.member != nil {
 		health.Check("store", conn.member.Fault)
 	}
-	s.intake.Health = health.Check
+	s.Health = health.Check
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
-	g, work := errgroup.WithContext(ctx)
-	for range s.replicas {
-		serve := func(name, summary string, run func(zerolog.Logger) error) {
-			g.Go(func() error {
-				log := log.With().Str("service", name).Logger()
-				leave, err := boot.Announce(b, name, summary, boot.NewInstance(), log)
-				if err != nil {
-					return err
-				}
-				defer leave()
-				return run(log)
-			})
-		}
-		serve("intake", intake.Summary, func(log zerolog.Logger) error { return intake.Run(work, s.intake, b, log) })
-		serve("sampler", sampler.Summary, func(log zerolog.Logger) error { return sampler.Run(work, s.sampler, b, log) })
-		serve("reward", reward.Summary, func(log zerolog.Logger) error { return reward.Run(work, s.reward, b, log) })
-		serve("advantage", advantage.Summary, func(log zerolog.Logger) error { return advantage.Run(work, s.advantage, b, log) })
-	}
-	g.Go(func() error { return b.WatchAdvisories(work) })
-	err = g.Wait()
-	switch {
-	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		return nil // stopped before it was up
-	case errors.Is(err, model.ErrUnknown):
+	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) {
 		return usage(err)
+	} else if err != nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 // newRunID is unique and sorts by time.

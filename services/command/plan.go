@@ -84,11 +84,11 @@ type pipelineFacts struct {
 func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *services) (*pipelineFacts, error) {
 	f := &pipelineFacts{streams: map[string]planStream{}}
 	if s != nil {
-		policy, err := policyOf(s.sampler.Model)
+		policy, err := policyOf(s.Sampler.Model)
 		if err != nil {
 			return nil, usage(err)
 		}
-		f.policies, f.reward = []*schemas.Policy{policy}, s.intake.Reward
+		f.policies, f.reward = []*schemas.Policy{policy}, s.Intake.Reward
 	}
 	if conn == nil {
 		for _, spec := range schemas.Streams() {

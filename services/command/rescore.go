@@ -61,8 +61,8 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
 	f.StringVar(&r.pass, "pass", "", "the run that the rewards go into; default <run>--<rewards>")
 	section(f, rewardSection, r.rewards.register)
 	section(f, advantageSection, r.advantage.register)
-	f.StringVar(&r.services.reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
-	f.DurationVar(&r.services.reward.ScorePatience, "score-patience", r.services.reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
+	f.StringVar(&r.services.Reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
+	f.DurationVar(&r.services.Reward.ScorePatience, "score-patience", r.services.Reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
 	f.StringVar(&r.out, "out", "", "folder for results.jsonl; default meander-out/<pass>; - for none")
 	return c
 }
@@ -106,7 +106,7 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := source.apply(r.run, change); err != nil {
 		return usage(err)
 	}
-	if err := reward.CheckNames(r.services.reward, source.rewardNames()); err != nil {
+	if err := reward.CheckNames(r.services.Reward, source.rewardNames()); err != nil {
 		return usage(err)
 	}
 	if err := r.claim(ctx, conn, change); err != nil {
@@ -230,13 +230,13 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	defer stop(nil)
 	var service errgroup.Group
 	service.Go(func() error {
-		err := conn.serve(work, func(ctx context.Context) error { return advantage.Run(ctx, r.services.advantage, conn.Bus, log) })
+		err := conn.serve(work, func(ctx context.Context) error { return advantage.Run(ctx, r.services.Advantage, conn.Bus, log) })
 		if err != nil {
 			stop(err)
 		}
 		return err
 	})
-	err = reward.Rescore(work, r.services.reward, conn.Bus, log, reward.Pass{
+	err = reward.Rescore(work, r.services.Reward, conn.Bus, log, reward.Pass{
 		Samples: todo, Done: progress.add,
 		Change: func(t *schemas.Trajectory) {
 			g := source.groups[t.UID]

@@ -20,7 +20,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/reward"
 )
@@ -105,7 +104,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	}
 	if conn.member != nil {
 		// Better now than after the samples are made.
-		if err := reward.CheckNames(r.services.reward, rewardNames(prompts)); err != nil {
+		if err := reward.CheckNames(r.services.Reward, rewardNames(prompts)); err != nil {
 			return usage(err)
 		}
 	}
@@ -123,7 +122,6 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	// The services end with the run, or when it fails; a service that fails ends the run.
 	work, stop := context.WithCancelCause(ctx)
 	served := make(chan error, 1)
-	r.services.intake.Models = []string{model.NameOf(r.services.sampler.Model)}
 	go func() {
 		err := conn.serve(work, func(ctx context.Context) error { return r.services.run(ctx, conn, log) })
 		if err != nil {

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/natsd"
 )
 
@@ -53,7 +52,6 @@ next start.`,
 			if err := conn.SetLimits(c.Context(), s.limits.Streams()...); err != nil {
 				return err
 			}
-			s.intake.Models = []string{model.NameOf(s.sampler.Model)}
 			serve := func(ctx context.Context) error { return s.run(ctx, conn, log) }
 			if conn.member == nil {
 				return serve(c.Context())
@@ -75,19 +73,19 @@ next start.`,
 func samplerFlags(of *pflag.FlagSet, s *services) {
 	f := pflag.NewFlagSet("services", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.StringVar(&s.sampler.Model, "model", s.sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
-	f.StringVar(&s.sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
-	f.Float64Var(&s.sampler.AdapterScale, "adapter-scale", s.sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
-	f.IntVar(&s.sampler.Threads, "threads", 0, "threads of the model; 0 for all cores; results do not depend on it")
-	f.IntVar(&s.sampler.Batch, "batch", s.sampler.Batch, "samples denoised together in one micro-batch")
-	f.IntVar(&s.sampler.Workers, "workers", s.sampler.Workers, "micro-batches running side by side")
-	f.IntVar(&s.replicas, "replicas", s.replicas, "copies of each service in this process")
-	f.DurationVar(&s.advantage.GroupTimeout, "group-timeout", s.advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
-	f.StringVar(&s.reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
-	f.DurationVar(&s.reward.ScorePatience, "score-patience", s.reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
-	f.DurationVar(&s.intake.ExternalWait, "external-wait", s.intake.ExternalWait, "how long groups wait for rewards from outside when their prompt has no deadline")
+	f.StringVar(&s.Sampler.Model, "model", s.Sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
+	f.StringVar(&s.Sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
+	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
+	f.IntVar(&s.Sampler.Threads, "threads", 0, "threads of the model; 0 for all cores; results do not depend on it")
+	f.IntVar(&s.Sampler.Batch, "batch", s.Sampler.Batch, "samples denoised together in one micro-batch")
+	f.IntVar(&s.Sampler.Workers, "workers", s.Sampler.Workers, "micro-batches running side by side")
+	f.IntVar(&s.Replicas, "replicas", s.Replicas, "copies of each service in this process")
+	f.DurationVar(&s.Advantage.GroupTimeout, "group-timeout", s.Advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
+	f.StringVar(&s.Reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
+	f.DurationVar(&s.Reward.ScorePatience, "score-patience", s.Reward.ScorePatience, "how long a sample is tried again while a reward function is not available")
+	f.DurationVar(&s.Intake.ExternalWait, "external-wait", s.Intake.ExternalWait, "how long groups wait for rewards from outside when their prompt has no deadline")
 	f.StringVar(&s.metricsAddr, "metrics-addr", "", "host:port of /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
-	f.DurationVar(&s.ackWait, "ack-wait", s.ackWait, "work of a crashed process is taken up again after this long")
+	f.DurationVar(&s.AckWait, "ack-wait", s.AckWait, "work of a crashed process is taken up again after this long")
 	s.flags = f
 	of.AddFlagSet(f)
 }

@@ -1,0 +1,62 @@
+package verify
+
+import "fmt"
+
+// Report is what was found in a run.
+type Report struct {
+	Run          string `json:"run"`
+	Trajectories int    `json:"trajectories"`
+	// Failed of the trajectories are of samples that could not be made.
+	Failed int `json:"failed"`
+	// Steps were recomputed; StepsSkipped are stochastic, but their latents were not kept.
+	Steps        int `json:"steps"`
+	StepsSkipped int `json:"steps_skipped"`
+	// StepsGone are events that trajectories name and that are stored no more, or not whole.
+	StepsGone int `json:"steps_gone"`
+	// MaxRatio is the largest |exp(recomputed - stored) - 1| of a log-prob in nats; +Inf where
+	// one is no number.
+	MaxRatio float64 `json:"max_abs_ratio_minus_1"`
+	// Mismatches are what is wrong besides, in the order of the trajectories.
+	Mismatches []Mismatch `json:"mismatches"`
+	// Unproven is why the run counts as not verified although nothing is wrong; empty: it
+	// is verified, or something is wrong.
+	Unproven string `json:"unproven,omitempty"`
+}
+
+// Mismatch is something that does not agree with what a trajectory says of itself.
+type Mismatch struct {
+	UID         string `json:"uid"`
+	SampleIndex int64  `json:"sample_index"`
+	StepIndex   int64  `json:"step_index"` // -1: the trajectory as a whole
+	What        string `json:"what"`
+}
+
+// judge says why nothing, or not all, is proven.
+func (r *Report) judge() {
+	switch {
+	case len(r.Mismatches) > 0:
+	case r.StepsGone > 0:
+		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", events(r.StepsGone))
+	case r.Steps > 0:
+	case r.Failed == r.Trajectories:
+		r.Unproven = "nothing was checked: every sample failed"
+	case r.StepsSkipped > 0:
+		r.Unproven = "nothing was checked: no step has both latents; keep them with --return-steps"
+	default:
+		r.Unproven = "nothing was checked: no step is stochastic, so there are no log-probs"
+	}
+}
+
+// OK says whether the run is verified: every log-prob that it has latents for was recomputed,
+// at least one, and no ratio is further from 1 than tolerance. 0 is for the same build, model
+// and backend; more is for comparing them.
+func (r *Report) OK(tolerance float64) bool {
+	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.Unproven == ""
+}
+
+func events(n int) string {
+	if n == 1 {
+		return "1 step event"
+	}
+	return fmt.Sprintf("%d step events", n)
+}

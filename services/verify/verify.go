@@ -1,0 +1,340 @@
+// Package verify proves what a run has stored. It evaluates the model at the stored latents,
+// recomputes the log-prob of every stochastic step from the stored next latents, and checks
+// schedules, digests and what trajectories say of themselves.
+package verify
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// Options say what a run is recomputed with.
+type Options struct {
+	// Model is a folder in the diffusers layout, or the name of a model; empty: the one that the
+	// trajectories name.
+	Model string
+	// Open is how the model is opened: the adapter that the samples were made with, threads.
+	Open model.OpenOptions
+	// Progress, where set, hears after each trajectory how many are behind.
+	Progress func(trajectories int)
+}
+
+// ModelError says that the model to recompute with cannot be opened.
+type ModelError struct{ Err error }
+
+func (e *ModelError) Error() string { return e.Err.Error() }
+func (e *ModelError) Unwrap() error { return e.Err }
+
+// Run checks every trajectory of a run that is stored on b. What is wrong is in the report;
+// an error means that the run could not be read to its end, or the model not be opened
+// (ModelError).
+func Run(ctx context.Context, b *bus.Bus, run string, o Options) (*Report, error) {
+	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}}
+	defer v.close()
+	if err := v.run(ctx); err != nil {
+		return nil, err
+	}
+	v.report.judge()
+	return &v.report, nil
+}
+
+type verifier struct {
+	bus        *bus.Bus
+	options    Options
+	model      model.Model // opened at the first trajectory, which names it
+	velocities *sampler.Velocities
+	report     Report
+}
+
+func (v *verifier) close() {
+	if v.model != nil {
+		_ = v.model.Close()
+	}
+}
+
+func (v *verifier) run(ctx context.Context) error {
+	filter := schemas.Prefix + "trajectory." + v.report.Run + ".*.*"
+	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
+		if err != nil {
+			return fmt.Errorf("read trajectories: %w", err)
+		}
+		v.report.Trajectories++
+		t := &schemas.Trajectory{}
+		if err := schemas.DecodeValid(m.Data, t); err != nil {
+			v.report.Mismatches = append(v.report.Mismatches, Mismatch{m.Subject, t.SampleIndex, -1, err.Error()})
+			continue
+		}
+		if t.StopReason != schemas.StopCompleted {
+			v.report.Failed++
+			continue
+		}
+		if err := v.trajectory(ctx, t); err != nil {
+			return fmt.Errorf("%s sample %d: %w", t.UID, t.SampleIndex, err)
+		}
+		if v.options.Progress != nil {
+			v.options.Progress(v.report.Trajectories)
+		}
+	}
+	if v.report.Trajectories == 0 {
+		return fmt.Errorf("run %q has no stored trajectories", v.report.Run)
+	}
+	return nil
+}
+
+// open opens the model; name is used where none was asked for.
+func (v *verifier) open(name string) error {
+	if v.model != nil {
+		return nil
+	}
+	m, err := model.Open(cmp.Or(v.options.Model, name), v.options.Open)
+	if err != nil {
+		return &ModelError{err}
+	}
+	v.model, v.velocities = m, sampler.NewVelocities(m)
+	return nil
+}
+
+// trajectory checks one completed trajectory against its steps and the model.
+func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error {
+	if err := v.open(t.Lane); err != nil {
+		return err
+	}
+	s := &sample{verifier: v, t: t}
+	card := v.model.Card()
+	if card.WeightsDigest != t.WeightsDigest {
+		s.fault(-1, "weights_digest: trajectory has %.16s, model %q has %.16s", t.WeightsDigest, card.Name, card.WeightsDigest)
+		return nil
+	}
+	request := requestOf(t)
+	if got := request.ComputeScheduleDigest(); got != t.ScheduleDigest {
+		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", t.ScheduleDigest, got)
+	}
+	steps, err := s.steps(ctx)
+	if err != nil {
+		return err
+	}
+	s.latents = s.storedLatents(steps)
+	if err := s.encode(ctx); err != nil {
+		s.fault(-1, "encode prompt: %v", err)
+		return ctx.Err()
+	}
+	plan := planOf(t)
+	for i := range t.Transitions {
+		if err := s.logProb(ctx, plan, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sample is one trajectory that is checked.
+type sample struct {
+	*verifier
+	t       *schemas.Trajectory
+	latents map[int64][]float32 // [S, C] by index
+	conds   []*model.Conditioning
+}
+
+// fault notes what is wrong with a step, or with the whole (-1).
+func (s *sample) fault(step int64, format string, args ...any) {
+	s.report.Mismatches = append(s.report.Mismatches, Mismatch{s.t.UID, s.t.SampleIndex, step, fmt.Sprintf(format, args...)})
+}
+
+// encode makes the conditioning of the prompt and, with guidance, of the negative prompt.
+func (s *sample) encode(ctx context.Context) (err error) {
+	prompts := []string{s.t.Prompt}
+	if s.t.TrueCFGScale > 1 {
+		prompts = append(prompts, s.t.NegativePrompt)
+	}
+	encode := s.model.Encode
+	if s.t.TruncatePrompt {
+		encode = s.model.EncodeTruncated
+	}
+	s.conds, err = encode(ctx, prompts)
+	return err
+}
+
+// logProb recomputes that of step i, where it has one and both latents were kept.
+func (s *sample) logProb(ctx context.Context, plan flow.Plan, i int) error {
+	stored, index := s.t.LogProbs[i], int64(i)
+	if stored == nil {
+		return nil // an ode step: of a valid trajectory all others have one
+	}
+	x, next := s.latents[index], s.latents[index+1]
+	if x == nil || next == nil {
+		if !slices.Contains(s.t.LatentStepIndices, index) || !slices.Contains(s.t.LatentStepIndices, index+1) {
+			s.report.StepsSkipped++ // else the step event is gone, which is counted
+		}
+		return nil
+	}
+	velocity, err := s.velocity(ctx, x, s.t.Sigmas[i])
+	var got flow.LogProb
+	if err == nil {
+		got, err = flow.Score(plan, i, x, velocity, next)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.fault(index, "%v", err)
+		return nil
+	}
+	s.report.Steps++
+	off := math.Abs(math.Exp(got.Mean-*stored) - 1)
+	if math.IsNaN(off) {
+		off = math.Inf(1)
+	}
+	s.report.MaxRatio = max(s.report.MaxRatio, off)
+	return nil
+}
+
+// steps loads the step events the trajectory names and checks them against it. Those that
+// are gone are counted and nil.
+func (s *sample) steps(ctx context.Context) ([]*schemas.Step, error) {
+	t := s.t
+	if len(t.Steps) != len(t.Transitions) {
+		s.fault(-1, "steps: %d stored, %d were taken", len(t.Steps), len(t.Transitions))
+	}
+	steps := make([]*schemas.Step, len(t.Steps))
+	var content [][32]byte
+	for i, ref := range t.Steps {
+		m, err := s.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
+		var step *schemas.Step
+		if err == nil {
+			if sum := sha256.Sum256(m.Data); hex.EncodeToString(sum[:]) != ref.Digest {
+				s.fault(int64(i), "digest: the stored event has %x, the trajectory says %.16s", sum[:8], ref.Digest)
+				continue
+			}
+			step, err = s.bus.LoadStep(ctx, m)
+		}
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+			s.report.StepsGone++
+			continue
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err != nil && m == nil: // the server does not answer
+			return nil, fmt.Errorf("step %d, sequence %d: %w", i, ref.Seq, err)
+		case err != nil:
+			s.fault(int64(i), "%v", err)
+			continue
+		}
+		s.checkStep(int64(i), step, ref)
+		digest, err := step.ContentDigest()
+		if err != nil {
+			s.fault(int64(i), "%v", err)
+			continue
+		}
+		content = append(content, digest)
+		steps[i] = step
+	}
+	if len(content) == len(steps) {
+		if got := schemas.StepsDigest(content); got != t.ContentDigest {
+			s.fault(-1, "content_digest: stored %.16s, the steps give %.16s", t.ContentDigest, got)
+		}
+	}
+	return steps, nil
+}
+
+// checkStep compares a step event with what its trajectory says of it.
+func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
+	t := s.t
+	if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.Attempt || step.StepIndex != i {
+		s.fault(i, "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID, step.SampleIndex, step.Attempt)
+	}
+	if step.ScheduleDigest != t.ScheduleDigest {
+		s.fault(i, "schedule_digest: %.16s, the trajectory has %.16s", step.ScheduleDigest, t.ScheduleDigest)
+	}
+	if int(i) < len(t.LogProbs) && !sameNumber(step.LogProb, t.LogProbs[i]) {
+		s.fault(i, "log_prob: the event has %s, the trajectory %s", number(step.LogProb), number(t.LogProbs[i]))
+	}
+}
+
+// storedLatents are the latents by index, decoded to float32, of the steps that are there.
+func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
+	t := s.t
+	latents := map[int64][]float32{}
+	whole := true
+	for i, step := range steps {
+		if step == nil {
+			whole = false
+			continue
+		}
+		for _, l := range step.Latents {
+			if !slices.Equal(l.Tensor.Shape, t.LatentsShape) || len(t.LatentsShape) != 2 {
+				s.fault(int64(i), "latents %d: shape %v, the trajectory has %v", l.Index, l.Tensor.Shape, t.LatentsShape)
+				continue
+			}
+			x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
+			if err := tensor.DType(l.Tensor.DType).DecodeFloats(x, l.Tensor.Data); err != nil {
+				s.fault(int64(i), "latents %d: %v", l.Index, err)
+				continue
+			}
+			latents[l.Index] = x
+		}
+	}
+	if kept := slices.Sorted(maps.Keys(latents)); whole && !slices.Equal(kept, t.LatentStepIndices) {
+		s.fault(-1, "latent_step_indices: stored %v, the trajectory says %v", kept, t.LatentStepIndices)
+	}
+	return latents
+}
+
+// velocity is the guided model output [S, C] at (x, sigma).
+func (s *sample) velocity(ctx context.Context, x []float32, sigma float32) ([]float32, error) {
+	row := sampler.Row{Dst: make([]float32, len(x)), X: x, Sigma: sigma, Cond: s.conds[0], Scale: s.t.TrueCFGScale}
+	if len(s.conds) == 2 {
+		row.Negative = s.conds[1]
+	}
+	faults, err := s.velocities.Eval(ctx, []sampler.Row{row}, int(s.t.Height), int(s.t.Width))
+	if err == nil {
+		err = faults[0]
+	}
+	return row.Dst, err
+}
+
+func planOf(t *schemas.Trajectory) flow.Plan {
+	p := flow.Plan{
+		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProb: flow.LogProbKind(t.LogProbKind), Solver: flow.Solver(t.Solver),
+		Storage: tensor.DType(t.LatentsDType), Seed: t.SampleSeed,
+	}
+	for _, kind := range t.Transitions {
+		p.Transitions = append(p.Transitions, flow.Transition(kind))
+	}
+	return p
+}
+
+// requestOf holds the fields of the schedule digest.
+func requestOf(t *schemas.Trajectory) *schemas.Request {
+	return &schemas.Request{
+		Sigmas: t.Sigmas, Transitions: t.Transitions, NoiseLevel: t.NoiseLevel, Solver: t.Solver, LogProbKind: t.LogProbKind,
+		LatentsDType: t.LatentsDType, TrueCFGScale: t.TrueCFGScale, Height: t.Height, Width: t.Width,
+	}
+}
+
+func sameNumber(a, b *float64) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+func number(v *float64) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprint(*v)
+}

@@ -1,0 +1,177 @@
+package verify_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// The samples of each run here: steps of one sample, the stochastic among them, of which each
+// has both latents.
+const steps, stochastic, samples = 4, 2, 2
+
+// sampled is a bus that holds the run r1.
+func sampled(t *testing.T) *bus.Bus {
+	t.Helper()
+	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Close() })
+	if err := b.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model = "synthetic"
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- pipeline.Run(ctx, b, config, zerolog.Nop()) }()
+	defer func() {
+		stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	prompt := &schemas.Prompt{
+		UID: "p1", Prompt: "a red fox", Seed: new(int64(5)), GroupSize: new(int64(samples)), NumInferenceSteps: new(int64(steps)),
+		Height: new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0), NegativePrompt: new("a fox"),
+		Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
+	}
+	if _, err := client.New(b).Publish(t.Context(), "r1", prompt); err != nil {
+		t.Fatal(err)
+	}
+	for group, err := range client.New(b).Advantages(t.Context(), "r1") {
+		if err != nil || group.Status != schemas.StatusComplete {
+			t.Fatal(err, group)
+		}
+		break
+	}
+	return b
+}
+
+// forge stores the first trajectory of r1 once more, changed, in a run of its own.
+func forge(t *testing.T, b *bus.Bus, run string, change func(*schemas.Trajectory)) {
+	t.Helper()
+	trajectory, err := client.New(b).Trajectory(t.Context(), "r1", "p1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trajectory.Run = run
+	change(trajectory)
+	p := b.NewPublisher(1, 1<<20)
+	defer p.Close()
+	if _, err := p.Publish(t.Context(), trajectory); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRun(t *testing.T) {
+	b := sampled(t)
+	var seen []int
+	report, err := verify.Run(t.Context(), b, "r1", verify.Options{Progress: func(n int) { seen = append(seen, n) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !report.OK(0) || report.Trajectories != samples || report.Steps != samples*stochastic || report.MaxRatio != 0 {
+		t.Errorf("a run as it was made: %+v", report)
+	}
+	if !slices.Equal(seen, []int{1, 2}) {
+		t.Errorf("progress %v, want each trajectory", seen)
+	}
+
+	forge(t, b, "moved", func(t *schemas.Trajectory) { t.LogProbs[1] = new(*t.LogProbs[1] + 0.25) })
+	forge(t, b, "scaled", func(t *schemas.Trajectory) { t.TrueCFGScale = 3 })
+	forge(t, b, "swapped", func(t *schemas.Trajectory) { t.Steps[1], t.Steps[2] = t.Steps[2], t.Steps[1] })
+	forge(t, b, "reworded", func(t *schemas.Trajectory) { t.Prompt = "a blue fox" })
+	forge(t, b, "weights", func(t *schemas.Trajectory) { t.WeightsDigest = strings.Repeat("0", 64) })
+	for _, c := range []struct {
+		run, want string
+		ratio     bool
+	}{
+		{"moved", "log_prob: the event has", true},
+		{"scaled", "schedule_digest: stored", true},
+		{"swapped", "holds step 2 of p1", false},
+		{"reworded", "", true},
+		{"weights", "weights_digest: trajectory has", false},
+	} {
+		report, err := verify.Run(t.Context(), b, c.run, verify.Options{})
+		if err != nil {
+			t.Errorf("%s: %v", c.run, err)
+			continue
+		}
+		said := fmt.Sprint(report.Mismatches)
+		if report.OK(0) || !strings.Contains(said, c.want) || c.ratio != (report.MaxRatio > 0) {
+			t.Errorf("%s: %+v; want it found, %q said, a ratio other than 1: %v", c.run, report, c.want, c.ratio)
+		}
+	}
+}
+
+// What is gone is counted, and keeps the run from being verified.
+func TestRun_Unproven(t *testing.T) {
+	b := sampled(t)
+	trajectory, err := client.New(b).Trajectory(t.Context(), "r1", "p1", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Delete(t.Context(), schemas.StreamSteps, trajectory.Steps[3].Seq); err != nil {
+		t.Fatal(err)
+	}
+	report, err := verify.Run(t.Context(), b, "r1", verify.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report.OK(0) || report.StepsGone != 1 || len(report.Mismatches) != 0 || !strings.Contains(report.Unproven, "1 step event gone") {
+		t.Errorf("without one step: %+v", report)
+	}
+}
+
+func TestRun_Errors(t *testing.T) {
+	b := sampled(t)
+	if _, err := verify.Run(t.Context(), b, "r1", verify.Options{Model: "/does/not/exist"}); err == nil {
+		t.Error("a model that is not there: no error")
+	} else if _, ok := errors.AsType[*verify.ModelError](err); !ok {
+		t.Errorf("a model that is not there: %v, want a ModelError", err)
+	}
+	if _, err := verify.Run(t.Context(), b, "nobody", verify.Options{}); err == nil || !strings.Contains(err.Error(), `run "nobody" has no stored trajectories`) {
+		t.Errorf("a run that is not there: %v", err)
+	}
+}
+
+func TestReport_OK(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		report    verify.Report
+		tolerance float64
+		want      bool
+	}{
+		{"all right", verify.Report{Steps: 1}, 0, true},
+		{"off", verify.Report{Steps: 1, MaxRatio: 1e-6}, 0, false},
+		{"off within the tolerance", verify.Report{Steps: 1, MaxRatio: 1e-6}, 1e-5, true},
+		{"a mismatch", verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{}}}, 1, false},
+		{"unproven", verify.Report{Unproven: "nothing was checked"}, 1, false},
+	} {
+		if got := c.report.OK(c.tolerance); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
