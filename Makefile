@@ -107,7 +107,7 @@ generate-check: ## fail when the generated files are stale
 golden: build/golden-venv/ok ## rebuild the goldens of models, schedules and the text reward (Python, pinned requirements)
 	build/golden-venv/bin/python deploy/golden/make_schedules.py pkg/flow/testdata/diffusers.json
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
-	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/testdata/golden
+	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/qwenimage/testdata/golden
 
 build/golden-venv/ok: deploy/golden/requirements.txt
 	python3 -m venv build/golden-venv

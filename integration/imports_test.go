@@ -48,8 +48,13 @@ var layers = map[string][]string{
 	"pkg/tensor/reference":              {"pkg/tensor"},
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
-	"pkg/model":                         {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors"}, // the CPU where no device is given
-	"pkg/model/modeltest":               {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/model":                         {"pkg/tensor", "pkg/safetensors"},
+	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/model/tokenizer":               {"pkg/safetensors"},
+	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer"}, // the CPU where no device is given
+	"pkg/model/synthetic":               {"pkg/model"},
+	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
+	"pkg/model/modeltest":               {"pkg/tensor", "pkg/safetensors"},
 	"pkg/bus":                           {"schemas"},
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":             nil,
@@ -57,7 +62,7 @@ var layers = map[string][]string{
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
-	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "services/internal/instrument"},
+	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/safetensors", "services/internal/instrument"},
 	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/bus", "services/internal/instrument"},
@@ -74,14 +79,14 @@ var layers = map[string][]string{
 	"services/pipeline": {
 		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
 	},
-	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/tensor", "services/sampler"},
+	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "services/sampler"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
 		"services/intake", "services/reward", "services/advantage", "services/pipeline", "services/verify", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/tensor", "pkg/tensor/cpu", "services/sampler", "services/advantage", "services/internal/boot",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "services/sampler", "services/advantage", "services/internal/boot",
 	},
 }
 
@@ -90,7 +95,10 @@ var testLayers = map[string][]string{
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
-	"pkg/model":                    {"pkg/model/modeltest", "pkg/tensor/reference"},
+	"pkg/model/nn":                 {"pkg/tensor/cpu"},
+	"pkg/model/tokenizer":          {"pkg/model/modeltest"},
+	"pkg/model/qwenimage":          {"pkg/model/modeltest", "pkg/tensor/reference"},
+	"pkg/model/modeltest":          {"pkg/model/qwenimage"},
 	"pkg/client":                   {"pkg/natsd"},
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/natsd"},
@@ -134,7 +142,7 @@ var dependencies = map[string]dependency{
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration"}},
 	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/command"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
-	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model"}},
+	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model/tokenizer"}},
 	"pgregory.net/rapid":                    {why: "laws, tested with generated cases", tests: true},
 }
 
@@ -307,11 +315,11 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 	}
 	services := []string{"services/intake", "services/sampler", "services/reward", "services/advantage"}
 	forbidden := map[string][]string{
-		"pkg/flow":    {"pkg/model", "pkg/bus", "schemas"},
-		"pkg/model":   {"pkg/flow", "pkg/bus", "schemas"},
-		"pkg/bus":     {"pkg/natsd", "pkg/flow", "pkg/model"},
-		"pkg/client":  {"pkg/natsd", "pkg/flow", "pkg/model"},
-		"schemas/gen": {"pkg/bus", "pkg/natsd"},
+		"pkg/flow":           {"pkg/model", "pkg/bus", "schemas"},
+		"pkg/model/families": {"pkg/flow", "pkg/bus", "schemas"},
+		"pkg/bus":            {"pkg/natsd", "pkg/flow", "pkg/model"},
+		"pkg/client":         {"pkg/natsd", "pkg/flow", "pkg/model"},
+		"schemas/gen":        {"pkg/bus", "pkg/natsd"},
 	}
 	for _, s := range services {
 		forbidden[s] = append(slices.Clone(services), "pkg/natsd", "services/internal/boot")

@@ -78,7 +78,9 @@ func TestLane_MissingLatents(t *testing.T) {
 // so, which its trajectories tell.
 func TestLane_LongPrompt(t *testing.T) {
 	t.Parallel()
-	w := start(t, func(c *config) { c.sampler.Model = filepath.Join("..", "pkg", "model", "testdata", "golden", "full") })
+	w := start(t, func(c *config) {
+		c.sampler.Model = filepath.Join("..", "pkg", "model", "qwenimage", "testdata", "golden", "full")
+	})
 	prompt := &schemas.Prompt{
 		UID: "long", Prompt: strings.Repeat("a red fox, ", 200), GroupSize: new(int64(2)), Height: new(int64(16)), Width: new(int64(16)),
 		NumInferenceSteps: new(int64(2)), TrueCFGScale: new(1.0),

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/synthetic"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -20,7 +20,7 @@ const (
 )
 
 // field is the velocity of a prompt.
-func field(t *testing.T, m *model.Synthetic, prompt string) (flow.Velocity, *model.Mixture) {
+func field(t *testing.T, m *synthetic.Model, prompt string) (flow.Velocity, *synthetic.Mixture) {
 	t.Helper()
 	cond, err := m.Encode(t.Context(), []string{prompt})
 	if err != nil {
@@ -35,9 +35,9 @@ func field(t *testing.T, m *model.Synthetic, prompt string) (flow.Velocity, *mod
 	}, mix
 }
 
-func oneField(t *testing.T, cfg model.SyntheticConfig, prompt string) (flow.Velocity, *model.Mixture) {
+func oneField(t *testing.T, cfg synthetic.Config, prompt string) (flow.Velocity, *synthetic.Mixture) {
 	t.Helper()
-	m, err := model.NewSyntheticWith(cfg)
+	m, err := synthetic.NewWith(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestSynthetic_GaussianChain(t *testing.T) {
 	if raceEnabled {
 		samples = 300
 	}
-	velocity, mix := oneField(t, model.SyntheticConfig{Components: 1, MinStd: std, MaxStd: std, Contrast: 1}, "a green hill")
+	velocity, mix := oneField(t, synthetic.Config{Components: 1, MinStd: std, MaxStd: std, Contrast: 1}, "a green hill")
 	sigmas := even(steps)
 	for _, kind := range []flow.Transition{flow.ODE, flow.SDE, flow.CPS, flow.DanceSDE} {
 		t.Run(string(kind), func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestSynthetic_MixtureMarginals(t *testing.T) {
 	if raceEnabled {
 		samples = 200
 	}
-	velocity, mix := field(t, model.NewSynthetic(), "a blue cat")
+	velocity, mix := field(t, synthetic.New(), "a blue cat")
 	for _, c := range cases {
 		t.Run(fmt.Sprintf("%s, %d steps", c.kind, c.steps), func(t *testing.T) {
 			sigmas := even(c.steps)
@@ -221,7 +221,7 @@ type moments struct {
 	count                  float64
 }
 
-func newMoments(mix *model.Mixture, sigma float64) *moments {
+func newMoments(mix *synthetic.Mixture, sigma float64) *moments {
 	m := &moments{mean: make([]float64, dims), variance: make([]float64, dims)}
 	mix.Marginal(m.mean, m.variance, sigma)
 	return m
@@ -319,7 +319,7 @@ func largest(x []float64) int {
 func TestSynthetic_ConvergenceOrder(t *testing.T) {
 	t.Parallel()
 	const first, last = 0.9, 0.1
-	velocity, mix := oneField(t, model.SyntheticConfig{Components: 3, MinStd: 0.4, MaxStd: 0.6, Contrast: 0.3}, "orange and teal")
+	velocity, mix := oneField(t, synthetic.Config{Components: 3, MinStd: 0.4, MaxStd: 0.6, Contrast: 0.3}, "orange and teal")
 	start := make([]float32, dims)
 	flow.InitialNoise(start, 5)
 	truth := rungeKutta(mix, start, first, last, 400)
@@ -371,7 +371,7 @@ func TestSynthetic_ConvergenceOrder(t *testing.T) {
 
 // rungeKutta integrates the mixture's velocity with the classical method. The state is
 // float64; only the velocity is rounded.
-func rungeKutta(mix *model.Mixture, start []float32, first, last float64, steps int) []float64 {
+func rungeKutta(mix *synthetic.Mixture, start []float32, first, last float64, steps int) []float64 {
 	x, point, v := make([]float64, dims), make([]float32, dims), make([]float32, dims)
 	for i := range x {
 		x[i] = float64(start[i])

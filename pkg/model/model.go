@@ -1,11 +1,17 @@
-// Package model holds the text-to-image flow-matching networks behind one interface:
-// text to conditioning, conditioning and noisy latents to a velocity, latents to a
-// picture. It knows no schedule, no solver and no message; the sampler service joins
-// a Model with those through a velocity function.
+// Package model is what every text-to-image flow-matching network has in common: text to
+// conditioning, conditioning and noisy latents to a velocity, latents to an image. It
+// knows no schedule, no solver and no message; the sampler service joins a Model with
+// those through a velocity function.
+//
+// The networks themselves are families, one package each below this one. A Registry lists
+// those that a program can open, by the _class_name of a folder's model_index.json; the
+// families of this project are in pkg/model/families. What the rest of the pipeline must
+// know about a model, and differs from one to the next, is in its Card.
 //
 // Conventions, the same for every family: latents are packed tokens [S, C] in row-major
-// order, S = (height/16)*(width/16), C the channels of a token. The forward process is
-// x = (1-sigma)*x0 + sigma*eps, and the velocity estimates eps - x0.
+// order, S = (height/P)*(width/P) with P the edge of a token in pixels, C the channels of
+// a token. The forward process is x = (1-sigma)*x0 + sigma*eps, and the velocity estimates
+// eps - x0.
 package model
 
 import (
@@ -13,12 +19,12 @@ import (
 	"errors"
 	"fmt"
 	"image"
+	"strings"
 )
 
 // Card is what the rest of the pipeline must know about a model.
 type Card struct {
-	// Name tells this model from others, Family the architecture, such as qwen-image
-	// or synthetic.
+	// Name tells this model from others, Family the architecture.
 	Name, Family string
 	// WeightsDigest is the SHA-256 of the weights in hex: equal digests, equal velocities
 	// on one build.
@@ -37,10 +43,15 @@ type Card struct {
 	Reward []string
 	// MaxPixels bounds height*width.
 	MaxPixels int
-	// MaxPromptTokens bounds Conditioning.Tokens.
+	// MaxPromptTokens bounds the tokens of a prompt, in the family's own count.
 	MaxPromptTokens int
+	// NegativePrompt is what guidance leads away from where a prompt does not say.
+	NegativePrompt string
 	// CFGRule is how the velocities of a prompt and of its negative are combined.
 	CFGRule string
+	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
+	// them.
+	Conditioning []string
 	// Backend names what computes, e.g. cpu/avx512.
 	Backend string
 }
@@ -69,15 +80,69 @@ func (c Card) Tokens(height, width int) (int, error) {
 	return (height / edge) * (width / edge), nil
 }
 
+// CheckRows checks what all families ask of the arguments of Velocity and returns S. What
+// a conditioning's tensors hold is the family's to check, their shapes too.
+func (c Card) CheckRows(dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) (tokens int, err error) {
+	if tokens, err = c.Tokens(height, width); err != nil {
+		return 0, err
+	}
+	if len(dst) != len(x) || len(sigma) != len(x) || len(cond) != len(x) {
+		return 0, fmt.Errorf("velocity of %d rows: %d results, %d sigmas, %d conditionings; must be as many of each", len(x), len(dst), len(sigma), len(cond))
+	}
+	size := tokens * c.LatentChannels
+	for i := range x {
+		switch {
+		case len(x[i]) != size || len(dst[i]) != size:
+			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(x[i]), len(dst[i]), size)
+		case !(sigma[i] >= 0 && sigma[i] <= maxSigma):
+			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be 0 to 1", i, sigma[i])
+		}
+		if err := cond[i].fits(c.Conditioning); err != nil {
+			return 0, fmt.Errorf("velocity row %d: conditioning: %w", i, err)
+		}
+	}
+	return tokens, nil
+}
+
 // Conditioning is an encoded prompt. It is immutable: rows of a batch may share one.
 type Conditioning struct {
 	// Prompt is the text it was made from.
 	Prompt string
-	// Embeds [Tokens, Width] is all that a velocity depends on.
-	Embeds        []float32
-	Tokens, Width int
-	// Cut is how many tokens of the prompt in its template were dropped (EncodeTruncated).
+	// Tensors is all that a velocity depends on, one for each name of Card.Conditioning, in
+	// that order.
+	Tensors []Tensor
+	// Cut is how many tokens of the prompt were dropped (EncodeTruncated).
 	Cut int
+}
+
+// Tensor is a named part of a conditioning, row-major. Masks are 0 and 1.
+type Tensor struct {
+	Name  string
+	Shape []int
+	Data  []float32
+}
+
+// fits checks names and sizes; c may be nil.
+func (c *Conditioning) fits(names []string) error {
+	if c == nil {
+		return errors.New("none")
+	}
+	if len(c.Tensors) != len(names) {
+		return fmt.Errorf("%d tensors; must be %s", len(c.Tensors), strings.Join(names, ", "))
+	}
+	for i, t := range c.Tensors {
+		if t.Name != names[i] {
+			return fmt.Errorf("tensor %d: %q; must be %s", i, t.Name, names[i])
+		}
+		n := 1
+		for _, d := range t.Shape {
+			n *= d
+		}
+		if n != len(t.Data) {
+			return fmt.Errorf("%s: %v in %d elements", t.Name, t.Shape, len(t.Data))
+		}
+	}
+	return nil
 }
 
 // ErrPrompt is wrapped by the errors of a prompt that the model cannot take, however often
@@ -107,8 +172,11 @@ type Model interface {
 	// depend on the rows beside it. dst[i] must not overlap any x. All rows are pictures
 	// of height x width pixels. On an error dst holds no result.
 	Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) error
-	// Decode turns latents [S, C] into a picture of height x width pixels.
+	// Decode turns latents [S, C] into an image of height x width pixels.
 	Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error)
+	// MemoryBytes returns the memory of the weights, and that of everything kept between
+	// calls besides.
+	MemoryBytes() (weights, working int)
 	// Close frees what the model holds.
 	Close() error
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 )
 
 func modelCommand(a *app) *cobra.Command {
@@ -26,11 +27,11 @@ not the weights, and says whether meander can run it. Exit status 1 when it cann
   meander model info signs --json`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
-			dir, err := model.Find(given[0])
+			dir, family, err := families.All().Find(given[0])
 			if err != nil {
 				return usage(err)
 			}
-			info, err := model.InspectQwenImage(dir)
+			info, err := family.Inspect(dir)
 			if err != nil {
 				return usage(err)
 			}

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
@@ -128,18 +128,7 @@ func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *service
 
 // policyOf is what a sampler of this process will announce, from the model's files alone.
 func policyOf(name string) (*schemas.Policy, error) {
-	if name == model.SyntheticName {
-		c := model.NewSynthetic().Card()
-		return &schemas.Policy{
-			Lane: c.Name, Model: c.Name, LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
-			Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps), TrueCFGScale: c.TrueCFGScale, Reward: c.Reward,
-		}, nil
-	}
-	dir, err := model.Find(name)
-	if err != nil {
-		return nil, err
-	}
-	info, err := model.InspectQwenImage(dir)
+	info, err := families.All().Inspect(name)
 	if err != nil {
 		return nil, err
 	}

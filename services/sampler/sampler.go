@@ -26,6 +26,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -59,6 +60,8 @@ type Config struct {
 	MaxDeliver int `koanf:"max_deliver" help:"failures of a request before it fails for good; a killed or restarted process counts for a tenth of one"`
 	// DrainTimeout bounds the samples in hand at shutdown; what is not finished is handed back.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in hand at shutdown; the rest is handed back"`
+	// Models is the families that Model may be of.
+	Models model.Registry `koanf:"-"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
 }
@@ -68,6 +71,7 @@ func DefaultConfig() Config {
 	return Config{
 		Model: "signs", AdapterScale: 1, Batch: 8, Workers: max(1, runtime.NumCPU()/2), PublishWindowMiB: 64,
 		AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second,
+		Models: families.All(),
 	}
 }
 
@@ -116,7 +120,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	m, err := model.Open(cfg.Model, model.OpenOptions{Threads: cfg.Threads, Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale})
+	m, err := cfg.Models.Open(cfg.Model, model.Options{Threads: cfg.Threads, Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale})
 	if err != nil {
 		return err
 	}
@@ -165,7 +169,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 		AckWait: cfg.AckWait, MaxDeliver: cfg.MaxDeliver, DrainTimeout: cfg.DrainTimeout,
 		// Twice the batch: while one sample is decoded and stored, the next denoises.
 		Slots:    2 * cfg.Batch * cfg.Workers,
-		OnGiveUp: s.fail, Families: families,
+		OnGiveUp: s.fail, Families: kin,
 	}, s.handle)
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -180,8 +184,8 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	return err
 }
 
-// families are the run and the group of a request.
-func families(m *bus.Message) []string {
+// kin are the run and the group of a request.
+func kin(m *bus.Message) []string {
 	t := strings.Split(schemas.MessageID(m.Subject), ".") // request.<run>.<lane>.<uid>.<sample>
 	return []string{t[1], t[1] + "." + t[3]}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler"
@@ -28,7 +29,9 @@ type Options struct {
 	// trajectories name.
 	Model string
 	// Open is how the model is opened: the adapter that the samples were made with, threads.
-	Open model.OpenOptions
+	Open model.Options
+	// Models is the families that it may be of; empty: those of this project.
+	Models model.Registry
 	// Progress, where set, hears after each trajectory how many are behind.
 	Progress func(trajectories int)
 }
@@ -43,6 +46,9 @@ func (e *ModelError) Unwrap() error { return e.Err }
 // an error means that the run could not be read to its end, or the model not be opened
 // (ModelError).
 func Run(ctx context.Context, b *bus.Bus, run string, o Options) (*Report, error) {
+	if o.Models == nil {
+		o.Models = families.All()
+	}
 	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}}
 	defer v.close()
 	if err := v.run(ctx); err != nil {
@@ -100,7 +106,7 @@ func (v *verifier) open(name string) error {
 	if v.model != nil {
 		return nil
 	}
-	m, err := model.Open(cmp.Or(v.options.Model, name), v.options.Open)
+	m, err := v.options.Models.Open(cmp.Or(v.options.Model, name), v.options.Open)
 	if err != nil {
 		return &ModelError{err}
 	}

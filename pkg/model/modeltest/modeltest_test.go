@@ -3,8 +3,8 @@ package modeltest_test
 import (
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -13,7 +13,7 @@ func TestDir_loadsAndPaints(t *testing.T) {
 		{},
 		{DType: tensor.BF16, Heads: 3, HeadDim: 12, Depth: 2, TextWidth: 24, TextDepth: 2, Base: 6, Height: 16, Width: 48, Steps: 7},
 	} {
-		m, err := model.OpenQwenImage(modeltest.Dir(t, c), model.QwenImageOptions{Threads: 1})
+		m, err := qwenimage.Open(modeltest.Dir(t, c), qwenimage.Options{Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}

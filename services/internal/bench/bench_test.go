@@ -168,17 +168,17 @@ func TestReadProfile(t *testing.T) {
 
 func TestOperationOf(t *testing.T) {
 	const tensor = "github.com/meander-rl/meander/pkg/tensor/cpu."
-	const model = "github.com/meander-rl/meander/pkg/model."
+	const model = "github.com/meander-rl/meander/pkg/model/"
 	for _, c := range []struct {
 		functions []string
 		op, stage string
 	}{
-		{[]string{tensor + "tileAVX512", tensor + "(*slot).store", tensor + "(*linearTask).multiply", tensor + "(*linearTask).part", model + "(*batch).compute"}, "matrix products", "denoise"},
-		{[]string{tensor + "geluAVX512", tensor + "(*Epilogue).apply", tensor + "(*linearTask).finish", model + "(*batch).compute"}, "epilogues: activation, gate, residual", "denoise"},
-		{[]string{tensor + "tileAVX512", tensor + "(*slot).panels", tensor + "(*attentionTask).block", model + "(*QwenImage).DecodePixels"}, "attention", "decode"},
-		{[]string{"runtime.memmove", tensor + "(*convTask).row", model + "(*QwenImage).DecodePixels.func1"}, "convolutions", "decode"},
+		{[]string{tensor + "tileAVX512", tensor + "(*slot).store", tensor + "(*linearTask).multiply", tensor + "(*linearTask).part", model + "qwenimage.(*batch).compute", model + "qwenimage.(*Model).Velocity"}, "matrix products", "denoise"},
+		{[]string{tensor + "geluAVX512", tensor + "(*Epilogue).apply", tensor + "(*linearTask).finish", model + "qwenimage.(*batch).compute", model + "qwenimage.(*Model).Velocity"}, "epilogues: activation, gate, residual", "denoise"},
+		{[]string{tensor + "tileAVX512", tensor + "(*slot).panels", tensor + "(*attentionTask).block", model + "qwenimage.(*Model).DecodePixels"}, "attention", "decode"},
+		{[]string{"runtime.memmove", tensor + "(*convTask).row", model + "qwenimage.(*Model).DecodePixels.func1"}, "convolutions", "decode"},
 		{[]string{tensor + "sum64AVX2", tensor + "(*rowTask).layerNorm", tensor + "(*rowTask).part"}, "layer norm and modulation", "other"},
-		{[]string{"runtime.mallocgc", model + "(*Tokenizer).Encode", model + "promptIDs", model + "(*QwenImage).Encode"}, "tokenizer", "encode"},
+		{[]string{"runtime.mallocgc", model + "tokenizer.(*Tokenizer).Encode", model + "qwenimage.promptIDs", model + "qwenimage.(*Model).Encode"}, "tokenizer", "encode"},
 		{[]string{"runtime.scanobject", "runtime.gcDrain", "runtime.gcBgMarkWorker"}, "garbage collection", "other"},
 		{nil, "other", "other"},
 	} {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -92,7 +93,7 @@ func (g *gemmBench) shapes(ctx context.Context, dir string, batch int) ([]gemmSh
 	if err := json.Unmarshal(data, &c); err != nil {
 		return nil, fmt.Errorf("transformer/config.json: %w", err)
 	}
-	m, err := model.OpenQwenImage(dir, model.QwenImageOptions{Threads: 1})
+	m, err := families.All().Open(dir, model.Options{Threads: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +107,7 @@ func (g *gemmBench) shapes(ctx context.Context, dir string, batch int) ([]gemmSh
 		return nil, err
 	}
 	d := c.Heads * c.HeadDim
-	image, text := 2*batch*tokens, batch*(conds[0].Tokens+conds[1].Tokens)
+	image, text := 2*batch*tokens, batch*(rowsOf(conds[0])+rowsOf(conds[1]))
 	shapes := []gemmShape{{"image in", image, d, card.LatentChannels}, {"text in", text, d, c.TextWidth}}
 	for _, s := range []struct {
 		name string
@@ -118,6 +119,9 @@ func (g *gemmBench) shapes(ctx context.Context, dir string, batch int) ([]gemmSh
 	}
 	return append(shapes, gemmShape{"image out", image, card.LatentChannels, d}), nil
 }
+
+// rowsOf is the tokens of a prompt: the rows of its first tensor.
+func rowsOf(c *model.Conditioning) int { return c.Tensors[0].Shape[0] }
 
 // measure returns the best rate of the product and of the peak loop, in GFLOP/s.
 func (g *gemmBench) measure(c *cpu.CPU, s gemmShape) (best, peak float64) {

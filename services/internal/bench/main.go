@@ -18,7 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -111,12 +111,12 @@ runs on the core only ever makes a round longer. The report is Markdown.`,
 	return c
 }
 
-// findFolder is model.Find for what is measured here: real checkpoints only.
+// findFolder is the folder of what is measured here: real checkpoints only.
 func findFolder(name string) (string, error) {
-	if name == model.SyntheticName {
-		return "", boot.Usage(fmt.Errorf("--model: the %s model has no network to measure; name a folder in the diffusers layout", name))
+	dir, family, err := families.All().Find(name)
+	if err == nil && dir == "" {
+		err = fmt.Errorf("--model: the %s model has no network to measure; name a folder in the diffusers layout", family.Name)
 	}
-	dir, err := model.Find(name)
 	if err != nil {
 		return "", boot.Usage(err)
 	}

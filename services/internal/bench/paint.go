@@ -39,7 +39,7 @@ func (t timing) over(n int) timing {
 
 // painter does the sampler service's work without its events.
 type painter struct {
-	model            *model.QwenImage
+	model            model.Model
 	plan             flow.Plan
 	prompt, negative string
 	scale            float64
@@ -47,7 +47,7 @@ type painter struct {
 	seed             uint64
 }
 
-func newPainter(m *model.QwenImage, b *samplerBench, threads int) (*painter, error) {
+func newPainter(m model.Model, b *samplerBench, threads int) (*painter, error) {
 	card := m.Card()
 	schedule, err := flow.ParseSchedule(card.SchedulerConfig)
 	if err != nil {

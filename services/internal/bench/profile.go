@@ -67,15 +67,14 @@ var (
 		{"cpu.(*rowTask).", "RMS and L2 norms, elements"},
 		{"cpu.(*CPU).Upsample2", "upsampling"},
 		{"flow.", "solver, guidance, noise"},
-		{"model.promptIDs", "tokenizer"},
+		{"tokenizer.(*Tokenizer).", "tokenizer"},
 		{"runtime.gcBgMarkWorker", "garbage collection"},
 	}
 	stageFunctions = []struct{ function, name string }{
-		{"model.(*QwenImage).Encode", "encode"},
-		{"model.(*QwenImage).encodeOne", "encode"},
+		{".(*Model).Encode", "encode"},
 		{"main.(*painter).denoise", "denoise"},
-		{"model.(*batch).compute", "denoise"},
-		{"model.(*QwenImage).Decode", "decode"},
+		{".(*Model).Velocity", "denoise"},
+		{".(*Model).Decode", "decode"},
 	}
 )
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
@@ -44,8 +45,8 @@ func (b *samplerBench) check() error {
 	return err
 }
 
-func (b *samplerBench) open(threads int) (*model.QwenImage, error) {
-	return model.OpenQwenImage(b.dir, model.QwenImageOptions{Threads: threads, PromptCacheBytes: -1})
+func (b *samplerBench) open(threads int) (model.Model, error) {
+	return families.All().Open(b.dir, model.Options{Threads: threads, PromptCacheBytes: -1})
 }
 
 func (b *samplerBench) run(ctx context.Context, out, stderr io.Writer) error {
@@ -111,7 +112,7 @@ func (b *samplerBench) memory(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-func (b *samplerBench) paintOnce(ctx context.Context, m *model.QwenImage, threads, batch int) error {
+func (b *samplerBench) paintOnce(ctx context.Context, m model.Model, threads, batch int) error {
 	p, err := newPainter(m, b, threads)
 	if err != nil {
 		return err
@@ -175,7 +176,7 @@ func (b *samplerBench) card() (model.Card, error) {
 }
 
 // compare measures one combination. Who goes first alternates.
-func (b *samplerBench) compare(ctx context.Context, out io.Writer, m *model.QwenImage, other *peer, threads, batch int) error {
+func (b *samplerBench) compare(ctx context.Context, out io.Writer, m model.Model, other *peer, threads, batch int) error {
 	p, err := newPainter(m, b, threads)
 	if err != nil {
 		return err

@@ -1,0 +1,17 @@
+// Package families lists the model families of this project, for the programs that open
+// models by name.
+package families
+
+import (
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/synthetic"
+)
+
+// All is every family, each a line. A program that knows more appends to it.
+func All() model.Registry {
+	return model.Registry{
+		qwenimage.Family(),
+		synthetic.Family(),
+	}
+}

@@ -1,0 +1,130 @@
+package model
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Family is an architecture: how its checkpoints are told from others and opened.
+type Family struct {
+	// Name is the Card.Family of its models, such as qwen-image.
+	Name string
+	// Class is the _class_name in the model_index.json of its folders, such as
+	// QwenImagePipeline. A family without one needs no folder: its Name opens it.
+	Class string
+	// Open loads the checkpoint in a folder; "" where the family needs none.
+	Open func(dir string, o Options) (Model, error)
+	// Inspect describes the checkpoint in a folder without reading its weights. Whatever
+	// Open would refuse is in Info.Problems; an error means that there is no checkpoint.
+	Inspect func(dir string) (*Info, error)
+}
+
+// Options change what a family opens. The zero value changes nothing.
+type Options struct {
+	// Device computes, and stays the caller's; default a CPU of Threads threads.
+	Device tensor.Device
+	// Threads is how many threads that CPU has; default GOMAXPROCS. Results do not depend on
+	// it.
+	Threads int
+	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale how much of
+	// it, default 1.
+	Adapter      string
+	AdapterScale float64
+	// PromptCacheBytes bounds the conditionings that are kept; 0 is the family's default,
+	// negative keeps none.
+	PromptCacheBytes int
+}
+
+// Registry is the families that a program knows.
+type Registry []Family
+
+// ErrUnknown is wrapped by the errors for a name that is no model, and for a folder of no
+// known family.
+var ErrUnknown = errors.New("no such model")
+
+// maxIndexFile bounds model_index.json, in bytes.
+const maxIndexFile = 1 << 20
+
+// Find returns the folder of the model called name, "" for a family that needs none, and
+// its family. A name is that of a family without folders, a folder with a
+// model_index.json, or the name of one that ships (see findFolder).
+func (r Registry) Find(name string) (dir string, f Family, err error) {
+	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
+		return "", r[i], nil
+	}
+	dir, tried := findFolder(name)
+	if dir == "" {
+		return "", f, fmt.Errorf("model %q: %w: want %sa folder with a model_index.json; looked in %s",
+			name, ErrUnknown, r.named(), strings.Join(tried, ", "))
+	}
+	class, err := classOf(dir)
+	if err != nil {
+		return "", f, fmt.Errorf("model %q: %w", name, err)
+	}
+	var known []string
+	for _, f := range r {
+		if f.Class == class && class != "" {
+			return dir, f, nil
+		}
+		if f.Class != "" {
+			known = append(known, f.Class)
+		}
+	}
+	return "", f, fmt.Errorf("model %q: %w: model_index.json: _class_name: %.80q; must be one of %s",
+		name, ErrUnknown, class, strings.Join(known, ", "))
+}
+
+// named lists the families that need no folder, for an error.
+func (r Registry) named() string {
+	var b strings.Builder
+	for _, f := range r {
+		if f.Class == "" {
+			fmt.Fprintf(&b, "%q or ", f.Name)
+		}
+	}
+	return b.String()
+}
+
+// classOf reads the class of the pipeline in a folder.
+func classOf(dir string) (class string, err error) {
+	folder, err := safetensors.OpenFolder(dir)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	b, err := folder.Read("model_index.json", maxIndexFile)
+	if err != nil {
+		return "", err
+	}
+	var index struct {
+		Class string `json:"_class_name"`
+	}
+	if err := json.Unmarshal(b, &index); err != nil {
+		return "", fmt.Errorf("read model_index.json: %w", err)
+	}
+	return index.Class, nil
+}
+
+// Open returns the model called name, as Find finds it. The caller closes it.
+func (r Registry) Open(name string, o Options) (Model, error) {
+	dir, f, err := r.Find(name)
+	if err != nil {
+		return nil, err
+	}
+	return f.Open(dir, o)
+}
+
+// Inspect describes the model called name without reading its weights.
+func (r Registry) Inspect(name string) (*Info, error) {
+	dir, f, err := r.Find(name)
+	if err != nil {
+		return nil, err
+	}
+	return f.Inspect(dir)
+}

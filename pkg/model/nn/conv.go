@@ -1,0 +1,60 @@
+package nn
+
+import "github.com/meander-rl/meander/pkg/tensor"
+
+// Conv is a convolution with bias. Images are channels last.
+type Conv struct {
+	W    tensor.Kernel
+	Bias tensor.Vector
+}
+
+// Bytes returns the memory of the weights, 0 without.
+func (c *Conv) Bytes() int {
+	if c == nil || c.W == nil {
+		return 0
+	}
+	return c.W.Bytes() + VectorBytes(c.Bias)
+}
+
+// Conv reads a [out, in, k, k] kernel.
+func (l *Loader) Conv(name string, out, in, k int) Conv {
+	w, ok := l.Array(name+".weight", out, in, k, k)
+	bias := l.Vector(name+".bias", out)
+	if !ok || bias == nil {
+		return Conv{}
+	}
+	return Conv{W: l.device.Kernel(w), Bias: bias}
+}
+
+// CausalConv reads a [out, in, k, k, k] kernel that is causal over time and keeps its last
+// temporal slice: all that acts on a single frame, before which there are only zeros.
+func (l *Loader) CausalConv(name string, out, in, k int) Conv {
+	before := l.kept
+	w, ok := l.Array(name+".weight", out, in, k, k, k)
+	l.kept = before + (l.kept-before)/k
+	bias := l.Vector(name+".bias", out)
+	if !ok || bias == nil {
+		return Conv{}
+	}
+	slice := k * k * w.DType.Size()
+	last := make([]byte, 0, out*in*slice)
+	for i := range out * in {
+		last = append(last, w.Data[(i*k+k-1)*slice:(i+1)*k*slice]...)
+	}
+	return Conv{W: l.device.Kernel(tensor.Array{DType: w.DType, Shape: []int{out, in, k, k}, Data: last}), Bias: bias}
+}
+
+// Pointwise reads a kernel of one tap as a projection; ones is its trailing dimensions.
+func (l *Loader) Pointwise(name string, out, in, ones int) Linear {
+	shape := []int{out, in}
+	for range ones {
+		shape = append(shape, 1)
+	}
+	w, ok := l.Array(name+".weight", shape...)
+	bias := l.Vector(name+".bias", out)
+	if !ok || bias == nil {
+		return Linear{}
+	}
+	w.Shape = shape[:2]
+	return Linear{W: l.device.Weight(w), Bias: bias}
+}

@@ -1,0 +1,54 @@
+package nn
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io/fs"
+	"path"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+)
+
+// Digest is the SHA-256 of a model: name, length and contents of every file that decides
+// its results, in a fixed order.
+type Digest struct{ h hash.Hash }
+
+// NewDigest is that of no files.
+func NewDigest() *Digest { return &Digest{sha256.New()} }
+
+// Write adds bytes as they are. It never fails.
+func (d *Digest) Write(b []byte) (int, error) { return d.h.Write(b) }
+
+// File adds a file.
+func (d *Digest) File(name string, b []byte) {
+	fmt.Fprintf(d.h, "%s %d\n", name, len(b))
+	d.h.Write(b)
+}
+
+// Files adds those of names that are in the folder, each of at most limit bytes.
+func (d *Digest) Files(folder *safetensors.Folder, limit int64, names ...string) error {
+	for _, name := range names {
+		b, err := folder.Read(name, limit)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		d.File(name, b)
+	}
+	return nil
+}
+
+// Archive adds the files of a checkpoint, headers included.
+func (d *Digest) Archive(part string, a *safetensors.Archive) {
+	for _, f := range a.Files() {
+		d.File(path.Join(part, f.Name), f.Bytes)
+	}
+}
+
+// Hex returns the digest of what was added so far.
+func (d *Digest) Hex() string { return hex.EncodeToString(d.h.Sum(nil)) }

@@ -1,0 +1,157 @@
+// Package nn is what the networks of several families are made of: weights by name from
+// checkpoints, projections and convolutions, rotary positions, adapters, caches, and the
+// checks of configurations. It knows no family.
+package nn
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Loader takes the tensors of one checkpoint by name. It collects every missing and
+// mis-shaped tensor and at the end everything unexpected, for one error. Shapes are
+// compared before memory is taken, so what it allocates is bounded by the files.
+type Loader struct {
+	archive *safetensors.Archive
+	device  tensor.Device   // takes what is read; nil in a dry run
+	dry     bool            // only check, read nothing
+	kept    int             // elements that stay in memory
+	used    map[string]bool // names in the files
+	missing []string
+	shapes  []string
+	failed  error // the first read that failed
+	// Prefix goes before every name, to make it the one in the files.
+	Prefix string
+	// Ignored says which other names may be there; nil is none.
+	Ignored func(name string) bool
+}
+
+// NewLoader loads onto a device; without one it only checks.
+func NewLoader(a *safetensors.Archive, d tensor.Device) *Loader {
+	return &Loader{archive: a, device: d, dry: d == nil, used: map[string]bool{}}
+}
+
+// Expect notes a tensor and reports whether it is there with that shape.
+func (l *Loader) Expect(name string, shape ...int) bool {
+	name = l.Prefix + name
+	l.used[name] = true
+	info, ok := l.archive.Info(name)
+	switch {
+	case !ok:
+		l.missing = append(l.missing, name)
+	case !slices.Equal(info.Shape, shape):
+		l.shapes = append(l.shapes, fmt.Sprintf("%s %v, want %v", name, info.Shape, shape))
+	case !info.DType.Float():
+		l.shapes = append(l.shapes, fmt.Sprintf("%s has type %s", name, info.DType))
+	default:
+		return true
+	}
+	return false
+}
+
+// Array returns a tensor as it is in the file; ok is false where Expect or a dry run says
+// no. Its bytes are the file's: they hold until the archive is closed.
+func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
+	if !l.Expect(name, shape...) {
+		return a, false
+	}
+	info, _ := l.archive.Info(l.Prefix + name)
+	l.kept += info.Elements()
+	if l.dry {
+		return a, false
+	}
+	data, err := l.archive.Bytes(l.Prefix + name)
+	if err != nil {
+		if l.failed == nil {
+			l.failed = err
+		}
+		return a, false
+	}
+	return tensor.Array{DType: info.DType, Shape: shape, Data: data}, true
+}
+
+// Vector puts the n elements of a tensor of any shape on the device.
+func (l *Loader) Vector(name string, shape ...int) tensor.Vector {
+	a, ok := l.Array(name, shape...)
+	if !ok {
+		return nil
+	}
+	return l.device.Vector(a)
+}
+
+// Holds reports whether what was asked for so far has been read: not in a dry run, nor
+// when something was wrong.
+func (l *Loader) Holds() bool {
+	return !l.dry && !l.faulty()
+}
+
+// Has reports whether the files have a tensor, whatever its shape.
+func (l *Loader) Has(name string) bool {
+	_, ok := l.archive.Info(l.Prefix + name)
+	return ok
+}
+
+// Table puts a matrix on the device, to gather rows from.
+func (l *Loader) Table(name string, rows, cols int) tensor.Matrix {
+	a, ok := l.Array(name, rows, cols)
+	if !ok {
+		return tensor.Matrix{}
+	}
+	return l.device.Table(a)
+}
+
+func (l *Loader) faulty() bool {
+	return len(l.missing) > 0 || len(l.shapes) > 0 || l.failed != nil
+}
+
+// Finish returns everything that was wrong.
+func (l *Loader) Finish() error {
+	var unexpected []string
+	for _, name := range l.archive.Names() {
+		if !l.used[name] && (l.Ignored == nil || !l.Ignored(name)) {
+			unexpected = append(unexpected, name)
+		}
+	}
+	if l.failed != nil {
+		return l.failed
+	}
+	var parts []string
+	for _, p := range []struct {
+		what  string
+		names []string
+	}{{"missing", l.missing}, {"unexpected", unexpected}, {"of another shape", l.shapes}} {
+		if len(p.names) > 0 {
+			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what, Shorten(p.names)))
+		}
+	}
+	if len(parts) > 0 {
+		return errors.New(strings.Join(parts, "; "))
+	}
+	return nil
+}
+
+// Shorten joins names, leaving out what no reader needs.
+func Shorten(names []string) string {
+	const most = 12
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}
+
+// count returns the parameters of an archive by type.
+func count(a *safetensors.Archive) (parameters int, types []string) {
+	seen := map[string]bool{}
+	for _, name := range a.Names() {
+		info, _ := a.Info(name)
+		parameters += info.Elements()
+		seen[string(info.DType)] = true
+	}
+	return parameters, slices.Sorted(maps.Keys(seen))
+}

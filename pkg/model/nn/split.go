@@ -1,0 +1,65 @@
+package nn
+
+import (
+	"context"
+	"sync"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Split runs f for parts of 0..n side by side, as many as the device is worth, each in a
+// session of its own. A panic surfaces in the caller, who may recover from it.
+func Split(ctx context.Context, d tensor.Device, n int, f func(s tensor.Session, from, to int) error) error {
+	parts := min(n, d.Parallel())
+	if parts <= 1 {
+		return d.Run(ctx, false, func(s tensor.Session) error { return f(s, 0, n) })
+	}
+	errs, faults := make([]error, parts), make([]any, parts)
+	var group sync.WaitGroup
+	for i := range parts {
+		from, to := i*n/parts, (i+1)*n/parts
+		run := func() {
+			defer func() { faults[i] = recover() }()
+			errs[i] = d.Run(ctx, false, func(s tensor.Session) error { return f(s, from, to) })
+		}
+		if i == parts-1 {
+			run()
+			break
+		}
+		group.Go(run)
+	}
+	group.Wait()
+	for _, f := range faults {
+		if f != nil {
+			panic(f)
+		}
+	}
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Indices is memory for the lists of a pass. It grows to the largest seen and stays.
+type Indices struct {
+	ints []int32
+	used int
+	// Sequences is a list of such lists.
+	Sequences [][]int32
+}
+
+// Reset gives everything back.
+func (x *Indices) Reset() { x.used, x.Sequences = 0, x.Sequences[:0] }
+
+// Take returns n elements that live until Reset.
+func (x *Indices) Take(n int) []int32 {
+	if x.used+n > len(x.ints) {
+		// Slices handed out before keep the old block alive.
+		x.ints, x.used = make([]int32, max(2*len(x.ints), n, 256)), 0
+	}
+	s := x.ints[x.used : x.used+n : x.used+n]
+	x.used += n
+	return s
+}

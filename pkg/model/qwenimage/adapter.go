@@ -1,0 +1,72 @@
+package qwenimage
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/model/nn"
+)
+
+// WithAdapters returns the model as it was opened plus the adapters, whatever adapters m
+// has. No files are read: projections that no adapter touches are shared, as are text
+// encoder, autoencoder, threads and conditionings. Its Card has a digest of its own. Both
+// models stay usable and each must be closed. No adapters give the base again.
+//
+// An adapter that does not fit is an error that names all its wrong modules.
+func (m *Model) WithAdapters(adapters ...nn.Weighted) (*Model, error) {
+	t := m.base.clone()
+	if err := nn.Adapt(m.device, t.places(), adapters); err != nil {
+		return nil, err
+	}
+	n := &Model{shared: m.shared, card: m.card, transformer: t}
+	n.modulations.Limit = m.modulations.Limit
+	n.card.WeightsDigest = m.baseDigest
+	if len(adapters) > 0 {
+		d := nn.NewDigest()
+		fmt.Fprintf(d, "%s\n", m.baseDigest)
+		for _, a := range adapters {
+			fmt.Fprintf(d, "%s %x\n", a.Adapter.Digest(), math.Float64bits(a.Weight))
+		}
+		n.card.WeightsDigest = d.Hex()
+	}
+	m.users.Add(1)
+	return n, nil
+}
+
+// places returns every projection by its name in a checkpoint, which is the one that
+// adapters use.
+func (m *mmdit) places() map[string]nn.Place {
+	d := m.config.width()
+	at := func(l *nn.Linear, from, n, k int) nn.Place { return nn.Place{In: l, From: from, N: n, K: k} }
+	p := map[string]nn.Place{
+		"img_in":          at(&m.imgIn, 0, d, m.config.In),
+		"txt_in":          at(&m.textIn, 0, d, m.config.TextWidth),
+		"norm_out.linear": at(&m.modOut, 0, 2*d, d),
+		"proj_out":        at(&m.out, 0, m.config.In, d),
+		"time_text_embed.timestep_embedder.linear_1": at(&m.time1, 0, d, timeChannels),
+		"time_text_embed.timestep_embedder.linear_2": at(&m.time2, 0, d, d),
+	}
+	for i := range m.blocks {
+		stream := func(name string, s *mmditStream, attn [4]string) {
+			block := fmt.Sprintf("transformer_blocks.%d.", i)
+			for j, q := range attn[:3] {
+				p[block+"attn."+q] = at(&s.qkv, j*d, d, d)
+			}
+			p[block+"attn."+attn[3]] = at(&s.out, 0, d, d)
+			p[block+name+"_mod.1"] = at(&s.mod, 0, 6*d, d)
+			p[block+name+"_mlp.net.0.proj"] = at(&s.up, 0, 4*d, d)
+			p[block+name+"_mlp.net.2"] = at(&s.down, 0, d, 4*d)
+		}
+		stream("img", &m.blocks[i].img, [4]string{"to_q", "to_k", "to_v", "to_out.0"})
+		stream("txt", &m.blocks[i].txt, [4]string{"add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"})
+	}
+	return p
+}
+
+// clone returns a transformer whose projections may be replaced.
+func (m *mmdit) clone() *mmdit {
+	n := *m
+	n.blocks = slices.Clone(m.blocks)
+	return &n
+}

@@ -1,0 +1,276 @@
+package qwenimage
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"path"
+
+	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/model/tokenizer"
+	"github.com/meander-rl/meander/pkg/safetensors"
+)
+
+// Bounds of configurations, far above the published model (60 blocks of 24 heads of 128,
+// text width 3584). They keep products of any two within an int.
+const (
+	maxDepth = 1024
+	maxWidth = 1 << 17
+)
+
+// The classes of the pipeline and its parts.
+const (
+	pipelineClass    = "QwenImagePipeline"
+	textEncoderClass = "Qwen2_5_VLForConditionalGeneration"
+	transformerClass = "QwenImageTransformer2DModel"
+	autoencoderClass = "AutoencoderKLQwenImage"
+)
+
+// indexConfig is model_index.json: the class of each part of a pipeline.
+type indexConfig struct {
+	Class       string   `json:"_class_name"`
+	Scheduler   []string `json:"scheduler"`
+	TextEncoder []string `json:"text_encoder"`
+	Tokenizer   []string `json:"tokenizer"`
+	Transformer []string `json:"transformer"`
+	Autoencoder []string `json:"vae"`
+}
+
+func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
+	const name = "model_index.json"
+	c := new(indexConfig)
+	if err := nn.ReadJSON(folder, name, c); err != nil {
+		return nil, err
+	}
+	var f nn.Faults
+	f.Check(c.Class == pipelineClass, "_class_name = %q: want %s", c.Class, pipelineClass)
+	class := func(field string, got []string, want ...string) {
+		ok := len(got) == 2
+		if ok {
+			ok = false
+			for _, w := range want {
+				ok = ok || got[1] == w
+			}
+		}
+		f.Check(ok, "%s = %.80q: want %s", field, got, want[0])
+	}
+	class("scheduler", c.Scheduler, "FlowMatchEulerDiscreteScheduler")
+	class("text_encoder", c.TextEncoder, textEncoderClass)
+	class("tokenizer", c.Tokenizer, "Qwen2Tokenizer", "Qwen2TokenizerFast")
+	class("transformer", c.Transformer, transformerClass)
+	class("vae", c.Autoencoder, autoencoderClass)
+	if err := f.Of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// textConfig is text_encoder/config.json as far as the text path needs it.
+type textConfig struct {
+	Vocabulary    int     `json:"vocab_size"`
+	Width         int     `json:"hidden_size"`
+	Intermediate  int     `json:"intermediate_size"`
+	Layers        int     `json:"num_hidden_layers"`
+	Heads         int     `json:"num_attention_heads"`
+	KVHeads       int     `json:"num_key_value_heads"`
+	HeadDim       int     `json:"head_dim"`
+	Epsilon       float64 `json:"rms_norm_eps"`
+	Activation    string  `json:"hidden_act"`
+	SlidingWindow bool    `json:"use_sliding_window"`
+	MaxPositions  int     `json:"max_position_embeddings"`
+	Tied          bool    `json:"tie_word_embeddings"`
+	// transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
+	Theta   float64     `json:"rope_theta"`
+	Rope    *ropeConfig `json:"rope_parameters"`
+	Scaling *ropeConfig `json:"rope_scaling"`
+}
+
+type ropeConfig struct {
+	Type     string  `json:"rope_type"`
+	Older    string  `json:"type"`
+	Theta    float64 `json:"rope_theta"`
+	Sections []int   `json:"mrope_section"`
+}
+
+func readTextConfig(folder *safetensors.Folder, dir string) (*textConfig, error) {
+	name := path.Join(dir, "config.json")
+	b, err := folder.Read(name, nn.MaxConfigFile)
+	if err != nil {
+		return nil, err
+	}
+	// The fields are nested in text_config, or at the top in older files.
+	var file struct {
+		Text  *textConfig `json:"text_config"`
+		Type  string      `json:"model_type"`
+		Tied  bool        `json:"tie_word_embeddings"`
+		Quant any         `json:"quantization_config"`
+	}
+	c := &textConfig{Epsilon: 1e-5, Activation: "silu"}
+	if err := errors.Join(json.Unmarshal(b, c), json.Unmarshal(b, &file)); err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	if file.Text != nil {
+		c = &textConfig{Epsilon: 1e-5, Activation: "silu"}
+		file.Text = c
+		if err := json.Unmarshal(b, &file); err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+	}
+	c.Tied = c.Tied || file.Tied
+	if c.KVHeads == 0 {
+		c.KVHeads = c.Heads
+	}
+	for _, r := range []*ropeConfig{c.Rope, c.Scaling} {
+		if r != nil && r.Theta != 0 {
+			c.Theta = r.Theta
+		}
+	}
+
+	var f nn.Faults
+	f.Check(file.Type == "qwen2_5_vl", "model_type = %q: want qwen2_5_vl", file.Type)
+	f.Check(file.Quant == nil, "quantization_config: not supported")
+	f.Within("vocab_size", c.Vocabulary, 1, 2*tokenizer.MaxVocabulary)
+	f.Within("hidden_size", c.Width, 1, maxWidth)
+	f.Within("intermediate_size", c.Intermediate, 1, maxWidth)
+	f.Within("num_hidden_layers", c.Layers, 1, maxDepth)
+	f.Within("num_attention_heads", c.Heads, 1, maxDepth)
+	f.Within("num_key_value_heads", c.KVHeads, 1, maxDepth)
+	f.Within("max_position_embeddings", c.MaxPositions, promptTokensLimit+promptTokensDropped, math.MaxInt32)
+	if len(f) == 0 {
+		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size = %d: want a multiple of twice num_attention_heads = %d", c.Width, c.Heads)
+		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads = %d: want a multiple of num_key_value_heads = %d", c.Heads, c.KVHeads)
+		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width, "head_dim = %d: want hidden_size / num_attention_heads", c.HeadDim)
+	}
+	f.Check(c.Epsilon > 0 && c.Epsilon < 1, "rms_norm_eps = %g: want 0 to 1", c.Epsilon)
+	f.Check(c.Theta > 1 && c.Theta < 1e12, "rope_theta = %g: want more than 1", c.Theta)
+	f.Check(c.Activation == "silu", "hidden_act = %q: want silu", c.Activation)
+	f.Check(!c.SlidingWindow, "use_sliding_window: not supported")
+	for _, r := range []*ropeConfig{c.Rope, c.Scaling} {
+		if r != nil {
+			kind := r.Type
+			if kind == "" {
+				kind = r.Older
+			}
+			// On text alone the multi-axis form is the ordinary one.
+			f.Check(kind == "" || kind == "default" || kind == "mrope", "rope_type = %q: want default", kind)
+		}
+	}
+	if err := f.Of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// transformerConfig is transformer/config.json.
+type transformerConfig struct {
+	Class          string `json:"_class_name"`
+	PatchSize      int    `json:"patch_size"`
+	In             int    `json:"in_channels"`
+	Out            int    `json:"out_channels"`
+	Layers         int    `json:"num_layers"`
+	HeadDim        int    `json:"attention_head_dim"`
+	Heads          int    `json:"num_attention_heads"`
+	TextWidth      int    `json:"joint_attention_dim"`
+	GuidanceEmbeds bool   `json:"guidance_embeds"`
+	Axes           []int  `json:"axes_dims_rope"`
+	ZeroCondT      bool   `json:"zero_cond_t"`
+	AdditionalT    bool   `json:"use_additional_t_cond"`
+	Layer3DRope    bool   `json:"use_layer3d_rope"`
+	Quantization   any    `json:"quantization_config"`
+}
+
+func (c *transformerConfig) width() int { return c.Heads * c.HeadDim }
+
+func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformerConfig, error) {
+	name := path.Join(dir, "config.json")
+	// The defaults of the class, for files that leave fields out.
+	c := &transformerConfig{
+		PatchSize: 2, In: 64, Out: 16, Layers: 60, HeadDim: 128, Heads: 24, TextWidth: 3584, Axes: []int{16, 56, 56},
+	}
+	if err := nn.ReadJSON(folder, name, c); err != nil {
+		return nil, err
+	}
+	var f nn.Faults
+	f.Check(c.Class == transformerClass, "_class_name = %q: want %s", c.Class, transformerClass)
+	f.Check(c.PatchSize == 2, "patch_size = %d: want 2", c.PatchSize)
+	f.Within("in_channels", c.In, 4, 4096)
+	f.Check(c.Out > 0 && c.Out <= 4096 && c.In == 4*c.Out, "in_channels = %d: want 4 * out_channels = 4 * %d", c.In, c.Out)
+	f.Within("num_layers", c.Layers, 1, maxDepth)
+	f.Within("num_attention_heads", c.Heads, 1, maxDepth)
+	f.Within("attention_head_dim", c.HeadDim, 2, 1024)
+	f.Within("joint_attention_dim", c.TextWidth, 1, maxWidth)
+	sum, even := 0, true
+	for _, d := range c.Axes {
+		even = even && d > 0 && d%2 == 0 && d <= 1024
+		sum += d
+	}
+	f.Check(len(c.Axes) == 3 && even && sum == c.HeadDim,
+		"axes_dims_rope = %s: want three even numbers that add up to attention_head_dim = %d", brief(c.Axes), c.HeadDim)
+	f.Check(!c.GuidanceEmbeds, "guidance_embeds: not supported")
+	f.Check(!c.ZeroCondT, "zero_cond_t: not supported")
+	f.Check(!c.AdditionalT, "use_additional_t_cond: not supported")
+	f.Check(!c.Layer3DRope, "use_layer3d_rope: not supported")
+	f.Check(c.Quantization == nil, "quantization_config: not supported")
+	if err := f.Of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// vaeConfig is vae/config.json.
+type vaeConfig struct {
+	Class      string    `json:"_class_name"`
+	Base       int       `json:"base_dim"`
+	Latents    int       `json:"z_dim"`
+	Mult       []int     `json:"dim_mult"`
+	ResBlocks  int       `json:"num_res_blocks"`
+	AttnScales []float64 `json:"attn_scales"`
+	Temporal   []bool    `json:"temperal_downsample"` // the file spells it so
+	Channels   int       `json:"input_channels"`
+	Mean       []float64 `json:"latents_mean"`
+	Std        []float64 `json:"latents_std"`
+}
+
+func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
+	name := path.Join(dir, "config.json")
+	c := &vaeConfig{Channels: 3}
+	if err := nn.ReadJSON(folder, name, c); err != nil {
+		return nil, err
+	}
+	var f nn.Faults
+	f.Check(c.Class == autoencoderClass, "_class_name = %q: want %s", c.Class, autoencoderClass)
+	f.Within("base_dim", c.Base, 2, 4096)
+	f.Check(c.Base%2 == 0, "base_dim = %d: want an even number", c.Base)
+	f.Within("z_dim", c.Latents, 1, 1024)
+	f.Within("num_res_blocks", c.ResBlocks, 1, 64)
+	f.Check(c.Channels == 3, "input_channels = %d: want 3", c.Channels)
+	f.Check(len(c.AttnScales) == 0, "attn_scales: not supported")
+	ok := len(c.Mult) >= 2 && len(c.Mult) <= 6
+	for _, m := range c.Mult {
+		ok = ok && m >= 1 && m <= 64
+	}
+	f.Check(ok, "dim_mult = %s: want 2 to 6 numbers from 1 to 64", brief(c.Mult))
+	f.Check(len(c.Temporal) == len(c.Mult)-1, "temperal_downsample: %d values, want one fewer than dim_mult", len(c.Temporal))
+	ok = len(c.Mean) == c.Latents && len(c.Std) == c.Latents
+	for i := 0; ok && i < c.Latents; i++ {
+		ok = !math.IsNaN(c.Mean[i]) && !math.IsInf(c.Mean[i], 0) && c.Std[i] > 0 && !math.IsInf(c.Std[i], 0)
+	}
+	f.Check(ok, "latents_mean, latents_std: want z_dim = %d finite numbers each, standard deviations above 0", c.Latents)
+	if err := f.Of(name); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// levels returns how often the autoencoder halves a picture.
+func (c *vaeConfig) levels() int { return len(c.Mult) - 1 }
+
+// brief is the numbers of a list, of which a file may have many.
+func brief(numbers []int) string {
+	const most = 8
+	if len(numbers) > most {
+		return fmt.Sprintf("%v and %d more", numbers[:most], len(numbers)-most)
+	}
+	return fmt.Sprint(numbers)
+}

@@ -1,0 +1,57 @@
+package qwenimage_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/model/qwenimage"
+)
+
+// A model joins a sampler through three calls: prompts to conditionings, latents to a
+// velocity, latents to a picture.
+func ExampleOpen() {
+	if err := paint(context.Background()); err != nil {
+		fmt.Println(err)
+	}
+	// Output: qwen-image 8 tokens 64 x 32
+}
+
+func paint(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "tiny")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if err := modeltest.Write(dir, modeltest.Config{Height: 32, Width: 64}); err != nil {
+		return err
+	}
+	m, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+
+	card := m.Card()
+	cond, err := m.Encode(ctx, []string{"a blue sign"})
+	if err != nil {
+		return err
+	}
+	tokens, err := card.Tokens(card.Height, card.Width)
+	if err != nil {
+		return err
+	}
+	latents := make([]float32, tokens*card.LatentChannels)
+	velocity := make([]float32, len(latents))
+	err = m.Velocity(ctx, [][]float32{velocity}, [][]float32{latents}, []float32{1}, cond, card.Height, card.Width)
+	if err != nil {
+		return err
+	}
+	img, err := m.Decode(ctx, latents, card.Height, card.Width)
+	if err != nil {
+		return err
+	}
+	fmt.Println(card.Family, tokens, "tokens", img.Bounds().Dx(), "x", img.Bounds().Dy())
+	return nil
+}

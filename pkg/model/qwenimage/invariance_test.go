@@ -1,0 +1,227 @@
+package qwenimage_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
+)
+
+// bench is rows to evaluate: sizes and prompts that no tile or panel divides.
+type bench struct {
+	x     [][]float32
+	sigma []float32
+	cond  []*model.Conditioning
+	h, w  int
+}
+
+func newBench(t testing.TB, m model.Model, n int) bench {
+	t.Helper()
+	prompts := []string{`a blue sign that says "4071"`, " ", "a longer text about a round, old, red sign", "x"}
+	b := bench{h: 48, w: 80}
+	cond := encodeAll(t, m, prompts...)
+	tokens, err := m.Card().Tokens(b.h, b.w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range n {
+		x := make([]float32, tokens*m.Card().LatentChannels)
+		for j := range x {
+			x[j] = float32(rng.NormFloat64())
+		}
+		b.x = append(b.x, x)
+		b.sigma = append(b.sigma, []float32{0.9, 0.02, 0.9, 1, 0}[i%5])
+		b.cond = append(b.cond, cond[i%len(cond)])
+	}
+	return b
+}
+
+func (b bench) run(t testing.TB, m model.Model, from, to int) [][]float32 {
+	t.Helper()
+	return velocities(t, m, b.x[from:to], b.sigma[from:to], b.cond[from:to], b.h, b.w)
+}
+
+// TestModel_bitsDependOnTheRowAlone is what lets a trajectory be replayed elsewhere:
+// any packing, thread count and kernel set gives the same bits.
+func TestModel_bitsDependOnTheRowAlone(t *testing.T) {
+	dir := filepath.Join(golden, "half") // 24 columns: no panel or vector is full
+	const n = 7
+	var want [][]float32
+	var picture []uint8
+	var latents, embeds []float32
+	for _, kernels := range cpu.AvailableKernels() {
+		for _, threads := range []int{1, 3} {
+			d, err := cpu.NewDevice(cpu.Options{Threads: threads, Kernels: kernels})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			m, err := qwenimage.Open(dir, qwenimage.Options{Device: d})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := newBench(t, m, n)
+			got := b.run(t, m, 0, n)
+			img, err := m.Decode(t.Context(), b.x[0], b.h, b.w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			encoded, err := m.EncodeImage(t.Context(), img)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want == nil {
+				want, picture, latents, embeds = got, img.Pix, encoded, b.cond[0].Tensors[0].Data
+			}
+			if !slices.Equal(flat(got), flat(want)) {
+				t.Errorf("%s, %d threads: other velocities", kernels, threads)
+			}
+			if !slices.Equal(img.Pix, picture) || !slices.Equal(encoded, latents) || !slices.Equal(b.cond[0].Tensors[0].Data, embeds) {
+				t.Errorf("%s, %d threads: another picture, latents or embeddings", kernels, threads)
+			}
+			for i := range n { // alone
+				if !slices.Equal(b.run(t, m, i, i+1)[0], want[i]) {
+					t.Errorf("%s, %d threads: row %d alone differs", kernels, threads, i)
+				}
+			}
+			if err := m.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestModel_Velocity_anyPacking(t *testing.T) {
+	m := openModel(t, "full", qwenimage.Options{})
+	const n = 6
+	b := newBench(t, m, n)
+	want := b.run(t, m, 0, n)
+	rapid.Check(t, func(rt *rapid.T) {
+		pick := rapid.SliceOfN(rapid.IntRange(0, n-1), 1, 9).Draw(rt, "rows")
+		var c bench
+		c.h, c.w = b.h, b.w
+		for _, i := range pick {
+			c.x, c.sigma, c.cond = append(c.x, b.x[i]), append(c.sigma, b.sigma[i]), append(c.cond, b.cond[i])
+		}
+		for k, v := range c.run(t, m, 0, len(pick)) {
+			if !slices.Equal(v, want[pick[k]]) {
+				rt.Errorf("row %d as number %d of %v differs", pick[k], k, pick)
+			}
+		}
+	})
+}
+
+func TestModel_concurrentCalls(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	m, err := qwenimage.Open(filepath.Join(golden, "full"), qwenimage.Options{Threads: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 4
+	b := newBench(t, m, n)
+	want := b.run(t, m, 0, n)
+	img, err := m.Decode(t.Context(), b.x[0], b.h, b.w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for k := range 8 {
+		group.Go(func() {
+			for range 3 {
+				dst := [][]float32{make([]float32, len(b.x[0]))}
+				i := k % n
+				if err := m.Velocity(t.Context(), dst, b.x[i:i+1], b.sigma[i:i+1], b.cond[i:i+1], b.h, b.w); err != nil {
+					t.Error(err)
+				}
+				if !slices.Equal(dst[0], want[i]) {
+					t.Errorf("row %d differs beside other calls", i)
+				}
+				got, err := m.Decode(t.Context(), b.x[0], b.h, b.w)
+				if err != nil {
+					t.Error(err)
+				} else if !slices.Equal(got.Pix, img.Pix) {
+					t.Error("picture differs beside other calls")
+				}
+				if _, err := m.Encode(t.Context(), []string{"sign", string(rune('a' + k))}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestModel_Velocity_allocatesLittle(t *testing.T) {
+	m := openModel(t, "full", qwenimage.Options{Threads: 1})
+	b := newBench(t, m, 4)
+	dst := make([][]float32, len(b.x))
+	for i := range dst {
+		dst[i] = make([]float32, len(b.x[i]))
+	}
+	step := func() {
+		if err := m.Velocity(t.Context(), dst, b.x, b.sigma, b.cond, b.h, b.w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step()
+	step() // the arena has found its size
+	before, _ := memory(m)
+	// A few headers and closures per call, whatever the model's depth; no tensors.
+	if n := testing.AllocsPerRun(20, step); n > 12 {
+		t.Errorf("%g allocations per call", n)
+	}
+	if after, _ := memory(m); after != before {
+		t.Errorf("working memory went from %d to %d bytes", before, after)
+	}
+}
+
+func memory(m *qwenimage.Model) (working, weights int) {
+	weights, working = m.MemoryBytes()
+	return working, weights
+}
+
+func TestModel_canceled(t *testing.T) {
+	m := openModel(t, "full", qwenimage.Options{})
+	b := newBench(t, m, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	dst := [][]float32{make([]float32, len(b.x[0])), make([]float32, len(b.x[1]))}
+	if err := m.Velocity(ctx, dst, b.x, b.sigma, b.cond, b.h, b.w); !errors.Is(err, context.Canceled) {
+		t.Errorf("Velocity: %v", err)
+	}
+	if _, err := m.Encode(ctx, []string{"not cached"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Encode: %v", err)
+	}
+	if _, err := m.Decode(ctx, b.x[0], b.h, b.w); !errors.Is(err, context.Canceled) {
+		t.Errorf("Decode: %v", err)
+	}
+}
+
+func TestModel_Encode_caches(t *testing.T) {
+	m := openModel(t, "full", qwenimage.Options{})
+	first := encodeAll(t, m, "one", "two", "one")
+	if first[0] != first[2] {
+		t.Error("one prompt twice in a call is encoded twice")
+	}
+	if again := encodeAll(t, m, "two"); again[0] != first[1] {
+		t.Error("a prompt is not kept")
+	}
+	none := openModel(t, "full", qwenimage.Options{PromptCacheBytes: -1})
+	if a, b := encodeAll(t, none, "one"), encodeAll(t, none, "one"); a[0] == b[0] || !slices.Equal(a[0].Tensors[0].Data, b[0].Tensors[0].Data) {
+		t.Error("without a cache: want equal, separate conditionings")
+	}
+}

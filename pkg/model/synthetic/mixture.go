@@ -1,0 +1,132 @@
+package synthetic
+
+import "math"
+
+// Mixture is a Gaussian mixture over latents of D = S*C elements,
+//
+//	x0 ~ sum_k Weights[k] * N(Means[k], Stds[k]^2 I)
+//
+// With a = 1-sigma and V[k] = a^2*Stds[k]^2 + sigma^2, the noisy latents
+// x = a*x0 + sigma*eps are the mixture of N(a*Means[k], V[k] I) with the same weights.
+type Mixture struct {
+	Weights []float64   // [K], sum 1
+	Means   [][]float32 // [K][D]
+	Stds    []float64   // [K], above 0
+}
+
+// Responsibilities sets dst[k], k < K, to the probability that x [D] at sigma came from
+// component k:
+//
+//	r[k] = Weights[k]*exp(-E[k]) / sum_j Weights[j]*exp(-E[j])
+//	E[k] = D/2*log V[k] + sum_i (x[i]-a*Means[k][i])^2 / (2*V[k])
+//
+// The least energy is subtracted from all before exp, for in many dimensions every
+// density is far below what a float64 can hold.
+func (m *Mixture) Responsibilities(dst []float64, x []float32, sigma float64) {
+	a := 1 - sigma
+	least := math.Inf(1)
+	for k, mean := range m.Means {
+		v := m.variance(k, sigma)
+		dst[k] = float64(float64(len(x))/2*math.Log(v)) + distance(x, mean, a)/(2*v)
+		least = math.Min(least, dst[k]) // NaN if any is
+	}
+	var total float64
+	for k, w := range m.Weights {
+		dst[k] = float64(w * math.Exp(least-dst[k]))
+		total += dst[k]
+	}
+	for k := range m.Weights {
+		dst[k] /= total
+	}
+}
+
+// Velocity sets dst [D] to E[eps - x0 | x] at sigma in [0, 1]. Given the component,
+// x0 and eps are linear in x, so with r the responsibilities
+//
+//	dst[i] = sum_k r[k] * ((sigma - a*Stds[k]^2)/V[k] * (x[i] - a*Means[k][i]) - Means[k][i])
+//
+// It is float64 inside, rounded once, and a function of its arguments alone.
+func (m *Mixture) Velocity(dst, x []float32, sigma float64) {
+	a := 1 - sigma
+	r := make([]float64, len(m.Means))
+	m.Responsibilities(r, x, sigma)
+	// dst[i] = scale*x[i] - sum_k r[k]*Means[k][i], after collecting terms.
+	var scale float64
+	for k, s := range m.Stds {
+		c := (sigma - float64(a*s*s)) / m.variance(k, sigma)
+		scale += float64(r[k] * c)
+		r[k] *= 1 + float64(a*c)
+	}
+	var sum [256]float64
+	for from := 0; from < len(x); from += len(sum) {
+		part := x[from:min(from+len(sum), len(x))]
+		acc := sum[:len(part)]
+		for i, xi := range part {
+			acc[i] = float64(scale * float64(xi))
+		}
+		for k, mean := range m.Means {
+			w := r[k]
+			if w == 0 {
+				continue // most components, in many dimensions
+			}
+			mean := mean[from : from+len(part)]
+			for i := range acc {
+				acc[i] -= float64(w * float64(mean[i]))
+			}
+		}
+		out := dst[from : from+len(part)]
+		for i, s := range acc {
+			out[i] = float32(s)
+		}
+	}
+}
+
+// Marginal sets mean and variance [D] to those of each element of x at sigma in
+// [0, 1]; at sigma 0 they are the data's.
+//
+//	mean[i] = a * sum_k Weights[k]*Means[k][i]
+//	variance[i] = sum_k Weights[k] * (V[k] + (a*Means[k][i] - mean[i])^2)
+func (m *Mixture) Marginal(mean, variance []float64, sigma float64) {
+	a := 1 - sigma
+	for i := range mean {
+		mean[i] = 0
+		for k, w := range m.Weights {
+			mean[i] += float64(w * a * float64(m.Means[k][i]))
+		}
+		variance[i] = 0
+		for k, w := range m.Weights {
+			d := float64(a*float64(m.Means[k][i])) - mean[i]
+			variance[i] += float64(w * (m.variance(k, sigma) + float64(d*d)))
+		}
+	}
+}
+
+// variance returns V[k].
+func (m *Mixture) variance(k int, sigma float64) float64 {
+	a := (1 - sigma) * m.Stds[k]
+	return float64(a*a) + float64(sigma*sigma)
+}
+
+// distance returns sum_i (x[i]-a*mean[i])^2, in one order of summation: four
+// interleaved sums, then their total.
+func distance(x, mean []float32, a float64) float64 {
+	var s0, s1, s2, s3 float64
+	mean = mean[:len(x)]
+	i := 0
+	for ; i+4 <= len(x); i += 4 {
+		xs, ms := x[i:i+4:i+4], mean[i:i+4:i+4]
+		d0 := float64(xs[0]) - float64(a*float64(ms[0]))
+		d1 := float64(xs[1]) - float64(a*float64(ms[1]))
+		d2 := float64(xs[2]) - float64(a*float64(ms[2]))
+		d3 := float64(xs[3]) - float64(a*float64(ms[3]))
+		s0 += float64(d0 * d0)
+		s1 += float64(d1 * d1)
+		s2 += float64(d2 * d2)
+		s3 += float64(d3 * d3)
+	}
+	for ; i < len(x); i++ {
+		d := float64(x[i]) - float64(a*float64(mean[i]))
+		s0 += float64(d * d)
+	}
+	return (s0 + s1) + (s2 + s3)
+}

@@ -1,0 +1,238 @@
+// Package synthetic is a family without networks or files, whose samples are known in
+// closed form.
+package synthetic
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"image"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/model"
+)
+
+// Model is a model without a network: each prompt stands for a Gaussian mixture
+// over latents (Mixture), whose velocity has a closed form, and each mixture component
+// for a soft colour picture. What a sampler ought to produce is therefore known
+// exactly, at any picture size, at almost no cost: for load tests, for tests of
+// solvers and transitions, and for a first run without weights.
+type Model struct {
+	cfg   Config
+	card  model.Card
+	cache *mixtureCache
+}
+
+// Config shapes the mixtures.
+type Config struct {
+	// Components of each mixture, 1 to 64.
+	Components int
+	// MinStd and MaxStd bound the components' standard deviations, which are drawn from
+	// the prompt; 0 < MinStd <= MaxStd. Latents are of order 1.
+	MinStd, MaxStd float64
+	// Contrast >= 0 multiplies the means. At 0 every component is centred at zero, and
+	// with one component the data is N(0, std^2) in each element.
+	Contrast float64
+}
+
+// DefaultConfig gives three pictures per prompt, each with visible variety.
+func DefaultConfig() Config {
+	return Config{Components: 4, MinStd: 0.12, MaxStd: 0.24, Contrast: 1}
+}
+
+// Validate joins all faults by field name.
+func (c Config) Validate() error {
+	var faults []error
+	if c.Components < 1 || c.Components > 64 {
+		faults = append(faults, fmt.Errorf("components = %d: want 1 to 64", c.Components))
+	}
+	if !(c.MinStd > 0) || !(c.MaxStd >= c.MinStd) || math.IsInf(c.MaxStd, 1) {
+		faults = append(faults, fmt.Errorf("min_std, max_std = %v, %v: want finite and 0 < min_std <= max_std", c.MinStd, c.MaxStd))
+	}
+	if !(c.Contrast >= 0) || math.IsInf(c.Contrast, 1) {
+		faults = append(faults, fmt.Errorf("contrast = %v: want a finite number of at least 0", c.Contrast))
+	}
+	return errors.Join(faults...)
+}
+
+// schedulerConfig has the constants that Qwen-Image's scheduler_config.json has.
+const schedulerConfig = `{
+  "_class_name": "FlowMatchEulerDiscreteScheduler",
+  "base_image_seq_len": 256,
+  "base_shift": 0.5,
+  "invert_sigmas": false,
+  "max_image_seq_len": 8192,
+  "max_shift": 0.9,
+  "num_train_timesteps": 1000,
+  "shift": 1.0,
+  "shift_terminal": 0.02,
+  "stochastic_sampling": false,
+  "time_shift_type": "exponential",
+  "use_beta_sigmas": false,
+  "use_dynamic_shifting": true,
+  "use_exponential_sigmas": false,
+  "use_karras_sigmas": false
+}
+`
+
+// revision is part of the weights digest: it changes with any formula that
+// turns a prompt into a mixture or latents into a picture.
+const revision = 1
+
+// Name opens the family's model, which has its default mixtures.
+const Name = "synthetic"
+
+// Family needs no folder.
+func Family() model.Family {
+	return model.Family{
+		Name: Name,
+		Open: func(_ string, o model.Options) (model.Model, error) {
+			if o.Adapter != "" {
+				return nil, fmt.Errorf("adapter: %q; the %s model takes none", o.Adapter, Name)
+			}
+			return New(), nil
+		},
+		Inspect: func(string) (*model.Info, error) {
+			card := New().Card()
+			card.WeightsDigest, card.Backend = "", ""
+			return &model.Info{Card: card}, nil
+		},
+	}
+}
+
+// New returns the synthetic model with its default mixtures.
+func New() *Model {
+	return newModel(DefaultConfig())
+}
+
+// NewWith returns a synthetic model with mixtures of another shape.
+func NewWith(cfg Config) (*Model, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("synthetic model: %w", err)
+	}
+	return newModel(cfg), nil
+}
+
+func newModel(cfg Config) *Model {
+	digest := sha256.Sum256(fmt.Appendf(nil, "synthetic revision=%d components=%d min_std=%x max_std=%x contrast=%x",
+		revision, cfg.Components, cfg.MinStd, cfg.MaxStd, cfg.Contrast))
+	return &Model{
+		cfg: cfg,
+		card: model.Card{
+			Name: Name, Family: Name, WeightsDigest: hex.EncodeToString(digest[:]),
+			SchedulerConfig: []byte(schedulerConfig),
+			LatentChannels:  tokenChannels, PixelsPerToken: tokenEdge,
+			Height: 64, Width: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
+			MaxPixels: 8192 * tokenEdge * tokenEdge, MaxPromptTokens: 1,
+			NegativePrompt: " ", CFGRule: model.CFGRescaled, Conditioning: []string{promptEmbeds}, Backend: "cpu",
+		},
+		cache: newMixtureCache(cacheElements),
+	}
+}
+
+// Card describes the model.
+func (m *Model) Card() model.Card {
+	card := m.card
+	card.SchedulerConfig = slices.Clone(card.SchedulerConfig)
+	return card
+}
+
+// Encode turns each prompt into one token that holds its SHA-256 and the colours of
+// its pictures. Common colour names in the text set these colours. Any text will do,
+// the empty one too.
+func (m *Model) Encode(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	out := make([]*model.Conditioning, len(prompts))
+	for i, p := range prompts {
+		out[i] = condition(p)
+	}
+	return out, nil
+}
+
+// promptEmbeds is the conditioning of the family: one token [1, embedWidth].
+const promptEmbeds = "prompt_embeds"
+
+func condition(prompt string) *model.Conditioning {
+	e := embed(prompt)
+	return &model.Conditioning{Prompt: prompt, Tensors: []model.Tensor{{Name: promptEmbeds, Shape: []int{1, len(e)}, Data: e[:]}}}
+}
+
+// EncodeTruncated is Encode, since no prompt is too long.
+func (m *Model) EncodeTruncated(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
+	return m.Encode(ctx, prompts)
+}
+
+// Velocity is Mixture.Velocity row by row.
+func (m *Model) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
+	if _, err := m.card.CheckRows(dst, x, sigma, cond, height, width); err != nil {
+		return err
+	}
+	for i := range x {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		mix, err := m.mixture(cond[i], height, width)
+		if err != nil {
+			return fmt.Errorf("velocity: row %d: %w", i, err)
+		}
+		mix.Velocity(dst[i], x[i], float64(sigma[i]))
+	}
+	return nil
+}
+
+// Mixture returns the data distribution of a prompt at a picture size. It is shared
+// with the model and must not be changed.
+func (m *Model) Mixture(prompt string, height, width int) (*Mixture, error) {
+	if _, err := m.card.Tokens(height, width); err != nil {
+		return nil, err
+	}
+	return m.mixture(condition(prompt), height, width)
+}
+
+func (m *Model) mixture(cond *model.Conditioning, height, width int) (*Mixture, error) {
+	e := cond.Tensors[0].Data
+	if len(e) != embedWidth {
+		return nil, errors.New("conditioning is not of the synthetic model")
+	}
+	key := mixtureKey{embeds: [embedWidth]float32(e), height: height, width: width}
+	digest, err := key.digest()
+	if err != nil {
+		return nil, err
+	}
+	size := height / tokenEdge * (width / tokenEdge) * tokenChannels
+	return m.cache.get(key, size*m.cfg.Components, func() *Mixture {
+		return newMixture(m.cfg, digest, key)
+	}), nil
+}
+
+// Decode blends the tokens' pictures (see decodeTokens) and clamps each colour to
+// 0..255. Latents must be finite.
+func (m *Model) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	tokens, err := m.card.Tokens(height, width)
+	if err != nil {
+		return nil, err
+	}
+	if len(latents) != tokens*tokenChannels {
+		return nil, fmt.Errorf("decode: latents of %d elements; must be %d", len(latents), tokens*tokenChannels)
+	}
+	for i, z := range latents {
+		if z-z != 0 {
+			return nil, fmt.Errorf("decode: latent %d is %v", i, z)
+		}
+	}
+	return decodeTokens(latents, height, width), nil
+}
+
+// MemoryBytes counts the means of the mixtures that are kept: there are no weights.
+func (m *Model) MemoryBytes() (weights, working int) { return 0, m.cache.bytes() }
+
+// Close does nothing: the model holds only memory.
+func (m *Model) Close() error { return nil }

@@ -1,0 +1,433 @@
+package synthetic_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/synthetic"
+)
+
+var _ model.Model = (*synthetic.Model)(nil)
+
+func TestCard_Tokens(t *testing.T) {
+	card := synthetic.New().Card()
+	tests := []struct {
+		name          string
+		height, width int
+		want          int
+		fault         string
+	}{
+		{"one token", 16, 16, 1, ""},
+		{"wide", 64, 128, 32, ""},
+		{"largest", 1024, 2048, 8192, ""},
+		{"zero", 0, 64, 0, "positive"},
+		{"negative", 64, -16, 0, "positive"},
+		{"not a multiple", 64, 65, 0, "multiples of 16"},
+		{"too many pixels", 1040, 2048, 0, "at most 2097152 pixels"},
+		{"product beyond int", math.MaxInt &^ 15, math.MaxInt &^ 15, 0, "at most 2097152 pixels"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := card.Tokens(tt.height, tt.width)
+			checkFault(t, err, tt.fault)
+			if got != tt.want {
+				t.Errorf("Tokens(%d, %d) = %d, want %d", tt.height, tt.width, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestModel_Card(t *testing.T) {
+	m := synthetic.New()
+	card := m.Card()
+	if len(card.WeightsDigest) != 64 {
+		t.Errorf("weights digest %q: want 64 hex digits", card.WeightsDigest)
+	}
+	var config struct {
+		Dynamic  bool    `json:"use_dynamic_shifting"`
+		MaxShift float64 `json:"max_shift"`
+		MaxLen   int     `json:"max_image_seq_len"`
+		Terminal float64 `json:"shift_terminal"`
+	}
+	if err := json.Unmarshal(card.SchedulerConfig, &config); err != nil {
+		t.Fatal(err)
+	}
+	// The constants of Qwen-Image's scheduler_config.json.
+	if !config.Dynamic || config.MaxShift != 0.9 || config.MaxLen != 8192 || config.Terminal != 0.02 {
+		t.Errorf("scheduler config %+v", config)
+	}
+	clear(card.SchedulerConfig)
+	if err := json.Unmarshal(m.Card().SchedulerConfig, &config); err != nil {
+		t.Errorf("a caller's change reached the model: %v", err)
+	}
+	other := newModel(t, synthetic.Config{Components: 1, MinStd: 0.5, MaxStd: 0.5})
+	if other.Card().WeightsDigest == card.WeightsDigest {
+		t.Error("another configuration has the same weights digest")
+	}
+}
+
+func TestNewWith_Refuses(t *testing.T) {
+	tests := []struct {
+		name   string
+		change func(*synthetic.Config)
+		fault  string
+	}{
+		{"no components", func(c *synthetic.Config) { c.Components = 0 }, "components = 0"},
+		{"many components", func(c *synthetic.Config) { c.Components = 65 }, "components = 65"},
+		{"zero std", func(c *synthetic.Config) { c.MinStd = 0 }, "min_std"},
+		{"NaN std", func(c *synthetic.Config) { c.MaxStd = math.NaN() }, "max_std"},
+		{"infinite std", func(c *synthetic.Config) { c.MaxStd = math.Inf(1) }, "max_std"},
+		{"crossed stds", func(c *synthetic.Config) { c.MinStd = 1 }, "min_std"},
+		{"negative contrast", func(c *synthetic.Config) { c.Contrast = -1 }, "contrast = -1"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := synthetic.DefaultConfig()
+			tt.change(&cfg)
+			_, err := synthetic.NewWith(cfg)
+			if err == nil || !strings.Contains(err.Error(), tt.fault) {
+				t.Errorf("error %v, want one about %q", err, tt.fault)
+			}
+		})
+	}
+}
+
+// The velocity against E[eps - x0 | x] summed component by component from the
+// definition, with responsibilities from densities rather than their logarithms: in
+// few dimensions and near the data they do not underflow.
+func TestMixture_Velocity(t *testing.T) {
+	mix := &synthetic.Mixture{
+		Weights: []float64{0.2, 0.5, 0.3},
+		Means:   [][]float32{{1, -0.5, 0.25}, {-1, 0.75, 0.5}, {0.5, 0.5, -1}},
+		Stds:    []float64{0.3, 0.6, 0.9},
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	got := make([]float32, 3)
+	for _, sigma := range []float64{0, 0.05, 0.3, 0.5, 0.8, 0.999, 1} {
+		for range 20 {
+			x := normals(rng, 3)
+			mix.Velocity(got, x, sigma)
+			want := naiveVelocity(mix, x, sigma)
+			for i := range got {
+				if math.Abs(float64(got[i])-want[i]) > 1e-6*(1+math.Abs(want[i])) {
+					t.Fatalf("sigma %v, x %v: velocity %v, want %v", sigma, x, got, want)
+				}
+			}
+		}
+	}
+}
+
+func naiveVelocity(mix *synthetic.Mixture, x []float32, sigma float64) []float64 {
+	a := 1 - sigma
+	v := make([]float64, len(x))
+	var total float64
+	for k, w := range mix.Weights {
+		variance := a*a*mix.Stds[k]*mix.Stds[k] + sigma*sigma
+		density := w
+		for i, xi := range x {
+			d := float64(xi) - a*float64(mix.Means[k][i])
+			density *= math.Exp(-d*d/(2*variance)) / math.Sqrt(2*math.Pi*variance)
+		}
+		total += density
+		for i, xi := range x {
+			d := float64(xi) - a*float64(mix.Means[k][i])
+			x0 := float64(mix.Means[k][i]) + a*mix.Stds[k]*mix.Stds[k]/variance*d
+			eps := sigma / variance * d
+			v[i] += density * (eps - x0)
+		}
+	}
+	for i := range v {
+		v[i] /= total
+	}
+	return v
+}
+
+// With one centred component the field is the linear one of a Gaussian,
+// v = x*(sigma - (1-sigma)*s^2)/((1-sigma)^2*s^2 + sigma^2).
+func TestModel_VelocityOfGaussian(t *testing.T) {
+	const s = 0.5
+	m := newModel(t, synthetic.Config{Components: 1, MinStd: s, MaxStd: s, Contrast: 0})
+	x := normals(rand.New(rand.NewPCG(3, 4)), 4*64)
+	for _, sigma := range []float32{0, 0.2, 0.6, 1} {
+		got := velocity(t, m, x, sigma, "any", 32, 32)
+		sg := float64(sigma)
+		c := (sg - (1-sg)*s*s) / ((1-sg)*(1-sg)*s*s + sg*sg)
+		for i := range x {
+			if want := float64(x[i]) * c; math.Abs(float64(got[i])-want) > 1e-6*(1+math.Abs(want)) {
+				t.Fatalf("sigma %v: velocity of %v is %v, want %v", sigma, x[i], got[i], want)
+			}
+		}
+	}
+}
+
+// Far from every component, and in many dimensions, densities underflow; the
+// responsibilities must still be a distribution and the velocity finite.
+func TestMixture_FarAway(t *testing.T) {
+	m := synthetic.New()
+	mix := mixture(t, m, "far", 256, 256)
+	x := make([]float32, len(mix.Means[0]))
+	for i := range x {
+		x[i] = 1e4
+	}
+	r := make([]float64, len(mix.Weights))
+	for _, sigma := range []float64{0, 0.01, 0.5, 1} {
+		mix.Responsibilities(r, x, sigma)
+		var total float64
+		for _, p := range r {
+			if !(p >= 0) {
+				t.Fatalf("sigma %v: responsibilities %v", sigma, r)
+			}
+			total += p
+		}
+		if math.Abs(total-1) > 1e-12 {
+			t.Errorf("sigma %v: responsibilities sum to %v", sigma, total)
+		}
+		for i, v := range velocity(t, m, x, float32(sigma), "far", 256, 256) {
+			if math.IsNaN(float64(v)) || math.IsInf(float64(v), 0) {
+				t.Fatalf("sigma %v: velocity %d is %v", sigma, i, v)
+			}
+		}
+	}
+	mix.Responsibilities(r, x, 1) // at sigma 1 the latents say nothing of the component
+	for k := range r {
+		if math.Abs(r[k]-mix.Weights[k]) > 1e-12 {
+			t.Errorf("at sigma 1: responsibility %v, want the weight %v", r[k], mix.Weights[k])
+		}
+	}
+}
+
+// Moments of 20,000 draws within 5 standard errors of Marginal, for each of 64 elements
+// at three sigmas. The kurtosis of a mixture is at most that of the widest spread, so
+// the variance's own standard error is estimated from the fourth moment.
+func TestMixture_Marginal(t *testing.T) {
+	mix := mixture(t, synthetic.New(), "a blue cat", 16, 16)
+	const draws = 20000
+	dims := len(mix.Means[0])
+	mean, variance := make([]float64, dims), make([]float64, dims)
+	for _, sigma := range []float64{0, 0.4, 1} {
+		rng := rand.New(rand.NewPCG(5, 6))
+		mix.Marginal(mean, variance, sigma)
+		m1, m2, m4 := make([]float64, dims), make([]float64, dims), make([]float64, dims)
+		for range draws {
+			k := component(rng, mix)
+			for i := range dims {
+				x0 := float64(mix.Means[k][i]) + mix.Stds[k]*rng.NormFloat64()
+				d := (1-sigma)*x0 + sigma*rng.NormFloat64() - mean[i]
+				m1[i] += d / draws
+				m2[i] += d * d / draws
+				m4[i] += d * d * d * d / draws
+			}
+		}
+		for i := range dims {
+			if se := math.Sqrt(variance[i] / draws); math.Abs(m1[i]) > 5*se {
+				t.Errorf("sigma %v, element %d: mean off by %v, standard error %v", sigma, i, m1[i], se)
+			}
+			if se := math.Sqrt((m4[i] - m2[i]*m2[i]) / draws); math.Abs(m2[i]-variance[i]) > 5*se {
+				t.Errorf("sigma %v, element %d: variance %v, want %v, standard error %v", sigma, i, m2[i], variance[i], se)
+			}
+		}
+	}
+}
+
+func TestModel_VelocityBitsIgnorePacking(t *testing.T) {
+	m := synthetic.New()
+	prompts := []string{"a", "b", "", "a"}
+	sigmas := []float32{1, 0.7, 0.02, 0}
+	conds := encode(t, m, prompts...)
+	rng := rand.New(rand.NewPCG(7, 8))
+	const height, width, size = 48, 32, 6 * 64
+	x, dst := make([][]float32, len(prompts)), make([][]float32, len(prompts))
+	for i := range x {
+		x[i], dst[i] = normals(rng, size), make([]float32, size)
+	}
+	before := slices.Clone(x[1])
+	if err := m.Velocity(t.Context(), dst, x, sigmas, conds, height, width); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(before, x[1]) {
+		t.Error("the latents were changed")
+	}
+	for i := range x {
+		alone := velocity(t, m, x[i], sigmas[i], prompts[i], height, width)
+		if !slices.Equal(alone, dst[i]) {
+			t.Errorf("row %d: velocity alone differs from that in a batch", i)
+		}
+	}
+	if slices.Equal(velocity(t, m, x[0], 0.5, "a", height, width), velocity(t, m, x[0], 0.5, "b", height, width)) {
+		t.Error("two prompts have one velocity")
+	}
+}
+
+func TestModel_VelocityRefuses(t *testing.T) {
+	m := synthetic.New()
+	good := func() (dst, x [][]float32, sigma []float32, cond []*model.Conditioning) {
+		return [][]float32{make([]float32, 64)}, [][]float32{make([]float32, 64)}, []float32{0.5}, encode(t, m, "p")
+	}
+	conditioning := func(at int, v float32) *model.Conditioning {
+		e := make([]float32, 44)
+		e[at] = v
+		return &model.Conditioning{Tensors: []model.Tensor{{Name: "prompt_embeds", Shape: []int{1, 44}, Data: e}}}
+	}
+	foreign, nan := conditioning(3, 0.1234567), conditioning(40, float32(math.NaN()))
+	tests := []struct {
+		name  string
+		call  func() error
+		fault string
+	}{
+		{"short latents", func() error {
+			d, x, s, c := good()
+			x[0] = x[0][:63]
+			return m.Velocity(t.Context(), d, x, s, c, 16, 16)
+		}, "must be 64"},
+		{"long result", func() error {
+			d, x, s, c := good()
+			d[0] = make([]float32, 65)
+			return m.Velocity(t.Context(), d, x, s, c, 16, 16)
+		}, "must be 64"},
+		{"row counts", func() error {
+			d, x, s, c := good()
+			return m.Velocity(t.Context(), d, x, append(s, 0), c, 16, 16)
+		}, "2 sigmas"},
+		{"sigma above 1", func() error {
+			d, x, _, c := good()
+			return m.Velocity(t.Context(), d, x, []float32{1.01}, c, 16, 16)
+		}, "sigma: 1.01"},
+		{"sigma NaN", func() error {
+			d, x, _, c := good()
+			return m.Velocity(t.Context(), d, x, []float32{float32(math.NaN())}, c, 16, 16)
+		}, "sigma: NaN"},
+		{"size", func() error {
+			d, x, s, c := good()
+			return m.Velocity(t.Context(), d, x, s, c, 16, 17)
+		}, "multiples of 16"},
+		{"no conditioning", func() error {
+			d, x, s, _ := good()
+			return m.Velocity(t.Context(), d, x, s, []*model.Conditioning{nil}, 16, 16)
+		}, "conditioning: none"},
+		{"another model's conditioning", func() error {
+			d, x, s, _ := good()
+			return m.Velocity(t.Context(), d, x, s, []*model.Conditioning{foreign}, 16, 16)
+		}, "not of the synthetic model"},
+		{"NaN in the conditioning", func() error {
+			d, x, s, _ := good()
+			return m.Velocity(t.Context(), d, x, s, []*model.Conditioning{nan}, 16, 16)
+		}, "not of the synthetic model"},
+		{"cancelled", func() error {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			d, x, s, c := good()
+			return m.Velocity(ctx, d, x, s, c, 16, 16)
+		}, "canceled"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := tt.call()
+			if err == nil || !strings.Contains(err.Error(), tt.fault) {
+				t.Errorf("error %v, want one about %q", err, tt.fault)
+			}
+		})
+	}
+}
+
+// Concurrent callers that thrash a small working set see the same bits as one caller.
+func TestModel_Concurrent(t *testing.T) {
+	shared := synthetic.New()
+	x := normals(rand.New(rand.NewPCG(9, 10)), 16*64)
+	want := map[string][]float32{}
+	for i := range 6 {
+		p := fmt.Sprint("prompt ", i)
+		want[p] = velocity(t, synthetic.New(), x, 0.6, p, 64, 64)
+	}
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 12 {
+				p := fmt.Sprint("prompt ", (i+w)%6)
+				cond, err := shared.Encode(t.Context(), []string{p})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				dst := make([]float32, len(x))
+				if err := shared.Velocity(t.Context(), [][]float32{dst}, [][]float32{x}, []float32{0.6}, cond, 64, 64); err != nil {
+					t.Error(err)
+					return
+				}
+				if !slices.Equal(dst, want[p]) {
+					t.Errorf("%s: velocity differs under concurrency", p)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func checkFault(t *testing.T, err error, fault string) {
+	t.Helper()
+	if fault == "" && err != nil || fault != "" && (err == nil || !strings.Contains(err.Error(), fault)) {
+		t.Errorf("error %v, want %q", err, fault)
+	}
+}
+
+func newModel(t testing.TB, cfg synthetic.Config) *synthetic.Model {
+	t.Helper()
+	m, err := synthetic.NewWith(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func mixture(t testing.TB, m *synthetic.Model, prompt string, height, width int) *synthetic.Mixture {
+	t.Helper()
+	mix, err := m.Mixture(prompt, height, width)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mix
+}
+
+func encode(t testing.TB, m *synthetic.Model, prompts ...string) []*model.Conditioning {
+	t.Helper()
+	cond, err := m.Encode(t.Context(), prompts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cond
+}
+
+func velocity(t testing.TB, m *synthetic.Model, x []float32, sigma float32, prompt string, height, width int) []float32 {
+	t.Helper()
+	dst := make([]float32, len(x))
+	if err := m.Velocity(t.Context(), [][]float32{dst}, [][]float32{x}, []float32{sigma}, encode(t, m, prompt), height, width); err != nil {
+		t.Fatal(err)
+	}
+	return dst
+}
+
+// component draws the index of a component.
+func component(rng *rand.Rand, mix *synthetic.Mixture) int {
+	u := rng.Float64()
+	for k, w := range mix.Weights {
+		if u -= w; u < 0 {
+			return k
+		}
+	}
+	return len(mix.Weights) - 1
+}
+
+func normals(rng *rand.Rand, n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+	}
+	return x
+}

@@ -1,0 +1,422 @@
+package tokenizer
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+)
+
+// Bounds of tokenizer files. The published Qwen2 vocabulary has 151,643 entries and
+// 151,387 merges in files of 1.7 to 7 MB.
+const (
+	// MaxFile bounds a file of a tokenizer, in bytes.
+	MaxFile = 64 << 20
+	// MaxVocabulary bounds the entries of a vocabulary.
+	MaxVocabulary  = 1 << 20
+	maxAddedTokens = 4096
+	maxTokenBytes  = 4096
+)
+
+// Load reads a tokenizer folder: tokenizer.json, or vocab.json with merges.txt,
+// and the added tokens of tokenizer_config.json and added_tokens.json. What it does not
+// implement exactly is an error that names file and field.
+func Load(dir string) (*Tokenizer, error) {
+	folder, err := safetensors.OpenFolder(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open tokenizer: %w", err)
+	}
+	t, err := Read(folder, ".")
+	return t, errors.Join(err, folder.Close())
+}
+
+// Read is Load of a folder inside that of a model.
+func Read(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
+	var f tokenizerFiles
+	for _, part := range []struct {
+		name string
+		data *[]byte
+	}{
+		{"tokenizer.json", &f.combined},
+		{"vocab.json", &f.vocab},
+		{"merges.txt", &f.merges},
+		{"tokenizer_config.json", &f.config},
+		{"added_tokens.json", &f.added},
+	} {
+		data, err := folder.Read(path.Join(dir, part.name), MaxFile)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		*part.data = data
+	}
+	t, err := f.parse()
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer %s: %w", dir, err)
+	}
+	return t, nil
+}
+
+// tokenizerFiles is the contents of the files of a tokenizer, nil where there is none.
+type tokenizerFiles struct{ combined, vocab, merges, config, added []byte }
+
+// addedSpec is an added token as the files write it.
+type addedSpec struct {
+	ID         *int64 `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+}
+
+func (f *tokenizerFiles) parse() (*Tokenizer, error) {
+	vocab := map[string]int64{}
+	var merges [][2]string
+	var added []addedSpec
+	switch {
+	case f.combined != nil:
+		file, err := parseCombined(f.combined)
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer.json: %w", err)
+		}
+		vocab, merges, added = file.Model.Vocab, file.Model.Merges, file.AddedTokens
+	case f.vocab != nil && f.merges != nil:
+		if err := json.Unmarshal(f.vocab, &vocab); err != nil {
+			return nil, fmt.Errorf("vocab.json: %w", err)
+		}
+		var err error
+		if merges, err = parseMerges(f.merges); err != nil {
+			return nil, fmt.Errorf("merges.txt: %w", err)
+		}
+	default:
+		return nil, errors.New("neither tokenizer.json nor vocab.json with merges.txt")
+	}
+	more, err := f.addedElsewhere(vocab, added)
+	if err != nil {
+		return nil, err
+	}
+	return newTokenizer(vocab, merges, append(added, more...))
+}
+
+// combinedFile is the part of tokenizer.json that decides what Encode returns.
+type combinedFile struct {
+	AddedTokens []addedSpec `json:"added_tokens"`
+	Normalizer  *struct {
+		Type string `json:"type"`
+	} `json:"normalizer"`
+	PreTokenizer *struct {
+		Type          string `json:"type"`
+		Pretokenizers []struct {
+			Type    string `json:"type"`
+			Pattern struct {
+				Regex string `json:"Regex"`
+			} `json:"pattern"`
+			Behavior       string `json:"behavior"`
+			Invert         bool   `json:"invert"`
+			AddPrefixSpace bool   `json:"add_prefix_space"`
+			UseRegex       bool   `json:"use_regex"`
+		} `json:"pretokenizers"`
+	} `json:"pre_tokenizer"`
+	Model struct {
+		Type         string           `json:"type"`
+		Dropout      *float64         `json:"dropout"`
+		UnkToken     *string          `json:"unk_token"`
+		Prefix       *string          `json:"continuing_subword_prefix"`
+		Suffix       *string          `json:"end_of_word_suffix"`
+		ByteFallback bool             `json:"byte_fallback"`
+		IgnoreMerges bool             `json:"ignore_merges"`
+		Vocab        map[string]int64 `json:"vocab"`
+		Merges       mergeList        `json:"merges"`
+	} `json:"model"`
+}
+
+// mergeList is a list of merges, each "left right" or ["left", "right"].
+type mergeList [][2]string
+
+func (l *mergeList) UnmarshalJSON(b []byte) error {
+	var items []json.RawMessage
+	if err := json.Unmarshal(b, &items); err != nil {
+		return err
+	}
+	*l = make(mergeList, len(items))
+	for i, item := range items {
+		var line string
+		if json.Unmarshal(item, &line) == nil {
+			left, right, ok := strings.Cut(line, " ")
+			if !ok {
+				return fmt.Errorf("merge %d: %.40q: want two tokens", i, line)
+			}
+			(*l)[i] = [2]string{left, right}
+			continue
+		}
+		var two []string
+		if err := json.Unmarshal(item, &two); err != nil || len(two) != 2 {
+			return fmt.Errorf("merge %d: %.40q: want two tokens", i, item)
+		}
+		(*l)[i] = [2]string(two)
+	}
+	return nil
+}
+
+func parseCombined(b []byte) (*combinedFile, error) {
+	var f combinedFile
+	if err := json.Unmarshal(b, &f); err != nil {
+		return nil, err
+	}
+	var faults []error
+	want := func(ok bool, field, format string, args ...any) {
+		if !ok {
+			faults = append(faults, fmt.Errorf("%s: "+format, append([]any{field}, args...)...))
+		}
+	}
+	empty := func(s *string) bool { return s == nil || *s == "" }
+	m := &f.Model
+	want(m.Type == "BPE", "model.type", "%q: want \"BPE\"", m.Type)
+	want(m.Dropout == nil || *m.Dropout == 0, "model.dropout", "not supported")
+	want(m.UnkToken == nil, "model.unk_token", "not supported")
+	want(empty(m.Prefix), "model.continuing_subword_prefix", "not supported")
+	want(empty(m.Suffix), "model.end_of_word_suffix", "not supported")
+	want(!m.ByteFallback, "model.byte_fallback", "not supported")
+	want(!m.IgnoreMerges, "model.ignore_merges", "not supported")
+	want(f.Normalizer != nil && f.Normalizer.Type == "NFC", "normalizer", "want NFC")
+	if p := f.PreTokenizer; p == nil || p.Type != "Sequence" || len(p.Pretokenizers) != 2 {
+		want(false, "pre_tokenizer", "want the sequence Split, ByteLevel")
+	} else {
+		split, level := p.Pretokenizers[0], p.Pretokenizers[1]
+		want(split.Type == "Split" && split.Behavior == "Isolated" && !split.Invert, "pre_tokenizer[0]", "want an isolated Split")
+		want(split.Pattern.Regex == qwen2Pattern, "pre_tokenizer[0].pattern", "%.80q: want the Qwen2 pattern", split.Pattern.Regex)
+		want(level.Type == "ByteLevel" && !level.UseRegex && !level.AddPrefixSpace, "pre_tokenizer[1]",
+			"want ByteLevel without add_prefix_space and use_regex")
+	}
+	return &f, errors.Join(faults...)
+}
+
+// parseMerges reads merges.txt: one merge a line after an optional #version line.
+func parseMerges(b []byte) ([][2]string, error) {
+	var merges [][2]string
+	for i, line := range bytes.Split(b, []byte("\n")) {
+		line = bytes.TrimRight(line, "\r")
+		if len(line) == 0 || i == 0 && bytes.HasPrefix(line, []byte("#version")) {
+			continue
+		}
+		left, right, ok := strings.Cut(string(line), " ")
+		if !ok || left == "" || right == "" || strings.Contains(right, " ") {
+			return nil, fmt.Errorf("line %d: %.40q: want two tokens", i+1, line)
+		}
+		if len(merges) == MaxVocabulary {
+			return nil, fmt.Errorf("more than %d merges", MaxVocabulary)
+		}
+		merges = append(merges, [2]string{left, right})
+	}
+	return merges, nil
+}
+
+// addedElsewhere returns the added tokens that the side files name and known does not
+// hold. A special token that has no id anywhere is an error: the reference would invent
+// one.
+func (f *tokenizerFiles) addedElsewhere(vocab map[string]int64, known []addedSpec) ([]addedSpec, error) {
+	ids := make(map[string]int64, len(known))
+	for _, a := range known {
+		if a.ID != nil {
+			ids[a.Content] = *a.ID
+		}
+	}
+	var more []addedSpec
+	add := func(file string, a addedSpec, id int64) error {
+		old, ok := ids[a.Content]
+		if !ok {
+			if v, in := vocab[a.Content]; in && v != id {
+				old, ok = v, true
+			}
+		}
+		if ok && old != id {
+			return fmt.Errorf("%s: token %.40q has id %d, elsewhere %d", file, a.Content, id, old)
+		}
+		if _, in := ids[a.Content]; !in {
+			a.ID = &id
+			more = append(more, a)
+			ids[a.Content] = id
+		}
+		return nil
+	}
+
+	var config struct {
+		Decoder        map[string]addedSpec `json:"added_tokens_decoder"`
+		AddPrefixSpace *bool                `json:"add_prefix_space"`
+		EOS            json.RawMessage      `json:"eos_token"`
+		BOS            json.RawMessage      `json:"bos_token"`
+		PAD            json.RawMessage      `json:"pad_token"`
+		UNK            json.RawMessage      `json:"unk_token"`
+		Additional     json.RawMessage      `json:"additional_special_tokens"`
+		Extra          json.RawMessage      `json:"extra_special_tokens"`
+	}
+	if f.config != nil {
+		if err := json.Unmarshal(f.config, &config); err != nil {
+			return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+		}
+	}
+	if config.AddPrefixSpace != nil && *config.AddPrefixSpace {
+		return nil, errors.New("tokenizer_config.json: add_prefix_space: not supported")
+	}
+	if len(config.Decoder) > maxAddedTokens {
+		return nil, fmt.Errorf("tokenizer_config.json: added_tokens_decoder: more than %d tokens", maxAddedTokens)
+	}
+	for key, a := range sorted(config.Decoder) {
+		id, err := strconv.ParseInt(key, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("tokenizer_config.json: added_tokens_decoder: id %.20q: %w", key, errors.Unwrap(err))
+		}
+		if err := add("tokenizer_config.json", a, id); err != nil {
+			return nil, err
+		}
+	}
+	legacy := map[string]int64{}
+	if f.added != nil {
+		if err := json.Unmarshal(f.added, &legacy); err != nil {
+			return nil, fmt.Errorf("added_tokens.json: %w", err)
+		}
+	}
+	for content, id := range sorted(legacy) {
+		if err := add("added_tokens.json", addedSpec{Content: content}, id); err != nil {
+			return nil, err
+		}
+	}
+	var special []string
+	for _, raw := range []json.RawMessage{config.EOS, config.BOS, config.PAD, config.UNK, config.Additional, config.Extra} {
+		special = append(special, tokenNames(raw)...)
+	}
+	for _, content := range special {
+		if _, ok := ids[content]; ok || content == "" {
+			continue
+		}
+		id, ok := vocab[content]
+		if !ok {
+			return nil, fmt.Errorf("tokenizer_config.json: special token %.40q has no id", content)
+		}
+		if err := add("tokenizer_config.json", addedSpec{Content: content}, id); err != nil {
+			return nil, err
+		}
+	}
+	return more, nil
+}
+
+// tokenNames returns the tokens of a field that holds a token, a list or a map of them,
+// each a string or an object with its content.
+func tokenNames(raw json.RawMessage) []string {
+	var name string
+	if json.Unmarshal(raw, &name) == nil {
+		return []string{name}
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) == nil {
+		var names []string
+		for _, item := range list {
+			names = append(names, tokenNames(item)...)
+		}
+		return names
+	}
+	var token struct {
+		Content *string `json:"content"`
+	}
+	if json.Unmarshal(raw, &token) == nil && token.Content != nil {
+		return []string{*token.Content}
+	}
+	var byRole map[string]string
+	if json.Unmarshal(raw, &byRole) == nil {
+		var names []string
+		for _, name := range sorted(byRole) {
+			names = append(names, name)
+		}
+		return names
+	}
+	return nil
+}
+
+// newTokenizer checks the parts and builds the tables.
+func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec) (*Tokenizer, error) {
+	if len(vocab) > MaxVocabulary || len(merges) > MaxVocabulary || len(added) > maxAddedTokens {
+		return nil, fmt.Errorf("%d tokens, %d merges, %d added tokens: want at most %d, %d and %d",
+			len(vocab), len(merges), len(added), MaxVocabulary, MaxVocabulary, maxAddedTokens)
+	}
+	t := &Tokenizer{merges: make(map[pair]merge, len(merges)), added: make(map[int32]string, len(added))}
+	special := make(map[string]bool, len(added))
+	for _, a := range added {
+		switch {
+		case a.Content == "" || len(a.Content) > maxTokenBytes:
+			return nil, fmt.Errorf("added token %.40q: want 1 to %d bytes", a.Content, maxTokenBytes)
+		case a.ID == nil || *a.ID < 0 || *a.ID >= 2*MaxVocabulary:
+			return nil, fmt.Errorf("added token %.40q: no id, or not in [0, %d)", a.Content, 2*MaxVocabulary)
+		case a.SingleWord || a.LStrip || a.RStrip:
+			return nil, fmt.Errorf("added token %.40q: single_word, lstrip and rstrip are not supported", a.Content)
+		}
+		id := int32(*a.ID)
+		if other, ok := t.added[id]; ok && other != a.Content {
+			return nil, fmt.Errorf("added tokens %.40q and %.40q have the same id %d", other, a.Content, id)
+		}
+		if t.added[id] != "" {
+			continue
+		}
+		t.added[id] = a.Content
+		special[a.Content] = true
+		if a.Normalized {
+			t.normed = append(t.normed, addedToken{a.Content, id})
+		} else {
+			t.raw = append(t.raw, addedToken{a.Content, id})
+		}
+	}
+	for _, list := range [][]addedToken{t.raw, t.normed} {
+		slices.SortFunc(list, func(a, b addedToken) int {
+			return cmp.Or(cmp.Compare(len(b.content), len(a.content)), strings.Compare(a.content, b.content))
+		})
+	}
+
+	size := 0
+	for token, id := range vocab {
+		if id < 0 || id >= MaxVocabulary {
+			return nil, fmt.Errorf("token %.40q: id %d not in [0, %d)", token, id, MaxVocabulary)
+		}
+		size = max(size, int(id)+1)
+	}
+	t.tokens = make([]string, size)
+	for token, id := range vocab {
+		text, ok := fromByteLevel(token)
+		if !ok {
+			if special[token] { // spelled as it is, not in the byte alphabet
+				continue
+			}
+			return nil, fmt.Errorf("token %.40q: not in the byte-level alphabet", token)
+		}
+		if len(text) == 0 || len(text) > maxTokenBytes {
+			return nil, fmt.Errorf("token %.40q: want 1 to %d bytes", token, maxTokenBytes)
+		}
+		if t.tokens[id] != "" {
+			return nil, fmt.Errorf("tokens %.40q and %.40q have the same id %d", token, toByteLevel(t.tokens[id]), id)
+		}
+		t.tokens[id] = text
+	}
+	for b := range 256 {
+		id, ok := vocab[toByteLevel(string([]byte{byte(b)}))]
+		if !ok {
+			return nil, fmt.Errorf("the vocabulary lacks byte 0x%02x", b)
+		}
+		t.bytes[b] = int32(id)
+	}
+	for rank, m := range merges {
+		left, okLeft := vocab[m[0]]
+		right, okRight := vocab[m[1]]
+		id, ok := vocab[m[0]+m[1]]
+		if !okLeft || !okRight || !ok {
+			return nil, fmt.Errorf("merge %d: %.40q + %.40q: a part or the result is not in the vocabulary", rank, m[0], m[1])
+		}
+		t.merges[pair{int32(left), int32(right)}] = merge{rank: int32(rank), id: int32(id)}
+	}
+	return t, nil
+}
