@@ -1,16 +1,14 @@
 package integration_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -69,27 +67,27 @@ func TestPipeline_GarbageFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.checkGroup(t, w.advantages(t, "r", 1)["g"], 4)
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-	defer stop()
-	for m, err := range w.Read(ctx, schemas.StreamAdvantages, []string{schemas.BatchSubject("r", "b")}, bus.ReadOptions{Live: true}) {
+	bustest.Until(t, "the true batch", func() error {
 		var b schemas.Batch
-		if err != nil {
-			t.Fatal(err)
+		m, err := w.Last(t.Context(), schemas.StreamAdvantages, schemas.BatchSubject("r", "b"))
+		if err == nil {
+			err = bus.Fits(m, &b)
 		}
-		if bus.Fits(m, &b) == nil {
-			if b.Samples != 4 {
-				t.Errorf("batch: %+v", b)
-			}
-			break
+		if err == nil && b.Samples != 4 {
+			t.Errorf("batch: %+v", b)
 		}
-	}
-	letters := map[string]bool{}
-	for _, d := range w.dead(t, 15) {
-		letters[d.OriginalSubject] = true
-	}
-	if len(letters) != 15 {
-		t.Errorf("dead letters of %d subjects, want 15: %v", len(letters), letters)
-	}
+		return err
+	})
+	bustest.Until(t, "a dead letter of each", func() error { // of those whom two services displaced at once, two
+		letters := map[string]bool{}
+		for _, d := range bustest.Dead(t, w.Bus, 0) {
+			letters[d.OriginalSubject] = true
+		}
+		if len(letters) != 15 {
+			return fmt.Errorf("of %d subjects, want 15: %v", len(letters), letters)
+		}
+		return nil
+	})
 }
 
 // Events that would pass for those of a group, but for what its record and its stored
@@ -167,9 +165,7 @@ func TestPipeline_ForgedRequest(t *testing.T) {
 	if err != nil || fmt.Sprint(after.Steps) != fmt.Sprint(tr.Steps) {
 		t.Errorf("%+v, %v; want the true trajectory untouched", after, err)
 	}
-	if _, err := w.Last(t.Context(), schemas.StreamRequests, forged.Subject()); !errors.Is(err, bus.ErrNotFound) {
-		t.Errorf("the request: %v; want it gone", err)
-	}
+	bustest.Free(t, w.Bus, schemas.StreamRequests, forged.Subject())
 }
 
 // The command line reads over what is stored for a run and is none of its events.

@@ -104,7 +104,7 @@ var testLayers = map[string][]string{
 	"services/intake":              {"pkg/natsd"},
 	"services/sampler":             {"pkg/natsd", "pkg/model/modeltest"},
 	"services/reward":              {"pkg/natsd"},
-	"services/advantage":           {"pkg/natsd"},
+	"services/advantage":           {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},
 	"services/command":             {"pkg/model/modeltest"},

@@ -2,40 +2,14 @@ package advantage
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"testing"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
-
-// forge stores an event, valid or not, as somebody does who knows its subject.
-func (p *plane) forge(t testing.TB, subject string, e schemas.Event) {
-	t.Helper()
-	data, err := schemas.Encode(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ack, err := p.PublishRaw(t.Context(), subject, data, nil, schemas.MessageID(subject))
-	if err != nil || ack.Duplicate {
-		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
-	}
-}
-
-// free waits until nothing is stored on a subject.
-func (p *plane) free(t testing.TB, stream, subject string) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		_, err := p.Last(t.Context(), stream, subject)
-		if errors.Is(err, bus.ErrNotFound) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is not free: %v", subject, err)
-		}
-	}
-}
 
 // Rewards that are none of their group free their subject, and those that are close it.
 func TestGarbage_Rewards(t *testing.T) {
@@ -47,13 +21,13 @@ func TestGarbage_Rewards(t *testing.T) {
 	nan, short := reward(0), reward(1)
 	nan.Reward, short.GroupSize = new(math.NaN()), 1
 	for i, r := range []*schemas.Reward{nan, short, reward(3)} {
-		p.forge(t, reward(int64(i)).Subject(), r)
+		p.Forge(t, reward(int64(i)).Subject(), bustest.Encode(t, r))
 	}
 	for i := range int64(3) {
-		p.free(t, schemas.StreamRewards, bus.StoredSubject(reward(i).Subject()))
+		bustest.Free(t, p.Bus, schemas.StreamRewards, bus.StoredSubject(reward(i).Subject()))
 	}
 	p.put(t, reward(0), reward(1), reward(2), reward(3))
-	a := advantageOf(t, p.results(t, "r", 1, 20*time.Second), "r", "g")
+	a := advantageOf(t, p.results(t, "r", 1), "r", "g")
 	if a.Status != schemas.StatusComplete {
 		t.Errorf("%+v", a)
 	}
@@ -62,7 +36,7 @@ func TestGarbage_Rewards(t *testing.T) {
 			t.Errorf("sample %d: %+v", i, m)
 		}
 	}
-	p.dead(t, 3)
+	bustest.Dead(t, p.Bus, 3)
 }
 
 // Of two rewards of one sample the one that is stored counts: the other was displaced.
@@ -83,7 +57,7 @@ func TestGarbage_RewardDisplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.put(t, last)
-	a := advantageOf(t, p.results(t, "r", 1, 20*time.Second), "r", "g")
+	a := advantageOf(t, p.results(t, "r", 1), "r", "g")
 	if a.Status != schemas.StatusComplete || *a.Members[0].Reward != 3 || *a.Members[1].Reward != 5 {
 		t.Errorf("%+v", a)
 	}
@@ -98,15 +72,15 @@ func TestGarbage_Results(t *testing.T) {
 		Run: "r", UID: "alone", Batch: "alone", Status: "failed", Error: "forged", GroupSize: 1, Members: []schemas.Member{},
 		Scale: "group", StdBasis: "sample", Estimator: "flow_grpo",
 	}
-	p.forge(t, schemas.AdvantageSubject("r", "alone"), other)
-	p.forge(t, schemas.AdvantageSubject("r", "b0"), other)
-	p.forge(t, schemas.AdvantageSubject("r", "b1"), &schemas.Dead{})
-	p.forge(t, schemas.BatchSubject("r", "b"), &schemas.Batch{Run: "r", Batch: "other", StdBasis: "sample"})
+	p.Forge(t, schemas.AdvantageSubject("r", "alone"), bustest.Encode(t, other))
+	p.Forge(t, schemas.AdvantageSubject("r", "b0"), bustest.Encode(t, other))
+	p.Forge(t, schemas.AdvantageSubject("r", "b1"), bustest.Encode(t, &schemas.Dead{}))
+	p.Forge(t, schemas.BatchSubject("r", "b"), bustest.Encode(t, &schemas.Batch{Run: "r", Batch: "other", StdBasis: "sample"}))
 	p.serve(t, testConfig())
 	p.put(t, made("r", "alone", 0, 2, 1, nil), made("r", "alone", 1, 2, 2, nil))
 	p.put(t, made("r", "b0", 0, 1, 1, in), made("r", "b1", 0, 1, 1, in))
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		results := p.results(t, "r", 4, 20*time.Second)
+	bustest.Until(t, "the true results", func() error {
+		results := p.results(t, "r", 4)
 		var alone, b0, b1 schemas.Advantage
 		var b schemas.Batch
 		err := errors.Join(
@@ -114,13 +88,11 @@ func TestGarbage_Results(t *testing.T) {
 			schemas.DecodeValid(results[schemas.AdvantageSubject("r", "b1")], &b1), schemas.DecodeValid(results[schemas.BatchSubject("r", "b")], &b),
 		)
 		if err == nil && alone.Status == schemas.StatusComplete && b0.UID == "b0" && b1.UID == "b1" && b.Batch == "b" && b.Groups == 2 {
-			break
+			return nil
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%v: %+v, %+v, %+v, %+v", err, alone, b0, b1, b)
-		}
-	}
-	p.dead(t, 4)
+		return fmt.Errorf("%w: %+v, %+v, %+v, %+v", err, alone, b0, b1, b)
+	})
+	bustest.Dead(t, p.Bus, 4)
 }
 
 // A group that somebody else's record opened is its own once the true record comes, and so
@@ -133,9 +105,9 @@ func TestGarbage_Opening(t *testing.T) {
 	true0, true1 := made("r", "g", 0, 2, 1, in), made("r", "g", 1, 2, 2, in)
 	forged := openingOf(true0)
 	forged.GroupSize, forged.Group.PromptSeq = 3, 4711
-	p.forge(t, forged.Subject(), forged)
+	p.Forge(t, forged.Subject(), bustest.Encode(t, forged))
 	p.put(t, true0) // the forged record stays where nobody knows better
-	p.dead(t, 1)
+	bustest.Free(t, p.Bus, schemas.StreamRewards, bus.StoredSubject(true0.Subject()))
 	record := (*schemas.GroupRecord)(openingOf(true0))
 	if _, err := p.Publish(t.Context(), record); err != nil {
 		t.Fatal(err)
@@ -145,7 +117,7 @@ func TestGarbage_Opening(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.put(t, true0, true1)
-	results := p.results(t, "r", 2, 20*time.Second)
+	results := p.results(t, "r", 2)
 	if a := advantageOf(t, results, "r", "g"); a.Status != schemas.StatusComplete || a.GroupSize != 2 {
 		t.Errorf("%+v", a)
 	}

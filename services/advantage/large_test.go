@@ -3,8 +3,10 @@ package advantage
 import (
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -25,7 +27,7 @@ func TestService_ResultTooLarge(t *testing.T) {
 	}
 	p.put(t, rewards...)
 	p.put(t, made("r", "small", 0, 2, 1, nil), made("r", "small", 1, 2, 2, nil))
-	results := p.results(t, "r", 3, time.Minute)
+	results := p.results(t, "r", 3)
 	var a schemas.Advantage
 	if err := schemas.DecodeValid(results[schemas.AdvantageSubject("r", "large")], &a); err != nil {
 		t.Fatal(err)
@@ -36,53 +38,18 @@ func TestService_ResultTooLarge(t *testing.T) {
 	if err := schemas.DecodeValid(results[schemas.AdvantageSubject("r", "small")], &a); err != nil || a.Status != schemas.StatusComplete {
 		t.Errorf("the group after it: %s, %v", a.Status, err)
 	}
-	settled(t, p)
+	bustest.Settled(t, p.Bus, schemas.StreamRewards, schemas.RewardPartitions)
 }
 
 // A result that can be stored in no form moves the rewards to the dead letters.
 func TestService_ResultNeverStored(t *testing.T) {
 	p := newPlane(t)
-	s, err := p.JetStream().Stream(t.Context(), schemas.StreamAdvantages)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := s.CachedInfo().Config
-	c.MaxMsgSize = 100
-	if _, err := p.JetStream().UpdateStream(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	p.Change(t, schemas.StreamAdvantages, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 })
 	p.serve(t, testConfig())
 	p.put(t, made("r", "u", 0, 2, 1, nil), made("r", "u", 1, 2, 2, nil))
-	settled(t, p)
+	bustest.Settled(t, p.Bus, schemas.StreamRewards, schemas.RewardPartitions)
 	letters, err := p.Subjects(t.Context(), schemas.StreamDead, schemas.DeadSubject("advantage", "r", "u"))
 	if err != nil || letters[schemas.DeadSubject("advantage", "r", "u")] != 3 {
 		t.Errorf("dead letters %v, %v; want one of each reward and of the group's record", letters, err)
-	}
-}
-
-// settled waits until no reward is in hand or to be delivered.
-func settled(t *testing.T, p *plane) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		waiting := 0
-		s, err := p.JetStream().Stream(t.Context(), schemas.StreamRewards)
-		if err != nil {
-			t.Fatal(err)
-		}
-		consumers := s.ListConsumers(t.Context())
-		seen := 0
-		for c := range consumers.Info() {
-			seen++
-			waiting += int(c.NumPending) + c.NumAckPending
-		}
-		if err := consumers.Err(); err != nil {
-			t.Fatal(err)
-		}
-		if waiting == 0 && seen == schemas.RewardPartitions {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d rewards are not settled", waiting)
-		}
 	}
 }

@@ -1,13 +1,14 @@
 package advantage
 
 import (
-	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -26,28 +27,11 @@ func opening(uid string, change func(g *schemas.Group)) *schemas.Opening {
 	return openingOf(made("r", uid, 0, 2, 1, change))
 }
 
-// dead waits for n dead letters.
-func (p *plane) dead(t testing.TB, n int) []*schemas.Dead {
-	t.Helper()
-	var out []*schemas.Dead
-	for m, err := range p.Read(t.Context(), schemas.StreamDead, []string{schemas.Prefix + "dead.>"}, bus.ReadOptions{Live: true}) {
-		var d schemas.Dead
-		if err := errors.Join(err, schemas.Decode(m.Data, &d)); err != nil {
-			t.Fatal(err)
-		}
-		if out = append(out, &d); len(out) == n {
-			break
-		}
-	}
-	return out
-}
-
 // A deadline holds for a group that no reward came of, wherever it is and whoever has it
 // then; what comes later changes nothing.
 func TestOpening_Deadline(t *testing.T) {
-	p := newPlane(t)
-	kill := p.serve(t, testConfig())
-	end := time.Now().Add(1500 * time.Millisecond)
+	var p *plane
+	var end time.Time
 	due := func(g *schemas.Group) { g.Deadline = end.UnixNano() }
 	in := func(id, std string, groups int64) func(g *schemas.Group) {
 		return func(g *schemas.Group) {
@@ -55,13 +39,17 @@ func TestOpening_Deadline(t *testing.T) {
 			g.Batch, g.BatchGroups, g.Advantage.Std = id, groups, std
 		}
 	}
-	p.open(t, opening("alone", due), opening("one-of-two", due), opening("past", func(g *schemas.Group) { g.Deadline = 1 }),
-		opening("b0", in("b", "group", 2)), opening("b1", in("b", "group", 2)),
-		opening("c0", in("c", "global", 3)), opening("c1", in("c", "global", 3))) // the third prompt never comes
-	p.put(t, made("r", "one-of-two", 1, 2, 1, due), made("r", "c0", 0, 2, 1, in("c", "global", 3)), made("r", "c0", 1, 2, 3, in("c", "global", 3)))
-	kill() // the groups are another worker's then
+	bustest.Before(t, func(deadline time.Time) {
+		p, end = newPlane(t), deadline
+		first := p.serve(t, testConfig())
+		p.open(t, opening("alone", due), opening("one-of-two", due), opening("past", func(g *schemas.Group) { g.Deadline = 1 }),
+			opening("b0", in("b", "group", 2)), opening("b1", in("b", "group", 2)),
+			opening("c0", in("c", "global", 3)), opening("c1", in("c", "global", 3))) // the third prompt never comes
+		p.put(t, made("r", "one-of-two", 1, 2, 1, due), made("r", "c0", 0, 2, 1, in("c", "global", 3)), made("r", "c0", 1, 2, 3, in("c", "global", 3)))
+		first.Kill() // the groups are another worker's then
+	})
 	p.serve(t, testConfig())
-	results := p.results(t, "r", 9, 30*time.Second)
+	results := p.results(t, "r", 9)
 	if early := time.Until(end); early > 0 {
 		t.Errorf("closed %v before the deadline", early)
 	}
@@ -83,12 +71,12 @@ func TestOpening_Deadline(t *testing.T) {
 		t.Errorf("batch %+v", b)
 	}
 	p.put(t, made("r", "alone", 0, 2, 1, due), made("r", "alone", 1, 2, 1, due), made("r", "b0", 0, 2, 1, in("b", "group", 2)))
-	for _, d := range p.dead(t, 3) {
+	for _, d := range bustest.Dead(t, p.Bus, 3) {
 		if d.Code != schemas.CodeLate {
 			t.Errorf("dead letter %s %s of %s", d.Code, d.Reason, d.UID)
 		}
 	}
-	if a := advantageOf(t, p.results(t, "r", 9, time.Second), "r", "alone"); a.Status != "failed" {
+	if a := advantageOf(t, p.results(t, "r", 9), "r", "alone"); a.Status != "failed" {
 		t.Errorf("alone is %s afterwards", a.Status)
 	}
 }
@@ -100,15 +88,18 @@ func TestOpening_BatchTimeout(t *testing.T) {
 	for _, std := range []string{schemas.StdGroup, schemas.StdGlobal} {
 		t.Run(std, func(t *testing.T) {
 			in := func(g *schemas.Group) { g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, std }
-			p := newPlane(t)
+			var p *plane
 			cfg := testConfig()
-			cfg.GroupTimeout = time.Second
-			p.open(t, opening("waits", in))
-			p.put(t, made("r", "a", 0, 2, 1, in), made("r", "a", 1, 2, 3, in))
-			time.Sleep(cfg.GroupTimeout + 200*time.Millisecond) // nobody looks; then it is too late
+			bustest.Before(t, func(deadline time.Time) {
+				cfg.GroupTimeout = max(time.Second, time.Until(deadline)) // the least that there is
+				p = newPlane(t)
+				p.open(t, opening("waits", in))
+				p.put(t, made("r", "a", 0, 2, 1, in), made("r", "a", 1, 2, 3, in))
+			})
+			time.Sleep(cfg.GroupTimeout) // nobody looks; then it is too late
 			p.put(t, made("r", "waits", 0, 2, 5, in), made("r", "waits", 1, 2, 7, in))
 			p.serve(t, cfg)
-			results := p.results(t, "r", 3, 30*time.Second)
+			results := p.results(t, "r", 3)
 			if b := batchOf(t, results, "r", "b"); b.Status != "partial" || b.Samples != 2 || !slices.Equal(b.UIDs, []string{"a"}) || !slices.Equal(b.Dropped, []string{"waits"}) {
 				t.Errorf("batch %+v", b)
 			}
@@ -118,7 +109,7 @@ func TestOpening_BatchTimeout(t *testing.T) {
 			if a := advantageOf(t, results, "r", "a"); a.Status != "complete" || a.Members[0].Advantage == nil {
 				t.Errorf("a: %+v", a)
 			}
-			for _, d := range p.dead(t, 2) {
+			for _, d := range bustest.Dead(t, p.Bus, 2) {
 				if d.Code != schemas.CodeLate || d.UID != "waits" {
 					t.Errorf("dead letter %s of %s", d.Code, d.UID)
 				}
@@ -133,11 +124,18 @@ func TestOpening_Waits(t *testing.T) {
 	p := newPlane(t)
 	cfg := testConfig()
 	cfg.GroupTimeout = time.Second
+	other := "v0" // of the same worker
+	for i := 1; bus.Partition(other) != bus.Partition("u"); i++ {
+		other = fmt.Sprint("v", i)
+	}
 	p.open(t, opening("u", nil))
 	p.serve(t, cfg)
-	time.Sleep(cfg.GroupTimeout + 5*sweepEvery)
+	p.put(t, made("other", other, 0, 2, 1, nil))
+	if a := advantageOf(t, p.results(t, "other", 1), "other", other); a.Status != "partial" {
+		t.Errorf("%s %s; want a group whose time is over", a.Status, a.Error)
+	}
 	p.put(t, made("r", "u", 0, 2, 1, nil), made("r", "u", 1, 2, 3, nil))
-	if a := advantageOf(t, p.results(t, "r", 1, 30*time.Second), "r", "u"); a.Status != "complete" {
+	if a := advantageOf(t, p.results(t, "r", 1), "r", "u"); a.Status != "complete" {
 		t.Errorf("%s %s", a.Status, a.Error)
 	}
 }
@@ -154,7 +152,7 @@ func TestOpening_Refused(t *testing.T) {
 	in := func(g *schemas.Group) { g.Batch, g.BatchGroups, g.Advantage.Std = "b", 2, schemas.StdGlobal }
 	p.open(t, refused("alone", nil), refused("place", in))
 	p.put(t, made("r", "good", 0, 2, 1, in), made("r", "good", 1, 2, 3, in))
-	results := p.results(t, "r", 4, 30*time.Second)
+	results := p.results(t, "r", 4)
 	for _, uid := range []string{"alone", "place"} {
 		a := advantageOf(t, results, "r", uid)
 		if a.Status != "refused" || a.Error != "height: 100; must be a multiple of 16" || len(a.Members) != 2 || a.Members[0].Status != "missing" {
@@ -176,7 +174,7 @@ func TestOpening_Facts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, d := range p.dead(t, 2) {
+	for _, d := range bustest.Dead(t, p.Bus, 2) {
 		if d.Code != schemas.CodeInvalid {
 			t.Errorf("dead letter %s %s", d.Code, d.Reason)
 		}
@@ -184,7 +182,7 @@ func TestOpening_Facts(t *testing.T) {
 	p.open(t, opening("v", nil))
 	p.put(t, made("r", "v", 0, 2, 1, func(g *schemas.Group) { g.Advantage.Std = schemas.StdNone }),
 		made("r", "v", 1, 2, 3, func(g *schemas.Group) { g.Advantage.Estimator, g.Deadline = "nonsense", 1 }))
-	a := advantageOf(t, p.results(t, "r", 1, 30*time.Second), "r", "v")
+	a := advantageOf(t, p.results(t, "r", 1), "r", "v")
 	if a.Status != "complete" || a.Scale != schemas.StdGroup || a.Estimator != "flow_grpo" || *a.Members[1].Advantage > .71 || *a.Members[1].Advantage < .7 {
 		t.Errorf("%+v", a)
 	}
@@ -205,7 +203,7 @@ func TestOpening_LeastHeld(t *testing.T) {
 		rewards = append(rewards, made("r", "u", i, schemas.MaxGroupSize, float64(i), nil))
 	}
 	p.put(t, rewards...)
-	if a := advantageOf(t, p.results(t, "r", 1, 30*time.Second), "r", "u"); a.Status != "complete" {
+	if a := advantageOf(t, p.results(t, "r", 1), "r", "u"); a.Status != "complete" {
 		t.Errorf("%s %s", a.Status, a.Error)
 	}
 }

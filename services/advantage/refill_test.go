@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -80,6 +81,21 @@ func (p *plane) ask(t *testing.T, run string, uids []string, std string) {
 	}
 }
 
+// delivered waits until the worker of a batch has all of its rewards in hand.
+func (p *plane) delivered(t *testing.T, batch string) {
+	t.Helper()
+	bustest.Until(t, "all rewards of "+batch+" in hand", func() error {
+		c, err := p.JetStream().Consumer(t.Context(), schemas.StreamRewards, testConfig().consumer(bus.Partition(batch)).Durable)
+		if err != nil {
+			return err
+		}
+		if n := c.CachedInfo().NumPending; n > 0 {
+			return fmt.Errorf("%d are not", n)
+		}
+		return nil
+	})
+}
+
 // Groups that do not count are replaced until the batch is full, at most twice each, and
 // all is counted; with one scale for all and with one each.
 func TestRefill(t *testing.T) {
@@ -90,7 +106,7 @@ func TestRefill(t *testing.T) {
 			run := "full-" + std
 			p.sampled(t, run)
 			p.ask(t, run, []string{"a", "b", "c"}, std)
-			results := p.results(t, run, 7, 30*time.Second)
+			results := p.results(t, run, 7)
 			b := batchOf(t, results, run, "b")
 			if b.Status != "complete" || b.Groups != 3 || b.Expected != 3 || b.Refills != 3 || b.Samples != 9 ||
 				!slices.Equal(b.UIDs, []string{"a", "b-r1", "c-r2"}) || !slices.Equal(b.Dropped, []string{"b", "c", "c-r1"}) {
@@ -112,7 +128,7 @@ func TestRefill(t *testing.T) {
 			run := "short-" + std
 			p.sampled(t, run)
 			p.ask(t, run, []string{"a", "d"}, std)
-			b := batchOf(t, p.results(t, run, 5, 30*time.Second), run, "b")
+			b := batchOf(t, p.results(t, run, 5), run, "b")
 			if b.Status != "short" || b.Groups != 1 || b.Refills != 2 || !slices.Equal(b.Dropped, []string{"d", "d-r1", "d-r2"}) {
 				t.Errorf("batch %+v", b)
 			}
@@ -139,7 +155,7 @@ func TestRefill_Alone(t *testing.T) {
 			}))
 		}
 	}
-	results := p.results(t, "r", 2, 20*time.Second)
+	results := p.results(t, "r", 2)
 	if a := advantageOf(t, results, "r", "b"); a.Status != "filtered" || a.RefilledBy != "b-r1" {
 		t.Errorf("%+v", a)
 	}
@@ -176,11 +192,11 @@ func TestRefill_ReplacedComeLast(t *testing.T) {
 		}
 		put("a", 0)
 		put("c-r2", 2)
-		time.Sleep(100 * time.Millisecond)
+		p.delivered(t, "b")
 		put("c-r1", 1)
-		time.Sleep(100 * time.Millisecond)
+		p.delivered(t, "b")
 		put("c", 0)
-		b := batchOf(t, p.results(t, run, 5, 30*time.Second), run, "b")
+		b := batchOf(t, p.results(t, run, 5), run, "b")
 		if b.Status != "complete" || b.Groups != 2 || b.Refills != 2 || !slices.Equal(b.UIDs, []string{"a", "c-r2"}) || !slices.Equal(b.Dropped, []string{"c", "c-r1"}) {
 			t.Errorf("%s: batch %+v", std, b)
 		}
@@ -201,21 +217,21 @@ func TestRefill_Killed(t *testing.T) {
 	calm.serve(t, testConfig())
 	rough := newPlane(t)
 	cfg := testConfig()
-	kill := rough.serve(t, cfg)
+	worker := rough.serve(t, cfg)
 	rng := rand.New(rand.NewPCG(8, 15))
 	kills := 0
 	for i := range batches {
 		begin(calm, i)
 		begin(rough, i)
 		for range 3 {
-			time.Sleep(time.Duration(rng.IntN(12)) * time.Millisecond)
-			kill()
+			time.Sleep(time.Duration(rng.IntN(12)) * time.Millisecond) // wherever it is
+			worker.Kill()
 			kills++
-			kill = rough.serve(t, cfg)
+			worker = rough.serve(t, cfg)
 		}
 	}
 	for i := range batches {
-		want, got := calm.results(t, run(i), 10, time.Minute), rough.results(t, run(i), 10, time.Minute)
+		want, got := calm.results(t, run(i), 10), rough.results(t, run(i), 10)
 		for subject, data := range want {
 			switch {
 			case strings.HasPrefix(subject, schemas.Prefix+"batch."):
@@ -240,20 +256,23 @@ func TestRefill_Killed(t *testing.T) {
 // and rewards that came after the deadline change nothing.
 func TestBatch_TakeoverAtTheDeadline(t *testing.T) {
 	const size = 2
-	end := time.Now().Add(1200 * time.Millisecond)
+	var p *plane
+	var end time.Time
 	in := func(g *schemas.Group) {
 		g.Batch, g.BatchGroups, g.Advantage.Std, g.Deadline = "b", 3, schemas.StdGlobal, end.UnixNano()
 	}
-	p := newPlane(t)
-	kill := p.serve(t, testConfig())
-	p.put(t, made("r", "a", 0, size, 1, in), made("r", "a", 1, size, 3, in), made("r", "b", 0, size, 0, in))
-	time.Sleep(300 * time.Millisecond)
-	kill()
+	bustest.Before(t, func(deadline time.Time) {
+		p, end = newPlane(t), deadline
+		first := p.serve(t, testConfig())
+		p.put(t, made("r", "a", 0, size, 1, in), made("r", "a", 1, size, 3, in), made("r", "b", 0, size, 0, in))
+		p.delivered(t, "b")
+		first.Kill()
+	})
 	// Nobody looks at the deadline; then the rest of b and a whole group come, too late.
-	time.Sleep(time.Until(end) + 100*time.Millisecond)
+	time.Sleep(time.Until(end))
 	p.put(t, made("r", "b", 1, size, 100, in), made("r", "c", 0, size, 50, in), made("r", "c", 1, size, 70, in))
 	p.serve(t, testConfig())
-	results := p.results(t, "r", 4, 30*time.Second)
+	results := p.results(t, "r", 4)
 	b := batchOf(t, results, "r", "b")
 	if b.Status != "partial" || !slices.Equal(b.UIDs, []string{"a", "b"}) || b.Samples != 3 {
 		t.Errorf("batch %+v; want a and the first sample of b", b)
@@ -264,19 +283,9 @@ func TestBatch_TakeoverAtTheDeadline(t *testing.T) {
 	if a := advantageOf(t, results, "r", "c"); a.Status != "failed" || !strings.Contains(a.Error, "closed without the group") {
 		t.Errorf("c: %+v", a)
 	}
-	late := 0
-	for end := time.Now().Add(20 * time.Second); late < 3 && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond) // they follow the results
-		late = 0
-		for m, err := range p.Read(t.Context(), schemas.StreamDead, []string{schemas.Prefix + "dead.>"}, bus.ReadOptions{}) {
-			var d schemas.Dead
-			if err := errors.Join(err, schemas.Decode(m.Data, &d)); err != nil || d.Code != schemas.CodeLate || len(d.Data) == 0 {
-				t.Errorf("dead letter %+v, %v", d, err)
-			}
-			late++
+	for _, d := range bustest.Dead(t, p.Bus, 3) {
+		if d.Code != schemas.CodeLate || len(d.Data) == 0 {
+			t.Errorf("dead letter %+v", d)
 		}
-	}
-	if late != 3 {
-		t.Errorf("%d dead letters, want 3", late)
 	}
 }

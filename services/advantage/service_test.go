@@ -3,7 +3,6 @@ package advantage
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,49 +11,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/estimator"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // plane is an event plane of a test.
-type plane struct {
-	*bus.Bus
-	server *natsd.Server
-}
+type plane struct{ *bustest.Plane }
 
 func newPlane(t testing.TB) *plane {
 	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	p := &plane{server: server}
-	p.Bus = p.connect(t)
-	t.Cleanup(func() { _ = p.Close() })
-	if err := p.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
-func (p *plane) connect(t testing.TB) *bus.Bus {
-	t.Helper()
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: p.server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return &plane{bustest.New(t)}
 }
 
 func testConfig() Config {
@@ -63,28 +34,10 @@ func testConfig() Config {
 	return c
 }
 
-// serve runs the service on a connection of its own; kill ends it as kill -9 would: the
-// connection is gone in the middle of whatever is under way.
-func (p *plane) serve(t testing.TB, cfg Config) (kill func()) {
+// serve runs the service until it is stopped or killed.
+func (p *plane) serve(t testing.TB, cfg Config) *bustest.Service {
 	t.Helper()
-	b := p.connect(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- Run(ctx, cfg, b, zerolog.Nop()) }()
-	killed := false
-	kill = func() {
-		if killed {
-			return
-		}
-		killed = true
-		b.Conn().Close()
-		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, bus.ErrClosed) && !errors.Is(err, nats.ErrConnectionClosed) {
-			t.Errorf("service: %v", err)
-		}
-	}
-	t.Cleanup(kill)
-	return kill
+	return p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return Run(ctx, cfg, b, zerolog.Nop()) })
 }
 
 // put stores rewards in the order given, each group opened with the first of them.
@@ -109,42 +62,13 @@ func (p *plane) put(t testing.TB, rewards ...*schemas.Reward) {
 	}
 }
 
-// patience is how long a test waits while nothing moves, at least: the machine may be busy
-// elsewhere, and a test that passes does not wait.
-const patience = 2 * time.Minute
-
-// results waits until a run has n stored advantages and batches, and returns the bytes
-// by subject. The limit is for each to come after the one before.
-func (p *plane) results(t testing.TB, run string, n int, limit time.Duration) map[string][]byte {
+// results waits until a run has n stored advantages and batches, and returns all bytes
+// that there are then, by subject.
+func (p *plane) results(t testing.TB, run string, n int) map[string][]byte {
 	t.Helper()
-	limit = max(limit, patience)
-	have, end := -1, time.Time{}
-	for {
-		a, err := p.Subjects(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := p.Subjects(t.Context(), schemas.StreamAdvantages, schemas.BatchSubject(run, "*"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(a)+len(b) >= n {
-			break
-		}
-		if len(a)+len(b) != have { // it goes on
-			have, end = len(a)+len(b), time.Now().Add(limit)
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d advantages and %d batches, and no more in %v; want %d", len(a), len(b), limit, n)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 	out := map[string][]byte{}
-	for m, err := range p.Read(t.Context(), schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")}, bus.ReadOptions{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		out[m.Subject] = m.Data
+	for subject, m := range bustest.Await(t, p.Bus, n, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")) {
+		out[subject] = m.Data
 	}
 	return out
 }
@@ -219,7 +143,7 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 	calm := newPlane(t)
 	calm.put(t, rewards...)
 	calm.serve(t, testConfig())
-	want := calm.results(t, "r", closed, time.Minute)
+	want := calm.results(t, "r", closed)
 
 	rng.Shuffle(len(rewards), func(i, j int) { rewards[i], rewards[j] = rewards[j], rewards[i] })
 	rough := newPlane(t)
@@ -252,7 +176,7 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 	cfg := testConfig()
 	cfg.Metrics = registry
 	rough.serve(t, cfg)
-	got := rough.results(t, "r", closed, time.Minute)
+	got := rough.results(t, "r", closed)
 	for subject, data := range want {
 		if strings.HasPrefix(subject, schemas.Prefix+"batch.") {
 			continue // it says how long things took
@@ -343,7 +267,7 @@ func TestService_States(t *testing.T) {
 		p.put(t, tt.rewards...)
 		n++
 	}
-	results := p.results(t, "r", n, 30*time.Second)
+	results := p.results(t, "r", n)
 	for _, tt := range tests {
 		uid := tt.rewards[0].UID
 		a := advantageOf(t, results, "r", uid)
@@ -382,7 +306,7 @@ func TestService_Estimators(t *testing.T) {
 				}))
 			}
 		}
-		results := p.results(t, name, 3, 30*time.Second)
+		results := p.results(t, name, 3)
 		cfg := def
 		cfg.Columns = 2 // trained steps of the rewards
 		rewards := []estimator.Rewards{{Values: values[0]}, {Values: values[1]}}
@@ -447,7 +371,7 @@ func TestService_BatchMetrics(t *testing.T) {
 			}))
 		}
 	}
-	b := batchOf(t, p.results(t, "r", 5, 30*time.Second), "r", "b")
+	b := batchOf(t, p.results(t, "r", 5), "r", "b")
 	got := map[string]float64{}
 	for _, m := range b.Metrics {
 		got[m.Name] = m.Value

@@ -1,0 +1,186 @@
+// Package bustest gives a test an event plane of its own: an embedded server with the
+// project's streams, connected buses, services that run until they are stopped or killed,
+// and the events that they store. Its waits end when what is waited for has come; they
+// give up when nothing has changed for [Patience], not when it took long.
+//
+// Failures are those of the test: no function returns an error.
+package bustest
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Plane is a server on a store of its own, and a bus that is connected to it.
+type Plane struct {
+	*bus.Bus
+	Server *natsd.Server
+	// Options are the server's; what a test changes holds from its next start on.
+	Options natsd.Options
+}
+
+// New starts a server for the length of the test and sets its streams up. Each change is
+// applied to the server's options before.
+func New(t testing.TB, change ...func(*natsd.Options)) *Plane {
+	t.Helper()
+	p := Bare(t, change...)
+	if err := p.Setup(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Bare is [New] without the streams.
+func Bare(t testing.TB, change ...func(*natsd.Options)) *Plane {
+	t.Helper()
+	p := &Plane{Options: natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()}}
+	for _, f := range change {
+		f(&p.Options)
+	}
+	p.Start(t)
+	p.Bus = p.Connect(t)
+	return p
+}
+
+// TCP is a change of options: the server listens on a free port of this machine, and buses
+// connect through it instead of within the process.
+func TCP(o *natsd.Options) { o.Listen = "127.0.0.1:0" }
+
+// Start starts the server on its store: once more after the test has closed it.
+func (p *Plane) Start(t testing.TB) {
+	t.Helper()
+	server, err := natsd.Start(context.Background(), p.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Server = server
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Errorf("close server: %v", err)
+		}
+	})
+}
+
+// Config is how a bus reaches the server.
+func (p *Plane) Config() bus.Config {
+	if p.Options.Listen != "" {
+		return bus.Config{Name: "test", URL: p.Server.ClientURL(), Token: p.Options.Token}
+	}
+	return bus.Config{Name: "test", InProcess: p.Server.InProcess()}
+}
+
+// Connect makes another bus to the server, until the test ends.
+func (p *Plane) Connect(t testing.TB) *bus.Bus {
+	t.Helper()
+	return Connect(t, p.Config())
+}
+
+// Connect makes a bus to any server, until the test ends.
+func Connect(t testing.TB, c bus.Config) *bus.Bus {
+	t.Helper()
+	b, err := bus.Connect(context.Background(), c, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Errorf("close bus: %v", err)
+		}
+	})
+	return b
+}
+
+// Service is a service that runs beside the test. It is stopped when the test ends.
+type Service struct {
+	bus    *bus.Bus
+	cancel context.CancelFunc
+	ending atomic.Bool
+	done   chan struct{}
+}
+
+// Serve runs a service on a connection of its own.
+func (p *Plane) Serve(t testing.TB, run func(ctx context.Context, b *bus.Bus) error) *Service {
+	t.Helper()
+	b := p.Connect(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Service{bus: b, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		err := run(ctx, b)
+		for _, expected := range []error{context.Canceled, bus.ErrClosed, nats.ErrConnectionClosed} {
+			if errors.Is(err, expected) && s.ending.Load() { // it was stopped before it was up, or killed
+				return
+			}
+		}
+		if err != nil {
+			t.Errorf("service: %v", err)
+		}
+	}()
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// Stop lets the service settle what it has in hand, and waits for its end.
+func (s *Service) Stop() {
+	s.ending.Store(true)
+	s.cancel()
+	<-s.done
+}
+
+// Kill ends the service as kill -9 would: its connection is gone in the middle of whatever
+// is under way.
+func (s *Service) Kill() {
+	s.ending.Store(true)
+	s.bus.Conn().Close()
+	s.Stop()
+}
+
+// Info is the state of a stream.
+func (p *Plane) Info(t testing.TB, stream string) *jetstream.StreamInfo {
+	t.Helper()
+	s, err := p.JetStream().Stream(context.Background(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.CachedInfo()
+}
+
+// Change updates the settings of a stream, to have it full, or narrow.
+func (p *Plane) Change(t testing.TB, stream string, change func(c *jetstream.StreamConfig)) {
+	t.Helper()
+	c := p.Info(t, stream).Config
+	change(&c)
+	if _, err := p.JetStream().UpdateStream(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Forge stores bytes on a subject, as somebody does who knows it, message id and all.
+func (p *Plane) Forge(t testing.TB, subject string, data []byte) bus.Ack {
+	t.Helper()
+	ack, err := p.PublishRaw(t.Context(), subject, data, nats.Header{schemas.HeaderType: {"forged/1"}}, schemas.MessageID(subject))
+	if err != nil || ack.Duplicate {
+		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
+	}
+	return ack
+}
+
+// Encode is the bytes of an event, valid or not.
+func Encode(t testing.TB, e schemas.Event) []byte {
+	t.Helper()
+	data, err := schemas.Encode(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}

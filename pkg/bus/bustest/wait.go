@@ -1,0 +1,188 @@
+package bustest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Patience is how long a test waits while nothing changes: the machine may be busy
+// elsewhere, and a test that passes does not wait.
+const Patience = 2 * time.Minute
+
+// Until waits until check returns nil. It gives up when the text of its error has not
+// changed for [Patience], or has changed for five times as long and led nowhere.
+func Until(t testing.TB, what string, check func() error) {
+	t.Helper()
+	last, idle, end := "", time.Time{}, time.Now().Add(5*Patience)
+	for ; ; time.Sleep(5 * time.Millisecond) {
+		err := check()
+		if err == nil {
+			return
+		}
+		now := time.Now()
+		if err.Error() != last {
+			last, idle = err.Error(), now.Add(Patience)
+		}
+		if now.After(idle) || now.After(end) {
+			t.Fatalf("%s: nothing new for %v, or no end: %v", what, Patience, err)
+		}
+	}
+}
+
+// Receive takes a value from a channel.
+func Receive[V any](t testing.TB, what string, from <-chan V) (v V) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(Patience):
+		t.Fatalf("%s: nothing in %v", what, Patience)
+	}
+	return v
+}
+
+// WhileItMoves is a context that ends when moved has not been called for [Patience].
+func WhileItMoves(t testing.TB) (ctx context.Context, moved func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	timer := time.AfterFunc(Patience, cancel)
+	t.Cleanup(func() { timer.Stop(); cancel() })
+	return ctx, func() { timer.Reset(Patience) }
+}
+
+// Await waits until a stream holds messages on n subjects of the filters, at least, and
+// returns the newest of each subject.
+func Await(t testing.TB, b *bus.Bus, n int, stream string, filters ...string) map[string]*bus.Message {
+	t.Helper()
+	what := fmt.Sprintf("%d subjects of %q", n, filters)
+	seen := map[string]bool{}
+	follow(t, b, what, stream, filters, func(m *bus.Message) (enough bool) {
+		seen[m.Subject] = true
+		return len(seen) >= n
+	})
+	var out map[string]*bus.Message
+	Until(t, what, func() error { // all that is there now; some may have been displaced
+		out = map[string]*bus.Message{}
+		for m, err := range b.Read(t.Context(), stream, filters, bus.ReadOptions{}) {
+			if err != nil {
+				return err
+			}
+			out[m.Subject] = m
+		}
+		if len(out) < n {
+			return fmt.Errorf("%d of %d", len(out), n)
+		}
+		return nil
+	})
+	return out
+}
+
+// Dead waits for n dead letters, and returns all that there are then: for n = 0, without
+// a wait.
+func Dead(t testing.TB, b *bus.Bus, n int) []*schemas.Dead {
+	t.Helper()
+	have := 0
+	if n > 0 {
+		follow(t, b, fmt.Sprintf("%d dead letters", n), schemas.StreamDead, nil, func(*bus.Message) (enough bool) {
+			have++
+			return have >= n
+		})
+	}
+	var out []*schemas.Dead
+	for m, err := range b.Read(t.Context(), schemas.StreamDead, nil, bus.ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, Decode[schemas.Dead](t, m))
+	}
+	return out
+}
+
+// follow reads what is stored and what comes, until it is enough.
+func follow(t testing.TB, b *bus.Bus, what, stream string, filters []string, each func(m *bus.Message) (enough bool)) {
+	t.Helper()
+	ctx, moved := WhileItMoves(t)
+	n := 0
+	for m, err := range b.Read(ctx, stream, filters, bus.ReadOptions{Live: true}) {
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		moved()
+		if n++; each(m) {
+			return
+		}
+	}
+	t.Fatalf("%s: %d messages, and no more in %v", what, n, Patience)
+}
+
+// Decode is the valid event of a message.
+func Decode[E any, P interface {
+	*E
+	schemas.Event
+}](t testing.TB, m *bus.Message) *E {
+	t.Helper()
+	e := new(E)
+	if err := schemas.DecodeValid(m.Data, P(e)); err != nil {
+		t.Fatalf("%s: %v", m.Subject, err)
+	}
+	return e
+}
+
+// Free waits until nothing is stored on a subject.
+func Free(t testing.TB, b *bus.Bus, stream, subject string) {
+	t.Helper()
+	Until(t, subject+" is free", func() error {
+		_, err := b.Last(t.Context(), stream, subject)
+		switch {
+		case err == nil:
+			return errors.New("something is stored")
+		case errors.Is(err, bus.ErrNotFound):
+			return nil
+		}
+		return err
+	})
+}
+
+// Settled waits until no consumer of a stream has anything waiting or in hand, and there
+// are as many as given.
+func Settled(t testing.TB, b *bus.Bus, stream string, consumers int) {
+	t.Helper()
+	Until(t, stream+" is settled", func() error {
+		s, err := b.JetStream().Stream(t.Context(), stream)
+		if err != nil {
+			return err
+		}
+		seen, waiting, inHand := 0, 0, 0
+		list := s.ListConsumers(t.Context())
+		for c := range list.Info() {
+			seen, waiting, inHand = seen+1, waiting+int(c.NumPending), inHand+c.NumAckPending
+		}
+		if err := list.Err(); err != nil {
+			return err
+		}
+		if seen < consumers || waiting+inHand > 0 {
+			return fmt.Errorf("%d of %d consumers, %d messages wait, %d in hand", seen, consumers, waiting, inHand)
+		}
+		return nil
+	})
+}
+
+// Before calls do with a deadline until it returns before that has passed: soon, or on a
+// busy machine with a later one. Each call begins anew.
+func Before(t testing.TB, do func(deadline time.Time)) {
+	t.Helper()
+	for window := time.Second; window < Patience; window *= 2 {
+		deadline := time.Now().Add(window)
+		if do(deadline); time.Now().Before(deadline) {
+			return
+		}
+	}
+	t.Fatalf("not done within %v", Patience)
+}
