@@ -3,20 +3,20 @@ package schemas
 // Advantage is the result of one group, stored exactly once per uid.
 type Advantage struct {
 	V     int64  `msgpack:"v"`
-	Run   string `msgpack:"run"`
-	UID   string `msgpack:"uid"`
-	Batch string `msgpack:"batch"`
+	Run   string `msgpack:"run" form:"token"`
+	UID   string `msgpack:"uid" form:"token"`
+	Batch string `msgpack:"batch" form:"token"`
 	// Status is complete: every sample was scored; partial: some failed, or had not come by the
 	// deadline, and the advantages are those of the others among themselves; failed: no sample
 	// was scored, or the estimator refused the rewards; stale: policy versions too far apart, or
 	// mixed schedules; filtered: rewards all equal, where the prompt drops such groups; or
 	// refused: intake took the prompt for none. Only complete and partial have advantages; Error
 	// says why a group is failed, stale or refused.
-	Status    string `msgpack:"status"`
-	Error     string `msgpack:"error,omitempty"`
-	GroupSize int64  `msgpack:"group_size"`
+	Status    string `msgpack:"status" enum:"GroupStatuses"`
+	Error     string `msgpack:"error,omitempty" size:"0..MaxText"`
+	GroupSize int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
 	// Members are the samples 0 to GroupSize - 1 in order, those that are missing too.
-	Members []Member `msgpack:"members"`
+	Members []Member `msgpack:"members" size:"0..MaxGroupSize"`
 	// Mean is that of the group's own scored rewards, under a global Scale too. Null where there
 	// are no advantages, unless filtered.
 	Mean *float64 `msgpack:"mean"`
@@ -25,88 +25,88 @@ type Advantage struct {
 	// Scale none it is only reported. Null as Mean is.
 	Std *float64 `msgpack:"std"`
 	// Scale is group, global or none; StdBasis is sample, expanded or population.
-	Scale     string  `msgpack:"scale"`
-	StdBasis  string  `msgpack:"std_basis"`
-	Estimator string  `msgpack:"estimator"`
-	Epsilon   float64 `msgpack:"epsilon"`
+	Scale     string  `msgpack:"scale" enum:"StdScales"`
+	StdBasis  string  `msgpack:"std_basis" enum:"StdBases"`
+	Estimator string  `msgpack:"estimator" form:"token"`
+	Epsilon   float64 `msgpack:"epsilon" range:"0..MaxEpsilon"`
 	// TrainedSteps is W: each advantage holds for all W stochastic steps of its sample.
-	TrainedSteps     int64    `msgpack:"trained_steps"`
-	ScheduleDigest   string   `msgpack:"schedule_digest"`
-	PolicyVersionMin int64    `msgpack:"policy_version_min"`
-	PolicyVersionMax int64    `msgpack:"policy_version_max"`
+	TrainedSteps     int64    `msgpack:"trained_steps" range:"0..MaxSteps"`
+	ScheduleDigest   string   `msgpack:"schedule_digest" form:"digest?"`
+	PolicyVersionMin int64    `msgpack:"policy_version_min" range:"0.."`
+	PolicyVersionMax int64    `msgpack:"policy_version_max" range:"0.."`
 	Metadata         Metadata `msgpack:"metadata,omitempty"`
 	// Opened is when the first sample was scored, Closed when the last one was, Unix
 	// nanoseconds; where none was, the prompt was stored, and the deadline (0: none).
-	Opened int64 `msgpack:"opened"`
-	Closed int64 `msgpack:"closed"`
+	Opened int64 `msgpack:"opened" range:"0.."`
+	Closed int64 `msgpack:"closed" range:"0.."`
 	// Mode, AdvClipMax, Gamma and Singleton are the estimator's options, where it has them.
-	Mode       string   `msgpack:"mode,omitempty"`
-	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty"`
-	Gamma      *float64 `msgpack:"gamma,omitempty"`
+	Mode       string   `msgpack:"mode,omitempty" form:"token"`
+	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty" range:"0..MaxAdvClip"`
+	Gamma      *float64 `msgpack:"gamma,omitempty" range:"0..1"`
 	// BatchSamples is B, how many samples were normalised together; 0: only this group's.
-	BatchSamples int64 `msgpack:"batch_samples,omitempty"`
+	BatchSamples int64 `msgpack:"batch_samples,omitempty" range:"0..MaxBatchGroups*MaxGroupSize"`
 	// Refill names the group that this one stands in for, RefilledBy the one that stands in
 	// for this one.
 	Refill     *Refill `msgpack:"refill,omitempty"`
-	RefilledBy string  `msgpack:"refilled_by,omitempty"`
+	RefilledBy string  `msgpack:"refilled_by,omitempty" form:"token"`
 	// Evaluation marks a group that was made to measure, not to train on; the prompt said so.
 	Evaluation bool `msgpack:"validate,omitempty"`
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
-	SourceRun string `msgpack:"source_run,omitempty"`
-	Singleton string `msgpack:"singleton,omitempty"`
+	SourceRun string `msgpack:"source_run,omitempty" form:"token"`
+	Singleton string `msgpack:"singleton,omitempty" enum:"Singletons"`
 }
 
 // Member is one sample of a group.
 type Member struct {
-	SampleIndex int64 `msgpack:"sample_index"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	// Reward and Advantage are null unless Status is scored.
 	Reward    *float64 `msgpack:"reward"`
 	Advantage *float64 `msgpack:"advantage"`
 	// Status is scored; failed: the sample could not be made, or a required score failed; or
 	// missing: it had not come when the group closed.
-	Status string `msgpack:"status"`
+	Status string `msgpack:"status" enum:"MemberStatuses"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence; 0 when missing.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
 	// StepAdvantages [W] are there when they differ over the trained steps; Advantage is then
 	// their mean.
-	StepAdvantages []float64 `msgpack:"step_advantages,omitempty"`
+	StepAdvantages []float64 `msgpack:"step_advantages,omitempty" size:"0..MaxSteps"`
 }
 
 // Batch says that all groups of an explicit batch have closed.
 type Batch struct {
 	V     int64  `msgpack:"v"`
-	Run   string `msgpack:"run"`
-	Batch string `msgpack:"batch"`
+	Run   string `msgpack:"run" form:"token"`
+	Batch string `msgpack:"batch" form:"token"`
 	// Groups is how many groups count.
-	Groups int64 `msgpack:"groups"`
+	Groups int64 `msgpack:"groups" range:"0..MaxBatchGroups"`
 	// UIDs of the groups that count, sorted.
-	UIDs []string `msgpack:"uids"`
+	UIDs []string `msgpack:"uids" size:"0..MaxBatchGroups,unique" form:"token"`
 	// Samples is the number of scored samples.
-	Samples int64 `msgpack:"samples"`
+	Samples int64 `msgpack:"samples" range:"0..MaxBatchGroups*MaxGroupSize"`
 	// Mean and Std are over all scored rewards of the groups that count; null when there are none.
 	Mean     *float64 `msgpack:"mean"`
 	Std      *float64 `msgpack:"std"`
-	StdBasis string   `msgpack:"std_basis"`
+	StdBasis string   `msgpack:"std_basis" enum:"StdBases"`
 	// Metrics are named as verl names them, sorted by name.
-	Metrics []Metric `msgpack:"metrics"`
-	Closed  int64    `msgpack:"closed"`
+	Metrics []Metric `msgpack:"metrics" size:"0..MaxMetrics"`
+	Closed  int64    `msgpack:"closed" range:"0.."`
 	// Status is complete: every place of the batch has a group that counts; short: some have
 	// none; or partial: closed at the deadline. Absent in batches without places to fill.
-	Status string `msgpack:"status,omitempty"`
+	Status string `msgpack:"status,omitempty" enum:"BatchStatuses"`
 	// Expected is the number of places, Refills how many groups were asked for in place of
 	// others, Dropped the uids of the groups that do not count, sorted.
-	Expected int64    `msgpack:"expected,omitempty"`
-	Refills  int64    `msgpack:"refills,omitempty"`
-	Dropped  []string `msgpack:"dropped,omitempty"`
+	Expected int64    `msgpack:"expected,omitempty" range:"0..MaxBatchGroups"`
+	Refills  int64    `msgpack:"refills,omitempty" range:"0..MaxBatchGroups*MaxRefillRounds"`
+	Dropped  []string `msgpack:"dropped,omitempty" size:"0..MaxListItems,unique" form:"token"`
 	// Step and Epoch are where the trainer was, as the prompts said.
-	Step  *int64 `msgpack:"step,omitempty"`
-	Epoch *int64 `msgpack:"epoch,omitempty"`
+	Step  *int64 `msgpack:"step,omitempty" range:"0.."`
+	Epoch *int64 `msgpack:"epoch,omitempty" range:"0.."`
 }
 
 // Metric is one number with its name.
 type Metric struct {
 	// Name is verl's, such as critic/rewards/mean, and Value finite.
-	Name  string  `msgpack:"name"`
+	Name  string  `msgpack:"name" size:"1..MaxName"`
 	Value float64 `msgpack:"value"`
 }

@@ -13,23 +13,23 @@ import (
 // can have. The same record opens the group where its rewards will come (see Opening).
 type GroupRecord struct {
 	V         int64  `msgpack:"v"`
-	Run       string `msgpack:"run"`
-	UID       string `msgpack:"uid"`
-	GroupSize int64  `msgpack:"group_size"`
+	Run       string `msgpack:"run" form:"token"`
+	UID       string `msgpack:"uid" form:"token"`
+	GroupSize int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
 	// Error says why the prompt was refused; empty: it was accepted. A refused prompt has a
 	// result all the same, and keeps its uid.
-	Error string `msgpack:"error,omitempty"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
 	// PromptDigest names the resolved prompt (see Request.PromptDigest); empty when refused,
 	// and where stored trajectories are scored again.
-	PromptDigest string `msgpack:"prompt_digest"`
+	PromptDigest string `msgpack:"prompt_digest" form:"digest?"`
 	// Prompt to ScheduleDigest are those of the request of sample 0, empty where PromptDigest
 	// is: they tell in what another prompt of the same uid differs.
-	Prompt         string `msgpack:"prompt"`
-	NegativePrompt string `msgpack:"negative_prompt"`
-	Lane           string `msgpack:"lane"`
+	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
+	Lane           string `msgpack:"lane" form:"token?"`
 	SampleSeed     uint64 `msgpack:"sample_seed"`
 	NoiseSeed      uint64 `msgpack:"noise_seed"`
-	ScheduleDigest string `msgpack:"schedule_digest"`
+	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
 	// Group is what later stages need. It counts, whatever an event of the group says.
 	Group Group `msgpack:"group"`
 }
@@ -109,28 +109,17 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 }
 
 // Validate joins every fault of the record.
-func (e *GroupRecord) Validate() error {
-	var f faults
-	f.version(e.V)
-	f.token("run", e.Run)
-	f.token("uid", e.UID)
-	f.within("group_size", e.GroupSize, 1, MaxGroupSize)
-	f.text("error", e.Error, 0, MaxText)
-	f.text("prompt", e.Prompt, 0, MaxPromptBytes)
-	f.text("negative_prompt", e.NegativePrompt, 0, MaxPromptBytes)
+func (e *GroupRecord) Validate() error { return CheckFields(e) }
+
+func (e *GroupRecord) rules(f *faults) {
 	if e.Error == "" && e.Group.SourceRun == "" {
-		f.digest("prompt_digest", e.PromptDigest)
-		f.token("lane", e.Lane)
-		f.digest("schedule_digest", e.ScheduleDigest)
-	} else {
-		f.optionalDigest("prompt_digest", e.PromptDigest)
-		f.optionalDigest("schedule_digest", e.ScheduleDigest)
-		if e.Lane != "" {
+		f.digested("prompt_digest", e.PromptDigest)
+		if e.Lane == "" {
 			f.token("lane", e.Lane)
 		}
+		f.digested("schedule_digest", e.ScheduleDigest)
 	}
-	e.Group.validate(f.in("group"), e.UID)
-	return f.err()
+	e.Group.across(f.in("group"), e.UID)
 }
 
 // Holds says what an event says otherwise than the record of its group; nil: nothing.

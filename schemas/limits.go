@@ -82,6 +82,8 @@ const (
 	// MaxText bounds an error or a reason, MaxName a name of a model, instance, version or backend.
 	MaxText = 4096
 	MaxName = 256
+	// MaxWarnings is the number of warnings of a receipt, and of faults that one error names.
+	MaxWarnings = 32
 	// MaxSubject bounds the subject of a dead letter.
 	MaxSubject = 1024
 	// MaxHeaders, MaxHeaderName and MaxHeaderValue bound a dead letter's headers.

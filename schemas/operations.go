@@ -5,30 +5,30 @@ package schemas
 type Dead struct {
 	V int64 `msgpack:"v"`
 	// Stage is the service that refused it: intake, sampler, reward or advantage.
-	Stage string `msgpack:"stage"`
+	Stage string `msgpack:"stage" enum:"Stages"`
 	// Code is the class of the reason, one of a fixed list; Reason is for people.
-	Code   string `msgpack:"code"`
-	Reason string `msgpack:"reason"`
+	Code   string `msgpack:"code" enum:"DeadCodes"`
+	Reason string `msgpack:"reason" size:"1..MaxText"`
 	// Run and UID are the original's, where they could be read.
-	Run string `msgpack:"run"`
-	UID string `msgpack:"uid"`
+	Run string `msgpack:"run" size:"0..MaxToken"`
+	UID string `msgpack:"uid" size:"0..MaxToken"`
 	// OriginalSubject, Stream and StreamSeq say where the original was.
-	OriginalSubject string `msgpack:"subject"`
-	Stream          string `msgpack:"stream"`
+	OriginalSubject string `msgpack:"subject" size:"0..MaxSubject"`
+	Stream          string `msgpack:"stream" size:"0..MaxName"`
 	StreamSeq       uint64 `msgpack:"stream_seq"`
 	Deliveries      uint64 `msgpack:"deliveries"`
 	// Headers and Data are those of the original message, unchanged.
-	Headers []Header `msgpack:"headers"`
-	Data    []byte   `msgpack:"data"`
+	Headers []Header `msgpack:"headers" size:"0..MaxHeaders"`
+	Data    []byte   `msgpack:"data" size:"0..MaxEventBytes"`
 	// At is when the input was refused, Unix nanoseconds.
-	At int64 `msgpack:"at"`
+	At int64 `msgpack:"at" range:"0.."`
 }
 
 // Header is one header line of a message.
 type Header struct {
 	// Name and Value are as they were received.
-	Name  string `msgpack:"name"`
-	Value string `msgpack:"value"`
+	Name  string `msgpack:"name" size:"1..MaxHeaderName"`
+	Value string `msgpack:"value" size:"0..MaxHeaderValue"`
 }
 
 // Receipt is intake's answer to a client that asked for one by the header
@@ -37,47 +37,47 @@ type Header struct {
 type Receipt struct {
 	V        int64  `msgpack:"v"`
 	Accepted bool   `msgpack:"accepted"`
-	Run      string `msgpack:"run"`
-	UID      string `msgpack:"uid"`
+	Run      string `msgpack:"run" size:"0..MaxToken"`
+	UID      string `msgpack:"uid" size:"0..MaxToken"`
 	// Waiting says what the prompt waits for: it is neither accepted nor refused yet, and
 	// another receipt will say which. Only Run and UID are set beside it.
-	Waiting string `msgpack:"waiting,omitempty"`
+	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText"`
 	// Code and Error are set when refused.
-	Code    string `msgpack:"code,omitempty"`
-	Error   string `msgpack:"error,omitempty"`
-	Samples int64  `msgpack:"samples"`
+	Code    string `msgpack:"code,omitempty" enum:"DeadCodes"`
+	Error   string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Samples int64  `msgpack:"samples" range:"0..MaxGroupSize"`
 	// NumInferenceSteps and SDEStepIndices are what was resolved.
-	NumInferenceSteps int64   `msgpack:"num_inference_steps"`
-	SDEStepIndices    []int64 `msgpack:"sde_step_indices"`
+	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`
+	SDEStepIndices    []int64 `msgpack:"sde_step_indices" size:"0..MaxSteps,unique" range:"0..MaxSteps-1"`
 	// Warnings are what was let be: fields that no prompt has.
-	Warnings []string `msgpack:"warnings,omitempty"`
+	Warnings []string `msgpack:"warnings,omitempty" size:"0..MaxWarnings"`
 }
 
 // Policy announces what a lane serves. The latest one of each lane is kept in
 // the key-value bucket PolicyBucket; MDR_POLICIES keeps the history.
 type Policy struct {
 	V    int64  `msgpack:"v"`
-	Lane string `msgpack:"lane"`
+	Lane string `msgpack:"lane" form:"token"`
 	// Model and Family name the network; PolicyVersion counts weight updates.
-	Model         string `msgpack:"model"`
-	Family        string `msgpack:"family"`
-	PolicyVersion int64  `msgpack:"policy_version"`
-	WeightsDigest string `msgpack:"weights_digest"`
+	Model         string `msgpack:"model" size:"1..MaxName"`
+	Family        string `msgpack:"family" size:"0..MaxName"`
+	PolicyVersion int64  `msgpack:"policy_version" range:"0.."`
+	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
 	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
-	SchedulerConfig []byte `msgpack:"scheduler_config"`
+	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
 	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
-	LatentChannels int64 `msgpack:"latent_channels"`
-	PixelsPerToken int64 `msgpack:"pixels_per_token"`
+	LatentChannels int64 `msgpack:"latent_channels" range:"1..MaxLatentChannels"`
+	PixelsPerToken int64 `msgpack:"pixels_per_token" range:"1..MaxPixelsPerToken"`
 	// Height and Width in pixels, NumInferenceSteps and TrueCFGScale are for prompts that leave
 	// them out.
-	Height            int64   `msgpack:"height"`
-	Width             int64   `msgpack:"width"`
-	NumInferenceSteps int64   `msgpack:"num_inference_steps"`
-	TrueCFGScale      float64 `msgpack:"true_cfg_scale"`
+	Height            int64   `msgpack:"height" range:"1..MaxSide"`
+	Width             int64   `msgpack:"width" range:"1..MaxSide"`
+	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"1..MaxSteps"`
+	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
 	// MaxPixels is the largest product of height and width that the lane makes.
-	MaxPixels int64 `msgpack:"max_pixels"`
+	MaxPixels int64 `msgpack:"max_pixels" range:"1..MaxSide*MaxSide"`
 	// Announced is when the sampler said so, Unix nanoseconds.
-	Announced int64 `msgpack:"announced"`
+	Announced int64 `msgpack:"announced" range:"0.."`
 	// Reward lists the reward functions of prompts that name none; empty: the service's.
-	Reward []string `msgpack:"reward,omitempty"`
+	Reward []string `msgpack:"reward,omitempty" size:"0..MaxRewards" form:"reward_name"`
 }

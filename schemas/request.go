@@ -10,11 +10,11 @@ import (
 // defaults, and every sample of a group carries the same lists.
 type Request struct {
 	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run"`
-	UID         string `msgpack:"uid"`
-	SampleIndex int64  `msgpack:"sample_index"`
-	GroupSize   int64  `msgpack:"group_size"`
-	Lane        string `msgpack:"lane"`
+	Run         string `msgpack:"run" form:"token"`
+	UID         string `msgpack:"uid" form:"token"`
+	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
+	Lane        string `msgpack:"lane" form:"token"`
 	// SampleSeed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number.
 	SampleSeed uint64 `msgpack:"sample_seed"`
 	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
@@ -22,30 +22,30 @@ type Request struct {
 	// InitialLatents are the group's x_T [n, S, C] as a blob, where the prompt gave them;
 	// NoiseSeed is then unused.
 	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
-	Prompt         string  `msgpack:"prompt"`
-	NegativePrompt string  `msgpack:"negative_prompt"`
+	Prompt         string  `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	NegativePrompt string  `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	// TruncatePrompt cuts texts that are too long for the model, where others fail.
 	TruncatePrompt bool  `msgpack:"truncate_prompt,omitempty"`
-	Height         int64 `msgpack:"height"`
-	Width          int64 `msgpack:"width"`
+	Height         int64 `msgpack:"height" range:"1..MaxSide"`
+	Width          int64 `msgpack:"width" range:"1..MaxSide"`
 	// TrueCFGScale > 1 means two model evaluations per point.
-	TrueCFGScale float64 `msgpack:"true_cfg_scale"`
+	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
 	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0.
-	Sigmas []float32 `msgpack:"sigmas"`
+	Sigmas []float32 `msgpack:"sigmas" size:"2..MaxSteps+1" range:"0..MaxSigma"`
 	// Transitions are what each of the T steps runs: sde, cps, dance_sde or ode.
-	Transitions []string `msgpack:"transitions"`
-	NoiseLevel  float64  `msgpack:"noise_level"`
-	LogProbKind string   `msgpack:"log_prob_kind"`
-	Solver      string   `msgpack:"solver"`
+	Transitions []string `msgpack:"transitions" size:"1..MaxSteps" enum:"SDETypes"`
+	NoiseLevel  float64  `msgpack:"noise_level" range:"0..MaxNoiseLevel"`
+	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds"`
+	Solver      string   `msgpack:"solver" enum:"Solvers"`
 	// ReturnStepIndices are the latents to keep, sorted, 0..T.
-	ReturnStepIndices []int64  `msgpack:"return_step_indices"`
-	Debug             []string `msgpack:"debug"`
-	LatentsDType      string   `msgpack:"latents_dtype"`
+	ReturnStepIndices []int64  `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
+	Debug             []string `msgpack:"debug" size:"0..MaxDebug,unique" enum:"DebugTensors"`
+	LatentsDType      string   `msgpack:"latents_dtype" enum:"LatentsDTypes"`
 	// ScheduleDigest is the SHA-256 over what must be equal in a group: sigmas, transitions,
 	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size.
-	ScheduleDigest   string `msgpack:"schedule_digest"`
-	Priority         int64  `msgpack:"priority"`
-	MinPolicyVersion int64  `msgpack:"min_policy_version"`
+	ScheduleDigest   string `msgpack:"schedule_digest" form:"digest"`
+	Priority         int64  `msgpack:"priority" range:"-MaxPriority..MaxPriority"`
+	MinPolicyVersion int64  `msgpack:"min_policy_version" range:"0.."`
 	// Group is the part of the prompt that the reward and advantage services work by.
 	Group Group `msgpack:"group"`
 }
@@ -54,30 +54,30 @@ type Request struct {
 // group; it travels with every event so that no service has to look it up.
 type Group struct {
 	// Batch is the batch id; a group without a batch is a batch of one, named by its uid.
-	Batch string `msgpack:"batch"`
+	Batch string `msgpack:"batch" form:"token"`
 	// BatchGroups is how many groups the batch has; 0: no explicit batch.
-	BatchGroups int64         `msgpack:"batch_groups"`
-	Reward      []RewardSpec  `msgpack:"reward"`
+	BatchGroups int64         `msgpack:"batch_groups" range:"0..MaxBatchGroups"`
+	Reward      []RewardSpec  `msgpack:"reward" size:"0..MaxRewards"`
 	Advantage   AdvantageSpec `msgpack:"advantage"`
 	// Deadline is Unix nanoseconds; 0: none.
-	Deadline int64 `msgpack:"deadline"`
+	Deadline int64 `msgpack:"deadline" range:"0.."`
 	// Validate marks a group that is made to measure, not to train on: see Prompt.
 	Validate bool     `msgpack:"validate"`
 	Metadata Metadata `msgpack:"metadata,omitempty"`
 	// PromptSeq is the MDR_PROMPTS sequence of the prompt.
 	PromptSeq uint64 `msgpack:"prompt_seq"`
 	// Created is when the prompt was stored, Unix nanoseconds.
-	Created int64 `msgpack:"created"`
+	Created int64 `msgpack:"created" range:"0.."`
 	// GroupPolicy is the prompt's, resolved; absent: the defaults.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
 	// Refill names the group that this one stands in for.
 	Refill *Refill `msgpack:"refill,omitempty"`
 	// BatchStep and BatchEpoch are where the trainer was, for the metrics of the batch.
-	BatchStep  *int64 `msgpack:"batch_step,omitempty"`
-	BatchEpoch *int64 `msgpack:"batch_epoch,omitempty"`
+	BatchStep  *int64 `msgpack:"batch_step,omitempty" range:"0.."`
+	BatchEpoch *int64 `msgpack:"batch_epoch,omitempty" range:"0.."`
 	// SourceRun is the run that made the trajectories, where they are scored again under
 	// another run; empty: the run itself.
-	SourceRun string `msgpack:"source_run,omitempty"`
+	SourceRun string `msgpack:"source_run,omitempty" form:"token"`
 }
 
 // Same says whether two events carry the same group.

@@ -3,64 +3,64 @@ package schemas
 // Reward is the score of one sample. A failure is a state, never a number.
 type Reward struct {
 	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run"`
-	UID         string `msgpack:"uid"`
-	SampleIndex int64  `msgpack:"sample_index"`
-	GroupSize   int64  `msgpack:"group_size"`
+	Run         string `msgpack:"run" form:"token"`
+	UID         string `msgpack:"uid" form:"token"`
+	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
 	// Status is scored, or failed: the sample could not be made, or a required score failed.
-	Status string `msgpack:"status"`
+	Status string `msgpack:"status" enum:"RewardStatuses"`
 	// Error says why there is no reward, when failed.
-	Error string `msgpack:"error,omitempty"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
 	// Reward is the weighted sum of the scores; null when failed.
 	Reward *float64 `msgpack:"reward"`
-	Scores []Score  `msgpack:"scores"`
+	Scores []Score  `msgpack:"scores" size:"0..MaxRewards"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
 	// TrainedSteps is W, the number of stochastic steps.
-	TrainedSteps     int64  `msgpack:"trained_steps"`
-	ScheduleDigest   string `msgpack:"schedule_digest"`
-	PolicyVersionMin int64  `msgpack:"policy_version_min"`
-	PolicyVersionMax int64  `msgpack:"policy_version_max"`
+	TrainedSteps     int64  `msgpack:"trained_steps" range:"0..MaxSteps"`
+	ScheduleDigest   string `msgpack:"schedule_digest" form:"digest?"`
+	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
+	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
 	Group            Group  `msgpack:"group"`
 	// Scored is when the last of its scores was there, Unix nanoseconds.
-	Scored int64 `msgpack:"scored"`
+	Scored int64 `msgpack:"scored" range:"0.."`
 	// SampleStarted and SampleFinished are those of the trajectory, Unix nanoseconds.
-	SampleStarted  int64 `msgpack:"sample_started,omitempty"`
-	SampleFinished int64 `msgpack:"sample_finished,omitempty"`
+	SampleStarted  int64 `msgpack:"sample_started,omitempty" range:"0.."`
+	SampleFinished int64 `msgpack:"sample_finished,omitempty" range:"0.."`
 }
 
 // Score is the outcome of one reward function.
 type Score struct {
 	// Name is the reward function's, as the prompt wrote it.
-	Name    string  `msgpack:"name"`
-	Version string  `msgpack:"version"`
-	Weight  float64 `msgpack:"weight"`
+	Name    string  `msgpack:"name" form:"reward_name"`
+	Version string  `msgpack:"version" size:"0..MaxName"`
+	Weight  float64 `msgpack:"weight" range:"-MaxWeight..MaxWeight"`
 	// Status is scored or failed; a failed optional score is not part of the sum.
-	Status string `msgpack:"status"`
+	Status string `msgpack:"status" enum:"RewardStatuses"`
 	// Value is the score before its weight; null when failed.
 	Value *float64 `msgpack:"value"`
-	Error string   `msgpack:"error,omitempty"`
+	Error string   `msgpack:"error,omitempty" size:"0..MaxText"`
 	// DurationNS is the wall time of the call in nanoseconds.
-	DurationNS int64 `msgpack:"duration_ns"`
+	DurationNS int64 `msgpack:"duration_ns" range:"0.."`
 	// Detail is what the function saw, for people: the text that was read.
-	Detail string `msgpack:"detail,omitempty"`
+	Detail string `msgpack:"detail,omitempty" size:"0..MaxDetail"`
 }
 
 // Verdict is a reward from outside: of a person, or of a batch job that takes hours.
 // Whoever has it publishes it; the reward service joins it with the trajectory.
 type Verdict struct {
 	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run"`
-	UID         string `msgpack:"uid"`
-	SampleIndex int64  `msgpack:"sample_index"`
+	Run         string `msgpack:"run" form:"token"`
+	UID         string `msgpack:"uid" form:"token"`
+	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	// Name is the instance of the reward function external:NAME, or external.
-	Name string `msgpack:"name"`
+	Name string `msgpack:"name" form:"token"`
 	// Value is the score; null: there will be none, and Error says why.
 	Value *float64 `msgpack:"value"`
-	Error string   `msgpack:"error,omitempty"`
+	Error string   `msgpack:"error,omitempty" size:"0..MaxText"`
 	// Comment and Author are for people.
-	Comment string `msgpack:"comment,omitempty"`
-	Author  string `msgpack:"author,omitempty"`
+	Comment string `msgpack:"comment,omitempty" size:"0..MaxText"`
+	Author  string `msgpack:"author,omitempty" size:"0..MaxName"`
 	// At is when it was given, Unix nanoseconds.
-	At int64 `msgpack:"at"`
+	At int64 `msgpack:"at" range:"0.."`
 }

@@ -6,15 +6,15 @@ package schemas
 type ScoreRequest struct {
 	V int64 `msgpack:"v"`
 	// Name is the instance, NAME of nats:NAME.
-	Name   string `msgpack:"name"`
-	Prompt string `msgpack:"prompt"`
+	Name   string `msgpack:"name" form:"token"`
+	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
 	// GroundTruth is what the image is compared with; empty: nothing was named.
-	GroundTruth string `msgpack:"ground_truth"`
+	GroundTruth string `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	// Params are the prompt's for this function, handed on unread.
 	Params map[string]string `msgpack:"params"`
 	// Image is a file of ImageFormat, png or jpeg: RGB, 8 bits a channel.
 	Image       []byte `msgpack:"image"`
-	ImageFormat string `msgpack:"image_format"`
+	ImageFormat string `msgpack:"image_format" enum:"ScoreImageFormats"`
 }
 
 // ScoreReply is a worker's answer, at most MaxScoreReply bytes.
@@ -23,31 +23,21 @@ type ScoreReply struct {
 	// Score is there unless Error is: a finite number.
 	Score *float64 `msgpack:"score,omitempty"`
 	// Detail may say what was seen.
-	Detail string `msgpack:"detail,omitempty"`
+	Detail string `msgpack:"detail,omitempty" size:"0..MaxScoreReply"`
 	// Error says why there is no score; with Retry it may pass, and the sample is asked for
 	// again.
-	Error string `msgpack:"error,omitempty"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxScoreReply"`
 	Retry bool   `msgpack:"retry,omitempty"`
 }
 
 // Validate joins every fault of the request.
-func (e *ScoreRequest) Validate() error {
-	var f faults
-	f.version(e.V)
-	f.token("name", e.Name)
-	f.text("prompt", e.Prompt, 0, MaxPromptBytes)
-	f.text("ground_truth", e.GroundTruth, 0, MaxPromptBytes)
-	f.enum("image_format", e.ImageFormat, ScoreImageFormats)
-	return f.err()
-}
+func (e *ScoreRequest) Validate() error { return CheckFields(e) }
 
 // Validate joins every fault of the reply.
-func (e *ScoreReply) Validate() error {
-	var f faults
-	f.version(e.V)
-	f.finiteOrNull("score", e.Score)
+func (e *ScoreReply) Validate() error { return CheckFields(e) }
+
+func (e *ScoreReply) rules(f *faults) {
 	if e.Score == nil {
-		f.text("error", e.Error, 1, MaxScoreReply)
+		f.filled("error", e.Error)
 	}
-	return f.err()
 }

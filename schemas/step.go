@@ -4,38 +4,38 @@ package schemas
 // happens. Only the attempt that the sample's Trajectory names counts.
 type Step struct {
 	V                 int64  `msgpack:"v"`
-	Run               string `msgpack:"run"`
-	UID               string `msgpack:"uid"`
-	SampleIndex       int64  `msgpack:"sample_index"`
-	Attempt           string `msgpack:"attempt"`
-	StepIndex         int64  `msgpack:"step_index"`
-	NumInferenceSteps int64  `msgpack:"num_inference_steps"`
+	Run               string `msgpack:"run" form:"token"`
+	UID               string `msgpack:"uid" form:"token"`
+	SampleIndex       int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	Attempt           string `msgpack:"attempt" form:"token"`
+	StepIndex         int64  `msgpack:"step_index" range:"0..MaxSteps-1"`
+	NumInferenceSteps int64  `msgpack:"num_inference_steps" range:"1..MaxSteps"`
 	// Transition is what ran: sde, cps, dance_sde or ode.
-	Transition string  `msgpack:"transition"`
-	NoiseLevel float64 `msgpack:"noise_level"`
-	Sigma      float32 `msgpack:"sigma"`
-	SigmaNext  float32 `msgpack:"sigma_next"`
+	Transition string  `msgpack:"transition" enum:"SDETypes"`
+	NoiseLevel float64 `msgpack:"noise_level" range:"0..MaxNoiseLevel"`
+	Sigma      float32 `msgpack:"sigma" range:"(0..MaxSigma]"`
+	SigmaNext  float32 `msgpack:"sigma_next" range:"[0..1)"`
 	// Timestep is the float32 product 1000 * Sigma: to the bit what diffusers' scheduler
 	// has, so that its index_for_timestep finds it.
-	Timestep float32 `msgpack:"timestep"`
+	Timestep float32 `msgpack:"timestep" range:"0..1000*MaxSigma"`
 	// StdDevT is the diffusion coefficient g; NoiseStd is the standard deviation of the transition.
-	StdDevT  float64 `msgpack:"std_dev_t"`
-	NoiseStd float64 `msgpack:"noise_std"`
+	StdDevT  float64 `msgpack:"std_dev_t" range:"0.."`
+	NoiseStd float64 `msgpack:"noise_std" range:"0.."`
 	// LogProb is in nats, the mean over ElementCount elements; null on an ode step.
 	LogProb     *float64 `msgpack:"log_prob"`
-	LogProbKind string   `msgpack:"log_prob_kind"`
+	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds"`
 	// LogProbSum is the sum of which LogProb is the mean; null on an ode step.
 	LogProbSum   *float64 `msgpack:"log_prob_sum"`
-	ElementCount int64    `msgpack:"element_count"`
+	ElementCount int64    `msgpack:"element_count" range:"1..MaxTensorBytes"`
 	// Latents holds the state before this step when its index was asked for, and on
 	// the last step also the final latents. Shape [S, C], packed tokens.
-	Latents        []IndexedTensor `msgpack:"latents"`
-	Debug          []NamedTensor   `msgpack:"debug"`
-	PolicyVersion  int64           `msgpack:"policy_version"`
-	WeightsDigest  string          `msgpack:"weights_digest"`
-	ScheduleDigest string          `msgpack:"schedule_digest"`
-	Sampler        string          `msgpack:"sampler"`
-	Backend        string          `msgpack:"backend"`
+	Latents        []IndexedTensor `msgpack:"latents" size:"0..MaxStepLatents"`
+	Debug          []NamedTensor   `msgpack:"debug" size:"0..MaxDebug"`
+	PolicyVersion  int64           `msgpack:"policy_version" range:"0.."`
+	WeightsDigest  string          `msgpack:"weights_digest" size:"0..MaxName"`
+	ScheduleDigest string          `msgpack:"schedule_digest" form:"digest"`
+	Sampler        string          `msgpack:"sampler" size:"0..MaxName"`
+	Backend        string          `msgpack:"backend" size:"0..MaxName"`
 	// DeviceNS is this step's share of device time, nanoseconds.
-	DeviceNS int64 `msgpack:"device_ns"`
+	DeviceNS int64 `msgpack:"device_ns" range:"0.."`
 }

@@ -4,61 +4,61 @@ package schemas
 // has, and all a trainer needs to recompute each log-prob.
 type Trajectory struct {
 	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run"`
-	UID         string `msgpack:"uid"`
-	SampleIndex int64  `msgpack:"sample_index"`
-	GroupSize   int64  `msgpack:"group_size"`
-	Lane        string `msgpack:"lane"`
-	Attempt     string `msgpack:"attempt"`
+	Run         string `msgpack:"run" form:"token"`
+	UID         string `msgpack:"uid" form:"token"`
+	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
+	Lane        string `msgpack:"lane" form:"token"`
+	Attempt     string `msgpack:"attempt" form:"token"`
 	// StopReason is completed; failed: the sample cannot be made; or cancelled: someone
 	// called its uid or run off.
-	StopReason string `msgpack:"stop_reason"`
+	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
 	// Error says why there is no picture, unless completed.
-	Error          string `msgpack:"error,omitempty"`
-	Prompt         string `msgpack:"prompt"`
-	NegativePrompt string `msgpack:"negative_prompt"`
+	Error          string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	// TruncatePrompt is the prompt's choice, TruncatedTokens how many tokens of the prompt in
 	// its template were cut off because of it; absent: none.
 	TruncatePrompt  bool  `msgpack:"truncate_prompt,omitempty"`
-	TruncatedTokens int64 `msgpack:"truncated_tokens,omitempty"`
-	Height          int64 `msgpack:"height"`
-	Width           int64 `msgpack:"width"`
+	TruncatedTokens int64 `msgpack:"truncated_tokens,omitempty" range:"0.."`
+	Height          int64 `msgpack:"height" range:"0..MaxSide"`
+	Width           int64 `msgpack:"width" range:"0..MaxSide"`
 	// TrueCFGScale and CFGRule (rescaled or plain) say how v was combined.
-	TrueCFGScale float64 `msgpack:"true_cfg_scale"`
-	CFGRule      string  `msgpack:"cfg_rule"`
+	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
+	CFGRule      string  `msgpack:"cfg_rule" enum:"CFGRules?"`
 	SampleSeed   uint64  `msgpack:"sample_seed"`
 	NoiseSeed    uint64  `msgpack:"noise_seed"`
 	// InitialLatents are the group's x_T [n, S, C] where the prompt gave them.
 	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
 	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them.
-	Sigmas    []float32 `msgpack:"sigmas"`
-	Timesteps []float32 `msgpack:"timesteps"`
+	Sigmas    []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma"`
+	Timesteps []float32 `msgpack:"timesteps" size:"0..MaxSteps+1" range:"0..1000*MaxSigma"`
 	// Transitions [T], LogProbs [T] (null on ode steps).
-	Transitions []string   `msgpack:"transitions"`
-	LogProbs    []*float64 `msgpack:"log_probs"`
-	LogProbKind string     `msgpack:"log_prob_kind"`
-	NoiseLevel  float64    `msgpack:"noise_level"`
-	Solver      string     `msgpack:"solver"`
+	Transitions []string   `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes"`
+	LogProbs    []*float64 `msgpack:"log_probs" size:"0..MaxSteps"`
+	LogProbKind string     `msgpack:"log_prob_kind" enum:"LogProbKinds?"`
+	NoiseLevel  float64    `msgpack:"noise_level" range:"0..MaxNoiseLevel"`
+	Solver      string     `msgpack:"solver" enum:"Solvers?"`
 	// LatentStepIndices are the latents stored, ascending; LatentsShape is [S, C].
-	LatentStepIndices []int64 `msgpack:"latent_step_indices"`
-	LatentsShape      []int64 `msgpack:"latents_shape"`
-	LatentsDType      string  `msgpack:"latents_dtype"`
+	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
+	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims"`
+	LatentsDType      string  `msgpack:"latents_dtype" enum:"LatentsDTypes?"`
 	// Steps are the stored step events of the attempt, in step order.
-	Steps []StepRef `msgpack:"steps"`
+	Steps []StepRef `msgpack:"steps" size:"0..MaxSteps"`
 	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
 	// for equal rollouts, whoever sampled them and when. Empty unless completed.
-	ContentDigest string `msgpack:"content_digest"`
+	ContentDigest string `msgpack:"content_digest" form:"digest?"`
 	// Image is the decoded picture; absent unless completed.
 	Image *Image `msgpack:"image,omitempty"`
 	// Conditioning are the stored prompt embeddings, once per prompt; empty for models that take text.
-	Conditioning   []NamedTensor `msgpack:"conditioning"`
-	ScheduleDigest string        `msgpack:"schedule_digest"`
-	WeightsDigest  string        `msgpack:"weights_digest"`
+	Conditioning   []NamedTensor `msgpack:"conditioning" size:"0..MaxConditioning"`
+	ScheduleDigest string        `msgpack:"schedule_digest" form:"digest?"`
+	WeightsDigest  string        `msgpack:"weights_digest" size:"0..MaxName"`
 	// PolicyVersionMin and PolicyVersionMax are the oldest and newest weights the attempt used.
-	PolicyVersionMin int64  `msgpack:"policy_version_min"`
-	PolicyVersionMax int64  `msgpack:"policy_version_max"`
-	Sampler          string `msgpack:"sampler"`
-	Backend          string `msgpack:"backend"`
+	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
+	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
+	Sampler          string `msgpack:"sampler" size:"0..MaxName"`
+	Backend          string `msgpack:"backend" size:"0..MaxName"`
 	Group            Group  `msgpack:"group"`
 	// Timings say when the attempt was received and what its parts took.
 	Timings SampleTimings `msgpack:"timings"`
@@ -67,29 +67,29 @@ type Trajectory struct {
 // StepRef points to one stored step event.
 type StepRef struct {
 	// Seq is its sequence in MDR_STEPS.
-	Seq uint64 `msgpack:"seq"`
+	Seq uint64 `msgpack:"seq" range:"1.."`
 	// Digest is the sha-256 of the event's stored payload in lower-case hex.
-	Digest string `msgpack:"digest"`
+	Digest string `msgpack:"digest" form:"digest"`
 }
 
 // Image is an encoded picture. Exactly one of Data and Ref carries the bytes.
 type Image struct {
 	// Format of the bytes: always png.
-	Format string `msgpack:"format"`
-	Width  int64  `msgpack:"width"`
-	Height int64  `msgpack:"height"`
+	Format string `msgpack:"format" enum:"ImageFormats"`
+	Width  int64  `msgpack:"width" range:"1..MaxSide"`
+	Height int64  `msgpack:"height" range:"1..MaxSide"`
 	// Digest is the sha-256 of the pixels: RGB, 8 bits, row-major, in lower-case hex.
-	Digest string `msgpack:"digest"`
-	Data   []byte `msgpack:"data,omitempty"`
+	Digest string `msgpack:"digest" form:"digest"`
+	Data   []byte `msgpack:"data,omitempty" size:"1..MaxInlineImage"`
 	Ref    *Ref   `msgpack:"ref,omitempty"`
 }
 
 // SampleTimings are wall-clock moments, Unix nanoseconds, and durations in nanoseconds.
 type SampleTimings struct {
-	Received  int64 `msgpack:"received"`
-	Started   int64 `msgpack:"started"`
-	Finished  int64 `msgpack:"finished"`
-	EncodeNS  int64 `msgpack:"encode_ns"`
-	DenoiseNS int64 `msgpack:"denoise_ns"`
-	DecodeNS  int64 `msgpack:"decode_ns"`
+	Received  int64 `msgpack:"received" range:"0.."`
+	Started   int64 `msgpack:"started" range:"0.."`
+	Finished  int64 `msgpack:"finished" range:"0.."`
+	EncodeNS  int64 `msgpack:"encode_ns" range:"0.."`
+	DenoiseNS int64 `msgpack:"denoise_ns" range:"0.."`
+	DecodeNS  int64 `msgpack:"decode_ns" range:"0.."`
 }

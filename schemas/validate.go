@@ -3,15 +3,13 @@ package schemas
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // maxFaults bounds what one event's Validate reports.
-const maxFaults = 32
+const maxFaults = MaxWarnings
 
 // faults collects what is wrong with an event. A child writes into its root, under a
 // longer path; paths are only put together when there is a fault.
@@ -55,6 +53,14 @@ func (f *faults) add(field, value, rule string) {
 	f.fault(f.path(field) + ": " + value + "; " + rule)
 }
 
+// total is the number of faults of the event so far.
+func (f *faults) total() int {
+	if f.root == nil {
+		return f.count
+	}
+	return f.root.count
+}
+
 func (f *faults) fault(text string) {
 	root := f.root
 	if root == nil {
@@ -79,10 +85,12 @@ func (f *faults) version(v int64) {
 }
 
 func (f *faults) token(field, s string) {
-	if s == "" || len(s) > MaxToken || !isToken(s) {
+	if !legalToken(s) {
 		f.add(field, quote(s), fmt.Sprintf("must be 1 to %d characters of A-Z a-z 0-9 _ -", MaxToken))
 	}
 }
+
+func legalToken(s string) bool { return s != "" && len(s) <= MaxToken && isToken(s) }
 
 func isToken(s string) bool {
 	for i := range len(s) {
@@ -93,15 +101,11 @@ func isToken(s string) bool {
 	return true
 }
 
-// sample checks the fields that name one sample.
-func (f *faults) sample(run, uid string, index, size int64) {
-	f.token("run", run)
-	f.token("uid", uid)
-	f.within("group_size", size, 1, MaxGroupSize)
-	if size < 1 || size > MaxGroupSize {
-		size = MaxGroupSize
+// sampleIndex checks a legal index against a legal size of its group.
+func (f *faults) sampleIndex(index, size int64) {
+	if size >= 1 && index >= size && index < MaxGroupSize {
+		f.within("sample_index", index, 0, size-1)
 	}
-	f.within("sample_index", index, 0, size-1)
 }
 
 func (f *faults) within(field string, n, low, high int64) {
@@ -110,50 +114,14 @@ func (f *faults) within(field string, n, low, high int64) {
 	}
 }
 
-func (f *faults) notNegative(field string, n int64) {
-	if n < 0 {
-		f.add(field, strconv.FormatInt(n, 10), "must not be negative")
-	}
-}
-
-func (f *faults) positive(field string, n int64) {
-	if n < 1 {
-		f.add(field, strconv.FormatInt(n, 10), "must be positive")
-	}
-}
-
-// number refuses what is outside the range, and infinities and NaN always.
-func (f *faults) number(field string, x, low, high float64) {
-	if !(x >= low && x <= high) {
-		f.add(field, formatFloat(x), fmt.Sprintf("must be between %s and %s", formatFloat(low), formatFloat(high)))
-	}
-}
-
-func (f *faults) finite(field string, x float64) {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		f.add(field, formatFloat(x), "must be finite")
-	}
-}
-
-// finiteOrNull is finite for a value that may be absent.
-func (f *faults) finiteOrNull(field string, x *float64) {
-	if x != nil {
-		f.finite(field, *x)
-	}
-}
-
 func formatFloat(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
 func formatFloat32(x float32) string { return strconv.FormatFloat(float64(x), 'g', -1, 32) }
 
-func (f *faults) text(field, s string, low, high int) {
-	switch {
-	case len(s) < low:
+// filled refuses an empty text.
+func (f *faults) filled(field, s string) {
+	if s == "" {
 		f.add(field, quote(s), "must not be empty")
-	case len(s) > high:
-		f.add(field, strconv.Itoa(len(s))+" bytes", fmt.Sprintf("must be at most %d", high))
-	case !utf8.ValidString(s):
-		f.add(field, quote(s), "must be UTF-8")
 	}
 }
 
@@ -163,9 +131,9 @@ func (f *faults) enum(field, s string, values []string) {
 	}
 }
 
-// optionalEnum is enum for a field whose absence means its default.
-func (f *faults) optionalEnum(field, s string, values []string) {
-	if s != "" {
+// chosen refuses an empty text where one of values is needed.
+func (f *faults) chosen(field, s string, values []string) {
+	if s == "" {
 		f.enum(field, s, values)
 	}
 }
@@ -176,9 +144,9 @@ func (f *faults) digest(field, s string) {
 	}
 }
 
-// optionalDigest is digest for a field that may be empty.
-func (f *faults) optionalDigest(field, s string) {
-	if s != "" {
+// digested refuses an empty text where a digest is needed.
+func (f *faults) digested(field, s string) {
+	if s == "" {
 		f.digest(field, s)
 	}
 }
@@ -198,6 +166,8 @@ func isDigest(s string) bool {
 // length checks the number of items of a list and says whether to look at them.
 func (f *faults) length(field string, n, low, high int) bool {
 	switch {
+	case n != low && low == high:
+		f.add(field, strconv.Itoa(n)+" items", fmt.Sprintf("must be %d", low))
 	case n < low:
 		f.add(field, strconv.Itoa(n)+" items", fmt.Sprintf("must be at least %d", low))
 	case n > high:
@@ -216,47 +186,41 @@ func (f *faults) exactly(field string, n, want int, why string) bool {
 	return n == want
 }
 
-// indices checks that every item is from 0 to last and comes once.
-func (f *faults) indices(field string, list []int64, last int64) {
-	if !f.length(field, len(list), 0, MaxSteps+1) {
-		return
-	}
-	last = min(last, MaxSteps) // a schedule that is too long is its own fault
-	var seen [MaxSteps + 1]bool
+// below names the first of legal indices that is above the last there is; most is the last
+// that there could be.
+func (f *faults) below(field string, list []int64, last, most int64) {
 	for i, n := range list {
-		switch {
-		case n < 0 || n > last:
-			f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(n, 10), fmt.Sprintf("must be between 0 and %d", last))
-		case seen[n]:
-			f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(n, 10), "must come once")
-		default:
-			seen[n] = true
+		if n > last && n <= most {
+			f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(n, 10), fmt.Sprintf("must be between 0 and %d", max(last, 0)))
+			return
 		}
 	}
 }
 
 func (f *faults) ascending(field string, list []int64) {
 	for i := 1; i < len(list); i++ {
-		if list[i] <= list[i-1] {
+		if list[i] < list[i-1] { // one that comes twice is named by its tag
 			f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(list[i], 10), "must be above the one before it")
 			return
 		}
 	}
 }
 
-// sigmas checks a post-shift schedule [T+1], ending at 0.
+// sigmas checks that a post-shift schedule [T+1] of legal sigmas falls, to 0.
 func (f *faults) sigmas(list []float32) {
-	if !f.length("sigmas", len(list), 2, MaxSteps+1) {
-		return
+	if len(list) < 2 || len(list) > MaxSteps+1 {
+		return // their tag says so
 	}
 	for i, s := range list {
 		last := i == len(list)-1
 		field := "sigmas[" + strconv.Itoa(i) + "]"
 		switch {
+		case !(s >= 0 && s <= MaxSigma):
+			return // its tag says so
 		case last && s != 0:
 			f.add(field, formatFloat32(s), "must be 0, the end of the schedule")
-		case !last && !(s > 0 && s <= MaxSigma):
-			f.add(field, formatFloat32(s), "must be above 0 and at most 1")
+		case !last && s == 0:
+			f.add(field, "0", "must be above 0 and at most 1")
 		case i > 0 && !(s < list[i-1]):
 			f.add(field, formatFloat32(s), "must be below the one before it")
 		default:
@@ -266,32 +230,9 @@ func (f *faults) sigmas(list []float32) {
 	}
 }
 
-func (f *faults) transitions(list []string) {
-	for i, t := range list {
-		if !slices.Contains(SDETypes, t) {
-			f.enum("transitions["+strconv.Itoa(i)+"]", t, SDETypes)
-			return
-		}
-	}
-}
-
-func (f *faults) names(field string, list, values []string) {
-	if !f.length(field, len(list), 0, len(values)) {
-		return
-	}
-	for i, s := range list {
-		name := field + "[" + strconv.Itoa(i) + "]"
-		f.enum(name, s, values)
-		if slices.Contains(list[:i], s) {
-			f.add(name, quote(s), "must come once")
-		}
-	}
-}
-
 // policies checks a span of policy versions.
 func (f *faults) policies(oldest, newest int64) {
-	f.notNegative("policy_version_min", oldest)
-	if newest < oldest {
+	if newest < oldest && newest >= 0 {
 		f.add("policy_version_max", strconv.FormatInt(newest, 10), fmt.Sprintf("must not be below policy_version_min, %d", oldest))
 	}
 }

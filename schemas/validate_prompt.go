@@ -2,60 +2,25 @@ package schemas
 
 import (
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Validate joins every fault that can be seen without the model's defaults. Where
 // NumInferenceSteps and Sigmas are both absent, intake checks the steps again with
 // the model's T (Rollout.ValidateSteps).
-func (p *Prompt) Validate() error {
-	var f faults
-	f.version(p.V)
-	if p.UID != "" {
-		f.token("uid", p.UID)
-	}
-	f.text("prompt", p.Prompt, 0, MaxPromptBytes)
-	if p.NegativePrompt != nil {
-		f.text("negative_prompt", *p.NegativePrompt, 0, MaxPromptBytes)
-	}
-	if p.Model != "" {
-		f.token("model", p.Model)
-	}
-	optional(p.GroupSize, func(n int64) { f.within("group_size", n, 1, MaxGroupSize) })
-	optional(p.Seed, func(n int64) { f.notNegative("seed", n) })
-	optional(p.Height, func(n int64) { f.within("height", n, 1, MaxSide) })
-	optional(p.Width, func(n int64) { f.within("width", n, 1, MaxSide) })
-	optional(p.NumInferenceSteps, func(n int64) { f.within("num_inference_steps", n, 1, MaxSteps) })
-	optional(p.TrueCFGScale, func(x float64) { f.number("true_cfg_scale", x, 0, MaxCFGScale) })
-	p.sigmas(&f)
-	p.Rollout.validate(f.in("rollout"), p.steps(), p.Evaluation)
-	f.optionalEnum("initial_noise", p.InitialNoise, InitialNoises)
-	f.initialLatents(p.InitialLatents, p.groupSize())
-	rewards(&f, p.Reward)
-	p.Advantage.validate(f.in("advantage"), p.Batch != nil)
-	f.metadata(p.Metadata)
-	if p.Batch != nil {
-		b := f.in("batch")
-		b.token("id", p.Batch.ID)
-		b.within("groups", p.Batch.Groups, 1, MaxBatchGroups)
-		optional(p.Batch.Step, func(n int64) { b.notNegative("step", n) })
-		optional(p.Batch.Epoch, func(n int64) { b.notNegative("epoch", n) })
-	}
-	optional(p.Deadline, func(n int64) { f.positive("deadline", n) })
-	f.optionalEnum("unknown_fields", p.UnknownFields, UnknownPolicies)
-	optional(p.Priority, func(n int64) { f.within("priority", n, -MaxPriority, MaxPriority) })
-	optional(p.MinPolicyVersion, func(n int64) { f.notNegative("min_policy_version", n) })
-	p.GroupPolicy.validate(f.in("group_policy"))
-	p.Refill.validate(f.in("refill"))
-	return f.err()
-}
+func (p *Prompt) Validate() error { return CheckFields(p) }
 
-func optional[T any](v *T, check func(T)) {
-	if v != nil {
-		check(*v)
-	}
+func (p *Prompt) rules(f *faults) {
+	p.sigmas(f)
+	p.Rollout.across(f.in("rollout"), p.steps(), p.Evaluation)
+	f.initialLatents(p.InitialLatents, p.groupSize())
+	rewards(f, p.Reward)
+	p.Advantage.across(f.in("advantage"), p.Batch != nil)
 }
 
 // groupSize is n where the prompt says it, else 0.
@@ -77,32 +42,30 @@ func (p *Prompt) steps() int64 {
 	return 0
 }
 
-// sigmas checks the caller's pre-shift sigmas [T].
+// sigmas checks that the caller's pre-shift sigmas [T] are one per step, and fall.
 func (p *Prompt) sigmas(f *faults) {
-	if p.Sigmas == nil || !f.length("sigmas", len(p.Sigmas), 1, MaxSteps) {
+	if len(p.Sigmas) == 0 || len(p.Sigmas) > MaxSteps {
 		return
 	}
 	if p.NumInferenceSteps != nil && *p.NumInferenceSteps != int64(len(p.Sigmas)) {
 		f.add("sigmas", strconv.Itoa(len(p.Sigmas))+" items", fmt.Sprintf("must be %d, one per step of num_inference_steps", *p.NumInferenceSteps))
 	}
 	for i, s := range p.Sigmas {
-		field := "sigmas[" + strconv.Itoa(i) + "]"
-		switch {
-		case !(s > 0 && s <= 1):
-			f.add(field, formatFloat(s), "must be above 0 and at most 1")
-		case i > 0 && !(s < p.Sigmas[i-1]):
-			f.add(field, formatFloat(s), "must be below the one before it")
-		default:
-			continue
+		if !(s > 0 && s <= 1) {
+			return // its tag says so
 		}
-		return
+		if i > 0 && !(s < p.Sigmas[i-1]) {
+			f.add("sigmas["+strconv.Itoa(i)+"]", formatFloat(s), "must be below the one before it")
+			return
+		}
 	}
 }
 
 // Validate joins every fault of the rollout that can be seen without knowing T.
 func (r *Rollout) Validate() error {
 	var f faults
-	r.validate(&f, 0, false)
+	f.fields(reflect.ValueOf(r).Elem())
+	r.across(&f, 0, false)
 	return f.err()
 }
 
@@ -113,39 +76,27 @@ func (r *Rollout) ValidateSteps(numInferenceSteps int64) error {
 	if len(f.errs) > 0 {
 		return f.err()
 	}
-	r.validate(f.in("rollout"), numInferenceSteps, false)
+	g := f.in("rollout")
+	g.fields(reflect.ValueOf(r).Elem())
+	r.across(g, numInferenceSteps, false)
 	return f.err()
 }
 
-// validate takes steps = 0 for not known. In an evaluation every step is ode, so
-// what only concerns stochastic steps is let be.
-func (r *Rollout) validate(f *faults, steps int64, evaluation bool) {
-	f.optionalEnum("sde_type", r.SDEType, SDETypes)
-	f.optionalEnum("log_prob_kind", r.LogProbKind, LogProbKinds)
-	f.optionalEnum("solver", r.Solver, Solvers)
-	f.optionalEnum("latents_dtype", r.LatentsDType, LatentsDTypes)
-	f.names("debug", r.Debug, DebugTensors)
-	high := float64(MaxNoiseLevel)
-	if r.SDEType == TransitionCPS {
-		high = 1 // beyond, sin(a pi/2) folds back
+// across checks the rules across the fields; steps is 0 for not known. In an evaluation
+// every step is ode, so what only concerns stochastic steps is let be.
+func (r *Rollout) across(f *faults, steps int64, evaluation bool) {
+	if a := r.NoiseLevel; r.SDEType == TransitionCPS && a != nil && *a > 1 && *a <= MaxNoiseLevel {
+		f.add("noise_level", formatFloat(*a), "must be between 0 and 1") // beyond, sin(a pi/2) folds back
 	}
-	optional(r.NoiseLevel, func(x float64) { f.number("noise_level", x, 0, high) })
-
-	last := int64(MaxSteps) // T, or the largest that it can be
 	if steps > 0 {
-		last = steps
-	}
-	if r.SDEStepIndices != nil {
-		f.indices("sde_step_indices", r.SDEStepIndices, last-1)
-	}
-	if r.ReturnStepIndices != nil {
-		f.indices("return_step_indices", r.ReturnStepIndices, last)
+		f.below("sde_step_indices", r.SDEStepIndices, steps-1, MaxSteps-1)
+		f.below("return_step_indices", r.ReturnStepIndices, steps, MaxSteps)
 	}
 	if r.SDEWindow != nil {
 		if r.SDEStepIndices != nil {
 			f.add("sde_window", "set beside sde_step_indices", "must be the only one of the two")
 		}
-		r.SDEWindow.validate(f.in("sde_window"), steps)
+		r.SDEWindow.across(f.in("sde_window"), steps)
 	}
 	if !evaluation {
 		r.density(f, steps)
@@ -183,68 +134,66 @@ func (r *Rollout) density(f *faults, steps int64) {
 	}
 }
 
-// validate takes steps = 0 for not known.
-func (w *SDEWindow) validate(f *faults, steps int64) {
-	f.optionalEnum("strategy", w.Strategy, WindowStrategies)
-	f.within("iteration", w.Iteration, 0, 1<<32-1)
-	f.within("iters_per_group", w.ItersPerGroup, 0, 1<<32-1)
-	optional(w.Seed, func(n int64) { f.notNegative("seed", n) })
+// across takes steps = 0 for not known.
+func (w *SDEWindow) across(f *faults, steps int64) {
 	limit := int64(MaxSteps)
 	if steps > 0 {
 		limit = steps
 	}
 	low, high := int64(0), max(limit-1, 1)
-	if w.Range != nil {
-		if len(w.Range) != 2 {
-			f.add("range", strconv.Itoa(len(w.Range))+" items", "must be 2, low and high")
-			return
-		}
+	if len(w.Range) == 2 {
 		low, high = w.Range[0], w.Range[1]
-		if low < 0 || high > limit || low >= high {
+		if low < 0 || high > MaxSteps {
+			return // its tag says so
+		}
+		if high > limit || low >= high {
 			f.add("range", fmt.Sprint(w.Range), fmt.Sprintf("must be a part of [0, %d) that is not empty", limit))
 			return
 		}
 	}
-	if w.Size < 1 || w.Size > high-low {
+	if w.Size > high-low && w.Size <= MaxSteps {
 		f.add("size", strconv.FormatInt(w.Size, 10), fmt.Sprintf("must be between 1 and %d, the length of the range", high-low))
 	}
 }
 
-// rewards checks the reward list of a prompt or a group.
+// rewards checks what the reward functions of a prompt or a group are together.
 func rewards(f *faults, list []RewardSpec) {
-	if !f.length("reward", len(list), 0, MaxRewards) {
+	if len(list) > MaxRewards {
 		return
 	}
 	total := 0.0
 	for i := range list {
-		r, g := &list[i], f.item("reward", i)
-		g.rewardName("name", r.Name)
 		for _, before := range list[:i] {
-			if before.Name == r.Name {
-				g.add("name", quote(r.Name), "must come once")
+			if before.Name == list[i].Name {
+				f.item("reward", i).add("name", quote(list[i].Name), "must come once")
 				break
 			}
 		}
 		weight := 1.0
-		if r.Weight != nil {
-			weight = *r.Weight
-			g.number("weight", weight, -MaxWeight, MaxWeight)
+		if w := list[i].Weight; w != nil {
+			weight = *w
 		}
 		total += weight
-		g.text("ground_truth", r.GroundTruth, 0, MaxPromptBytes)
-		if !g.length("params", len(r.Params), 0, MaxParams) {
-			continue
-		}
-		for _, name := range sortedKeys(r.Params) {
-			if len(name) == 0 || len(name) > MaxParamName {
-				g.add("params", quote(name), fmt.Sprintf("names must have 1 to %d bytes", MaxParamName))
-				continue
-			}
-			g.in("params").text(name, r.Params[name], 0, MaxParamBytes)
-		}
 	}
 	if len(list) > 0 && !(total > 0) {
 		f.add("reward", "weights sum to "+formatFloat(total), "must be above 0")
+	}
+}
+
+func (r *RewardSpec) rules(f *faults) {
+	if len(r.Params) > MaxParams {
+		return
+	}
+	for _, name := range sortedKeys(r.Params) {
+		value := r.Params[name]
+		switch {
+		case len(name) == 0 || len(name) > MaxParamName:
+			f.add("params", quote(name), fmt.Sprintf("must be a name of 1 to %d bytes", MaxParamName))
+		case len(value) > MaxParamBytes:
+			f.add("params."+name, strconv.Itoa(len(value))+" bytes", fmt.Sprintf("must be at most %d", MaxParamBytes))
+		case !utf8.ValidString(value):
+			f.add("params."+name, quote(value), "must be UTF-8")
+		}
 	}
 }
 
@@ -252,54 +201,23 @@ func sortedKeys(m map[string]string) []string {
 	if len(m) == 0 {
 		return nil
 	}
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
+	return slices.Sorted(maps.Keys(m))
 }
 
-func (a *AdvantageSpec) validate(f *faults, batch bool) {
-	if a.Estimator != "" {
-		f.token("estimator", a.Estimator)
-	}
-	f.optionalEnum("std", a.Std, StdScales)
-	f.optionalEnum("std_basis", a.StdBasis, StdBases)
-	optional(a.Epsilon, func(x float64) { f.number("epsilon", x, 0, MaxEpsilon) })
-	if a.Mode != "" {
-		f.token("mode", a.Mode)
-	}
-	optional(a.AdvClipMax, func(x float64) { f.number("adv_clip_max", x, 0, MaxAdvClip) })
-	optional(a.Gamma, func(x float64) { f.number("gamma", x, 0, 1) })
-	f.optionalEnum("singleton", a.Singleton, Singletons)
+func (a *AdvantageSpec) across(f *faults, batch bool) {
 	if a.Std == StdGlobal && !batch {
-		f.add("std", quote(a.Std), "needs a batch: without one there is nothing beyond the group")
+		f.add("std", quote(a.Std), "must be group or none without a batch: there is nothing beyond the group")
 	}
 }
 
 // rewardName checks a name of the form KIND or KIND:INSTANCE.
 func (f *faults) rewardName(field, s string) {
-	kind, instance, split := strings.Cut(s, ":")
-	if len(s) > MaxToken || kind == "" || !isToken(kind) || !isToken(instance) || split && instance == "" {
+	if !isRewardName(s) {
 		f.add(field, quote(s), fmt.Sprintf("must be KIND or KIND:INSTANCE, together at most %d characters of A-Z a-z 0-9 _ -", MaxToken))
 	}
 }
 
-func (p *GroupPolicy) validate(f *faults) {
-	if p == nil {
-		return
-	}
-	f.optionalEnum("zero_std", p.ZeroStd, ZeroStdPolicies)
-	f.optionalEnum("failed", p.Failed, FailedPolicies)
-	optional(p.RefillRounds, func(n int64) { f.within("refill_rounds", n, 0, MaxRefillRounds) })
-	optional(p.MaxPolicySpan, func(n int64) { f.within("max_policy_span", n, 1, MaxPolicySpan) })
-}
-
-func (r *Refill) validate(f *faults) {
-	if r == nil {
-		return
-	}
-	f.token("root", r.Root)
-	f.within("round", r.Round, 1, MaxRefillRounds)
+func isRewardName(s string) bool {
+	kind, instance, split := strings.Cut(s, ":")
+	return len(s) <= MaxToken && kind != "" && isToken(kind) && isToken(instance) && (instance != "" || !split)
 }

@@ -2,7 +2,7 @@ package schemas
 
 import (
 	"fmt"
-	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -34,19 +34,11 @@ func (t *Tensor) ByteSize() (int64, bool) {
 }
 
 // Validate joins every fault of the tensor.
-func (t *Tensor) Validate() error {
-	var f faults
-	t.validate(&f)
-	return f.err()
-}
+func (t *Tensor) Validate() error { return CheckFields(t) }
 
-func (t *Tensor) validate(f *faults) {
-	if _, ok := DTypeSize(t.DType); !ok {
-		f.enum("dtype", t.DType, DTypes)
-	}
-	if _, ok := t.ElementCount(); !ok {
-		f.add("shape", fmt.Sprint(t.Shape[:min(len(t.Shape), MaxTensorDims+1)]),
-			fmt.Sprintf("must have at most %d dimensions, each at least 1, of %d bytes in all", MaxTensorDims, MaxTensorBytes))
+func (t *Tensor) rules(f *faults) {
+	if _, ok := t.ElementCount(); !ok && len(t.Shape) <= MaxTensorDims && !slices.ContainsFunc(t.Shape, func(d int64) bool { return d < 1 || d > MaxTensorBytes }) {
+		f.add("shape", fmt.Sprint(t.Shape), fmt.Sprintf("must be of %d bytes at most", MaxTensorBytes))
 	}
 	var carriers []string
 	if t.Data != nil {
@@ -54,11 +46,9 @@ func (t *Tensor) validate(f *faults) {
 	}
 	if t.Ref != nil {
 		carriers = append(carriers, "ref")
-		t.Ref.validate(f.in("ref"))
 	}
 	if t.Parts != nil {
 		carriers = append(carriers, "parts")
-		t.Parts.validate(f.in("parts"))
 	}
 	if len(carriers) != 1 {
 		came := "none"
@@ -90,8 +80,9 @@ func (f *faults) initialLatents(t *Tensor, groupSize int64) {
 		return
 	}
 	g := f.in("initial_latents")
-	t.validate(g)
-	g.enum("dtype", t.DType, LatentsDTypes)
+	if slices.Contains(DTypes, t.DType) { // another is named by its tag
+		g.enum("dtype", t.DType, LatentsDTypes)
+	}
 	if len(t.Shape) != 3 {
 		g.add("shape", fmt.Sprint(t.Shape[:min(len(t.Shape), MaxTensorDims)]), "must be [samples, tokens, channels]")
 	} else if groupSize > 0 && t.Shape[0] != groupSize {
@@ -103,46 +94,21 @@ func (f *faults) initialLatents(t *Tensor, groupSize int64) {
 }
 
 // Validate joins every fault of the reference.
-func (r *Ref) Validate() error {
-	var f faults
-	r.validate(&f)
-	return f.err()
-}
+func (r *Ref) Validate() error { return CheckFields(r) }
 
-func (r *Ref) validate(f *faults) {
-	f.token("bucket", r.Bucket)
-	f.digest("digest", r.Digest)
-	f.within("size", r.Size, 1, MaxBlobBytes)
-}
-
-func (p *Parts) validate(f *faults) {
-	f.within("count", p.Count, 1, MaxParts)
-	if p.First < 0 || p.First > math.MaxInt32 {
-		f.add("first", strconv.FormatInt(p.First, 10), "must not be negative")
-	}
-	f.digest("digest", p.Digest)
-	if p.Count < 1 || p.Count > MaxParts {
-		return
-	}
+func (p *Parts) rules(f *faults) {
 	// Every part has at least one byte and at most MaxPartBytes.
-	f.within("size", p.Size, p.Count, p.Count*MaxPartBytes)
+	if p.Count >= 1 && p.Count <= MaxParts && p.Size >= 1 && p.Size <= MaxTensorBytes {
+		f.within("size", p.Size, p.Count, p.Count*MaxPartBytes)
+	}
 }
 
-func (im *Image) validate(f *faults) {
-	f.enum("format", im.Format, ImageFormats)
-	f.within("width", im.Width, 1, MaxSide)
-	f.within("height", im.Height, 1, MaxSide)
-	f.digest("digest", im.Digest)
-	switch {
-	case (im.Data == nil) == (im.Ref == nil):
+func (im *Image) rules(f *faults) {
+	if (im.Data == nil) == (im.Ref == nil) {
 		came := "both"
 		if im.Data == nil {
 			came = "none"
 		}
 		f.add("data", came, "must be exactly one of data and ref")
-	case im.Ref != nil:
-		im.Ref.validate(f.in("ref"))
-	default:
-		f.length("data", len(im.Data), 1, MaxInlineImage)
 	}
 }

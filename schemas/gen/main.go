@@ -1,5 +1,6 @@
 // Gen writes the documents of the contract from its Go types: a JSON Schema per
-// event and one AsyncAPI document. It runs in the folder of package schemas:
+// event, one AsyncAPI document, and the tables of schemas/README.md. It runs in the
+// folder of package schemas:
 //
 //	go generate ./schemas
 //
@@ -12,6 +13,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/meander-rl/meander/schemas/document"
 )
 
 func main() {
@@ -22,7 +25,7 @@ func main() {
 }
 
 func run() error {
-	files, err := documents(".")
+	files, err := document.Files(".")
 	if err != nil {
 		return err
 	}
@@ -35,14 +38,4 @@ func run() error {
 		}
 	}
 	return nil
-}
-
-// documents is every generated file by its name; dir is the folder of package schemas.
-func documents(dir string) (map[string][]byte, error) {
-	files, err := jsonSchemas(dir)
-	if err != nil {
-		return nil, err
-	}
-	files["asyncapi.yaml"], err = asyncAPI()
-	return files, err
 }

@@ -1,4 +1,4 @@
-package main
+package document
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ import (
 
 func generated(t *testing.T) map[string][]byte {
 	t.Helper()
-	files, err := documents("..")
+	files, err := Files("..")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package main
+package document
 
 // vocabulary describes fields that mean the same wherever they are; a doc comment of
 // the field itself goes first.

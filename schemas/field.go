@@ -1,0 +1,257 @@
+package schemas
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Field is what the tags of one field of a struct of the contract say. They are the only
+// place where its name, limits and default stand; validation, JSON Schema, flags,
+// defaults and the tables of the documents are made of them.
+//
+//	msgpack:"name,omitempty"  name on the wire; omitempty: absent when empty
+//	range:"1..MaxSteps"       bounds of a number, or of each number of a list; either may be
+//	                          missing, and "(0..1]" leaves out an end
+//	size:"0..MaxText,unique"  bounds of the bytes of a text or of the items of a list or map;
+//	                          unique: every item comes once
+//	enum:"Solvers"            legal values of a text, or of each of a list; "Solvers?": or empty
+//	form:"token"              form of a text, or of each of a list: token, digest or
+//	                          reward_name; "digest?": or empty
+//	default:"8"               value that stands in for an absent one
+//	absent:"the model's"      the same in words, where no literal says it
+//	unit:"pixels"             unit of a number
+//	flag:"steps"              flag of the command that sets the field; "group-size,n": with
+//	                          a letter
+type Field struct {
+	// Name is the name on the wire, GoName the one in Go, Index its place in the struct.
+	Name, GoName string
+	Index        int
+	Type         reflect.Type
+	// Optional fields are absent when they are empty.
+	Optional bool
+	// Range and Size are nil where there is no bound.
+	Range, Size *Range
+	Unique      bool
+	// Enum is nil where every text is legal. Empty allows an empty text besides.
+	Enum  []string
+	Form  string
+	Empty bool
+	// Default is a literal, Absent words; one of them at most.
+	Default, Absent string
+	Unit            string
+	// Flag is empty for fields that no flag sets.
+	Flag, Letter string
+}
+
+// Range is the numbers from Low to High; an open end is not one of them.
+type Range struct {
+	Low, High         float64
+	OpenLow, OpenHigh bool
+}
+
+// Forms of a text.
+const (
+	FormToken      = "token"
+	FormDigest     = "digest"
+	FormRewardName = "reward_name"
+)
+
+// limits are the constants that tags name.
+var limits = map[string]float64{
+	"MaxAdvClip": MaxAdvClip, "MaxBatchGroups": MaxBatchGroups, "MaxBlobBytes": MaxBlobBytes, "MaxCFGScale": MaxCFGScale,
+	"MaxConditioning": MaxConditioning, "MaxDebug": MaxDebug, "MaxDetail": MaxDetail, "MaxEpsilon": MaxEpsilon,
+	"MaxEventBytes": MaxEventBytes, "MaxGroupSize": MaxGroupSize, "MaxHeaderName": MaxHeaderName,
+	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
+	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxName": MaxName,
+	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts, "MaxPixelsPerToken": MaxPixelsPerToken,
+	"MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority,
+	"MaxPromptBytes": MaxPromptBytes, "MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards,
+	"MaxSchedulerConfig": MaxSchedulerConfig, "MaxScoreReply": MaxScoreReply, "MaxSide": MaxSide, "MaxSigma": MaxSigma,
+	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxSubject": MaxSubject, "MaxTensorBytes": MaxTensorBytes,
+	"MaxTensorDims": MaxTensorDims, "MaxText": MaxText, "MaxToken": MaxToken, "MaxWarnings": MaxWarnings, "MaxWeight": MaxWeight,
+}
+
+// enums are the lists of legal values that tags name.
+var enums = map[string][]string{
+	"BatchStatuses": BatchStatuses, "CFGRules": CFGRules, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
+	"FailedPolicies": FailedPolicies, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
+	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
+	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "SDETypes": SDETypes,
+	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages, "StdBases": StdBases,
+	"StdScales": StdScales, "StopReasons": StopReasons, "UnknownPolicies": UnknownPolicies, "WindowStrategies": WindowStrategies,
+	"ZeroStdPolicies": ZeroStdPolicies,
+}
+
+var fieldsOf sync.Map // reflect.Type -> []Field
+
+// Fields lists the fields of a struct in its order. It panics when a tag cannot be read: a struct of the contract is wrong.
+func Fields(t reflect.Type) []Field {
+	if list, ok := fieldsOf.Load(t); ok {
+		return list.([]Field)
+	}
+	var list []Field
+	for i := range t.NumField() {
+		f, err := newField(t.Field(i), i)
+		if err != nil {
+			panic(fmt.Sprintf("schemas: %s.%s: %v", t.Name(), t.Field(i).Name, err))
+		}
+		list = append(list, f)
+	}
+	fieldsOf.Store(t, list)
+	return list
+}
+
+func newField(s reflect.StructField, index int) (Field, error) {
+	name, option, _ := strings.Cut(s.Tag.Get("msgpack"), ",")
+	f := Field{
+		Name: name, GoName: s.Name, Index: index, Type: s.Type, Optional: option == "omitempty",
+		Default: s.Tag.Get("default"), Absent: s.Tag.Get("absent"), Unit: s.Tag.Get("unit"),
+	}
+	f.Flag, f.Letter, _ = strings.Cut(s.Tag.Get("flag"), ",")
+	var err error
+	if tag := s.Tag.Get("range"); tag != "" {
+		if f.Range, err = parseRange(tag); err != nil {
+			return f, err
+		}
+	}
+	if tag := s.Tag.Get("size"); tag != "" {
+		tag, f.Unique = strings.CutSuffix(tag, ",unique")
+		if f.Size, err = parseRange(tag); err != nil {
+			return f, err
+		}
+	}
+	var may bool
+	f.Form, f.Empty = strings.CutSuffix(s.Tag.Get("form"), "?")
+	if f.Form != "" && !slices.Contains([]string{FormToken, FormDigest, FormRewardName}, f.Form) {
+		return f, fmt.Errorf("form: %q; must be token, digest or reward_name", f.Form)
+	}
+	if tag := s.Tag.Get("enum"); tag != "" {
+		tag, may = strings.CutSuffix(tag, "?")
+		f.Empty = f.Empty || may
+		var ok bool
+		if f.Enum, ok = enums[tag]; !ok {
+			return f, fmt.Errorf("enum: %q; must be a list of legal values that fields know", tag)
+		}
+	}
+	if f.Default != "" && f.Absent != "" {
+		return f, fmt.Errorf("default: %q; must not be beside absent", f.Default)
+	}
+	_, err = f.DefaultValue()
+	return f, err
+}
+
+// DefaultValue is the default as a value of the field: an int64, a float64, a bool or a
+// string; nil without one.
+func (f *Field) DefaultValue() (any, error) {
+	t := f.Type
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	var v any
+	var err error
+	switch {
+	case f.Default == "":
+		return nil, nil
+	case t.Kind() == reflect.Int64:
+		v, err = strconv.ParseInt(f.Default, 10, 64)
+	case t.Kind() == reflect.Float64:
+		v, err = strconv.ParseFloat(f.Default, 64)
+	case t.Kind() == reflect.Bool:
+		v, err = strconv.ParseBool(f.Default)
+	case t.Kind() == reflect.String:
+		return f.Default, nil
+	default:
+		err = errors.New("must be on a number, a text or a bool")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("default: %q; %w", f.Default, err)
+	}
+	return v, nil
+}
+
+// parseRange reads LOW..HIGH, in brackets or parentheses or without.
+func parseRange(s string) (*Range, error) {
+	r := &Range{Low: math.Inf(-1), High: math.Inf(1), OpenLow: strings.HasPrefix(s, "("), OpenHigh: strings.HasSuffix(s, ")")}
+	low, high, ok := strings.Cut(strings.Trim(s, "()[]"), "..")
+	if !ok {
+		return nil, fmt.Errorf("range: %q; must be LOW..HIGH", s)
+	}
+	for _, end := range []struct {
+		text string
+		to   *float64
+	}{{low, &r.Low}, {high, &r.High}} {
+		if end.text == "" {
+			continue
+		}
+		var err error
+		if *end.to, err = evaluate(end.text); err != nil {
+			return nil, fmt.Errorf("range: %q; %w", s, err)
+		}
+	}
+	return r, nil
+}
+
+// evaluate is the value of a bound: a number, a limit, or two with -, + or * between them.
+func evaluate(s string) (float64, error) {
+	if i := strings.LastIndexAny(s, "+-*"); i > 0 {
+		a, err := evaluate(s[:i])
+		if err != nil {
+			return 0, err
+		}
+		b, err := evaluate(s[i+1:])
+		switch s[i] {
+		case '+':
+			return a + b, err
+		case '-':
+			return a - b, err
+		}
+		return a * b, err
+	}
+	if name, ok := strings.CutPrefix(s, "-"); ok {
+		x, err := evaluate(name)
+		return -x, err
+	}
+	if x, ok := limits[s]; ok {
+		return x, nil
+	}
+	x, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q must be a number or a limit that fields know", s)
+	}
+	return x, nil
+}
+
+// Holds says whether x is in the range; NaN is in none.
+func (r *Range) Holds(x float64) bool {
+	return (x > r.Low || x == r.Low && !r.OpenLow) && (x < r.High || x == r.High && !r.OpenHigh)
+}
+
+// Rule says in words what numbers are legal.
+func (r *Range) Rule() string {
+	switch {
+	case math.IsInf(r.High, 1) && r.Low == 0 && !r.OpenLow:
+		return "must not be negative"
+	case math.IsInf(r.High, 1) && r.Low == 1 && !r.OpenLow:
+		return "must be positive"
+	case r.OpenLow && !r.OpenHigh:
+		return "must be above " + bound(r.Low) + " and at most " + bound(r.High)
+	case !r.OpenLow && r.OpenHigh:
+		return "must be at least " + bound(r.Low) + " and below " + bound(r.High)
+	}
+	return "must be between " + bound(r.Low) + " and " + bound(r.High)
+}
+
+// bound writes integers in full and others with the digits that a reader looks at: the
+// limit of a sigma is 1 and a rounding.
+func bound(x float64) string {
+	if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
+		return strconv.FormatFloat(x, 'f', -1, 64)
+	}
+	return strconv.FormatFloat(x, 'g', 6, 64)
+}
