@@ -100,7 +100,7 @@ var testLayers = map[string][]string{
 	"pkg/model/tokenizer":          {"pkg/model/modeltest"},
 	"pkg/model/qwenimage":          {"pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/modeltest":          {"pkg/model/qwenimage"},
-	"pkg/client":                   {"pkg/natsd"},
+	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/natsd"},
 	"services/sampler":             {"pkg/natsd", "pkg/model/modeltest"},

@@ -168,13 +168,13 @@ func (f *feed) start(t *testing.T) (stop func()) {
 	ctx, end := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	go func() {
-		for a, err := range f.client.Advantages(t.Context(), f.run) {
+		for g, err := range f.client.Groups(t.Context(), f.run, "") {
 			if err != nil {
 				t.Errorf("advantages: %v", err)
 				return
 			}
 			f.mu.Lock()
-			f.closed[a.UID] = true
+			f.closed[g.UID] = true
 			f.mu.Unlock()
 			<-f.open
 		}

@@ -160,13 +160,14 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 func retryable(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	switch {
-	case errors.Is(err, nats.ErrInvalidConnection), errors.As(err, &certificate):
+	case errors.Is(err, nats.ErrInvalidConnection), errors.Is(err, nats.ErrSecureConnWanted), errors.As(err, &certificate):
 		return false
 	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
 		return true
 	}
 	s := err.Error()
-	return !strings.Contains(s, "no such file") && !strings.Contains(s, "invalid URL") && !strings.Contains(s, "parse ")
+	return !strings.Contains(s, "no such file") && !strings.Contains(s, "invalid URL") && !strings.Contains(s, "parse ") &&
+		!strings.Contains(s, "nkeys: ") // a file of credentials without a key
 }
 
 func (b *Bus) options(cfg Config) []nats.Option {

@@ -31,6 +31,11 @@ var (
 	// ErrIncompatible is returned by Setup when a stream or bucket exists in a form that
 	// cannot be changed into the contract's.
 	ErrIncompatible = errors.New("exists with incompatible settings")
+	// ErrCursor is returned when a cursor is none, or of another stream than the one that is
+	// there now.
+	ErrCursor = errors.New("not a place in this stream")
+	// ErrEvicted is returned when messages behind a cursor are gone before they were read.
+	ErrEvicted = errors.New("evicted before it was read")
 	// ErrCorrupt is returned when stored bytes do not have the digest they are named by.
 	ErrCorrupt = errors.New("digest mismatch")
 )

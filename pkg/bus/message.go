@@ -31,6 +31,7 @@ type Message struct {
 	nc      *nats.Conn
 	reply   string
 	pending uint64 // messages behind this one for its consumer
+	made    int64  // when the stream was, Unix nanoseconds; 0 unless read
 	settled atomic.Bool
 	keeper  *keeper
 }

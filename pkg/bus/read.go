@@ -16,6 +16,10 @@ type ReadOptions struct {
 	// FromSeq or FromTime is where to start; neither: at the beginning. FromSeq wins.
 	FromSeq  uint64
 	FromTime time.Time
+	// After is where an earlier read was, and wins over both: the read goes on behind it, so
+	// that each message is read once. A cursor of another stream is ErrCursor; when messages
+	// behind it are gone, so that some may never have been read, that is ErrEvicted.
+	After Cursor
 	// Live goes on with what is stored later, until the context ends or the loop does.
 	// Otherwise the read ends at the last sequence of the stream as of the call.
 	Live bool
@@ -54,7 +58,12 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 	if err != nil {
 		return err
 	}
-	last := s.CachedInfo().State.LastSeq
+	last, made := s.CachedInfo().State.LastSeq, s.CachedInfo().Created.UnixNano()
+	if o.After != "" {
+		if o.FromSeq, err = o.After.next(s.CachedInfo()); err != nil {
+			return err
+		}
+	}
 	if !o.Live && (s.CachedInfo().State.Msgs == 0 || o.FromSeq > last) {
 		return nil
 	}
@@ -89,6 +98,7 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 		if !o.Live && m.Seq > last {
 			return nil
 		}
+		m.made = made
 		if !yield(m, nil) || !o.Live && (m.Seq == last || m.pending == 0) {
 			return nil
 		}

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -260,4 +263,88 @@ func TestBus_LastMany_large(t *testing.T) {
 			t.Error("cut off as a slow consumer")
 		}
 	})
+}
+
+// What was read is not read again, and what cannot be said of is an error.
+func TestBus_ReadAfterCursor(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		publish := func(from, to int) {
+			t.Helper()
+			for i := from; i < to; i++ {
+				if _, err := e.Publish(t.Context(), trajectory(uid(i), 0)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		after := func(c bus.Cursor) ([]*bus.Message, error) {
+			var out []*bus.Message
+			for m, err := range e.Read(t.Context(), schemas.StreamTrajectories, nil, bus.ReadOptions{After: c}) {
+				if err != nil {
+					return out, err
+				}
+				out = append(out, m)
+			}
+			return out, nil
+		}
+		publish(0, 5)
+		all, err := after("")
+		if err != nil || len(all) != 5 {
+			t.Fatalf("%d messages, %v; want 5", len(all), err)
+		}
+		for i, m := range all {
+			rest, err := after(m.Cursor())
+			if err != nil || len(rest) != 4-i || len(rest) > 0 && rest[0].Seq != m.Seq+1 {
+				t.Errorf("after %s: %d messages, %v; want %d", m.Cursor(), len(rest), err, 4-i)
+			}
+		}
+		if c := mustLast(t, e).Cursor(); c != "" {
+			t.Errorf("a message that was not read has the cursor %q", c)
+		}
+		for _, c := range []bus.Cursor{"3", "x", "0@1", "-1@1", "3@", bus.Cursor("3@1"), "4294967296" + all[0].Cursor()[1:]} {
+			if _, err := after(c); !errors.Is(err, bus.ErrCursor) {
+				t.Errorf("after %q: %v; want ErrCursor", c, err)
+			}
+		}
+
+		s, err := e.JetStream().Stream(t.Context(), schemas.StreamTrajectories)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Purge(t.Context(), jetstream.WithPurgeSequence(3)); err != nil { // 1 and 2 go
+			t.Fatal(err)
+		}
+		if rest, err := after(all[1].Cursor()); err != nil || len(rest) != 3 {
+			t.Errorf("nothing unread is gone: %d messages, %v; want 3", len(rest), err)
+		}
+		if _, err := after(all[0].Cursor()); !errors.Is(err, bus.ErrEvicted) || !strings.Contains(err.Error(), "2 to 2 are gone") {
+			t.Errorf("2 is gone unread: %v; want ErrEvicted", err)
+		}
+		if err := s.Purge(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if rest, err := after(all[4].Cursor()); err != nil || len(rest) != 0 {
+			t.Errorf("all was read: %d messages, %v; want none", len(rest), err)
+		}
+		publish(5, 6)
+		if rest, err := after(all[4].Cursor()); err != nil || len(rest) != 1 || rest[0].Seq != 6 {
+			t.Errorf("%d messages, %v; want the new one", len(rest), err)
+		}
+		if err := e.JetStream().DeleteStream(t.Context(), schemas.StreamTrajectories); err != nil {
+			t.Fatal(err)
+		}
+		e.setup(t)
+		publish(0, 5)
+		if _, err := after(all[2].Cursor()); !errors.Is(err, bus.ErrCursor) {
+			t.Errorf("the stream was made anew: %v; want ErrCursor", err)
+		}
+	})
+}
+
+func mustLast(t *testing.T, e *env) *bus.Message {
+	t.Helper()
+	m, err := e.Newest(t.Context(), schemas.StreamTrajectories)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
 }

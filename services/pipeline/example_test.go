@@ -53,7 +53,7 @@ func train(ctx context.Context) error {
 	if _, err := c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4))}); err != nil {
 		return err
 	}
-	for group, err := range c.Advantages(ctx, "demo") {
+	for group, err := range c.Groups(ctx, "demo", "") {
 		if err != nil {
 			return err
 		}

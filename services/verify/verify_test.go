@@ -57,7 +57,7 @@ func sampled(t *testing.T) *bus.Bus {
 	if _, err := client.New(b).Publish(t.Context(), "r1", prompt); err != nil {
 		t.Fatal(err)
 	}
-	for group, err := range client.New(b).Advantages(t.Context(), "r1") {
+	for group, err := range client.New(b).Groups(t.Context(), "r1", "") {
 		if err != nil || group.Status != schemas.StatusComplete {
 			t.Fatal(err, group)
 		}

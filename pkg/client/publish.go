@@ -1,0 +1,82 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Publish stores a prompt and waits until ctx ends for intake's answer. A refusal is
+// a *RefusedError; silence is ErrNoAnswer, and the prompt is stored all the same, as it is
+// with a *HeldError: intake waits for somebody to serve it. A prompt that could not be
+// stored is ErrFull, ErrTooLarge, ErrPermission or ErrClosed.
+func (c *Client) Publish(ctx context.Context, run string, p *schemas.Prompt) (*schemas.Receipt, error) {
+	data, err := schemas.Encode(p)
+	if err != nil {
+		return nil, fmt.Errorf("encode prompt: %w", err)
+	}
+	return c.PublishEncoded(ctx, run, data)
+}
+
+// PublishEncoded is Publish for a prompt that is msgpack already.
+func (c *Client) PublishEncoded(ctx context.Context, run string, prompt []byte) (*schemas.Receipt, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, err
+	}
+	inbox := c.bus.Conn().NewInbox()
+	answers, err := c.bus.Conn().SubscribeSync(inbox)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to the answer: %w", err)
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	if _, err := c.bus.PublishPrompt(ctx, run, prompt, nats.Header{schemas.HeaderReply: {inbox}}); err != nil {
+		return nil, fmt.Errorf("publish prompt: %w", err)
+	}
+	var held *schemas.Receipt
+	for {
+		m, err := answers.NextMsgWithContext(ctx)
+		if err != nil && held != nil {
+			return held, &HeldError{Reason: held.Waiting}
+		}
+		if err != nil {
+			return nil, errors.Join(ErrNoAnswer, err)
+		}
+		r := &schemas.Receipt{}
+		if err := schemas.Decode(m.Data, r); err != nil {
+			return nil, fmt.Errorf("read receipt: %w", err)
+		}
+		switch {
+		case r.Waiting != "":
+			held = r // another receipt says what became of it
+		case !r.Accepted:
+			return r, &RefusedError{Code: r.Code, Reason: r.Error}
+		default:
+			return r, nil
+		}
+	}
+}
+
+// Verdict stores the reward that a person or a batch job gives a sample which waits for
+// external, or external:NAME. Storing the same value twice is no error; another one is
+// ErrJudged. A malformed verdict is refused, and one that is there already does not count.
+func (c *Client) Verdict(ctx context.Context, v *schemas.Verdict) error {
+	ack, err := c.bus.Publish(ctx, v)
+	if err != nil || !ack.Duplicate {
+		return err
+	}
+	var first schemas.Verdict
+	if err := schemas.Decode(ack.First.Data, &first); err != nil {
+		return fmt.Errorf("verdict that was there before: %w", err)
+	}
+	switch {
+	case first.Value == nil && v.Value == nil, first.Value != nil && v.Value != nil && *first.Value == *v.Value:
+		return nil
+	case first.Value == nil:
+		return fmt.Errorf("%w: none will come, %s", ErrJudged, first.Error)
+	}
+	return fmt.Errorf("%w: %v", ErrJudged, *first.Value)
+}
