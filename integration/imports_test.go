@@ -83,7 +83,7 @@ var layers = map[string][]string{
 	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "services/sampler"},
 	"services/command": {
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
-		"services/intake", "services/reward", "services/advantage", "services/pipeline", "services/verify", "services/internal/boot",
+		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/verify", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {

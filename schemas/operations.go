@@ -74,6 +74,8 @@ type Policy struct {
 	Width             int64   `msgpack:"width" range:"1..MaxSide"`
 	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"1..MaxSteps"`
 	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
+	// NegativePrompt is what guidance leads away from where a prompt does not say.
+	NegativePrompt string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes"`
 	// MaxPixels is the largest product of height and width that the lane makes.
 	MaxPixels int64 `msgpack:"max_pixels" range:"1..MaxSide*MaxSide"`
 	// Announced is when the sampler said so, Unix nanoseconds.

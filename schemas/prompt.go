@@ -7,11 +7,11 @@ type Prompt struct {
 	// UID is the group key, unique in its run; absent: intake derives one from the
 	// stream sequence of the prompt.
 	UID string `msgpack:"uid,omitempty" form:"token"`
-	// Prompt is the text to paint, UTF-8. It may be empty, not absent: Qwen-Image paints
-	// without a text too.
+	// Prompt is the text to paint, UTF-8. It may be empty, not absent: a model
+	// paints without a text too.
 	Prompt string `msgpack:"prompt" wire:"needed" size:"0..MaxPromptBytes"`
 	// NegativePrompt enables true CFG when TrueCFGScale > 1. Absent: the model's own
-	// default (a single space for Qwen-Image) when TrueCFGScale > 1.
+	// default, which its policy says, when TrueCFGScale > 1.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes"`
 	// TruncatePrompt cuts prompt and negative prompt at the most tokens that the model takes,
 	// as diffusers does; default false: a prompt that is too long is refused.

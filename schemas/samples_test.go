@@ -169,6 +169,10 @@ func samples(t testing.TB) []sample {
 			LatentChannels:  64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 8, TrueCFGScale: 1,
 			MaxPixels: 1 << 20, Announced: 1_763_690_300_000_000_000,
 		}},
+		{"policy-negative", &schemas.Policy{
+			Lane: "tiny", Model: "tiny", Family: "other", LatentChannels: 16, PixelsPerToken: 8, Height: 64, Width: 64,
+			NumInferenceSteps: 8, TrueCFGScale: 4, NegativePrompt: "blurry", MaxPixels: 1 << 20,
+		}},
 		{"dead-refused", &schemas.Dead{
 			Stage: "intake", Code: "invalid", Reason: "group_size: 0; must be between 1 and 1024", Run: "run-1", UID: "p19",
 			OriginalSubject: "mdr.v1.prompt.run-1", Stream: "MDR_PROMPTS", StreamSeq: 19, Deliveries: 1,

@@ -12,11 +12,11 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/sampler"
 )
 
 // plan is everything that follows from the prompts, the model's defaults and the flags,
@@ -84,7 +84,7 @@ type pipelineFacts struct {
 func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *services) (*pipelineFacts, error) {
 	f := &pipelineFacts{streams: map[string]planStream{}}
 	if s != nil {
-		policy, err := policyOf(s.Sampler.Model)
+		policy, err := policyOf(s.Sampler)
 		if err != nil {
 			return nil, usage(err)
 		}
@@ -127,18 +127,15 @@ func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *service
 }
 
 // policyOf is what a sampler of this process will announce, from the model's files alone.
-func policyOf(name string) (*schemas.Policy, error) {
-	info, err := families.All().Inspect(name)
+func policyOf(c sampler.Config) (*schemas.Policy, error) {
+	info, err := c.Models.Inspect(c.Model)
 	if err != nil {
 		return nil, err
 	}
 	if info.LatentChannels == 0 || info.PixelsPerToken == 0 {
-		return nil, fmt.Errorf("model %q: %s", name, strings.Join(info.Problems, "; "))
+		return nil, fmt.Errorf("model %q: %s", c.Model, strings.Join(info.Problems, "; "))
 	}
-	return &schemas.Policy{
-		Lane: info.Name, Model: info.Name, LatentChannels: int64(info.LatentChannels), PixelsPerToken: int64(info.PixelsPerToken),
-		Height: int64(info.Height), Width: int64(info.Width), NumInferenceSteps: int64(info.NumInferenceSteps), TrueCFGScale: info.TrueCFGScale, Reward: info.Reward,
-	}, nil
+	return sampler.PolicyOf(info.Card), nil
 }
 
 // serves returns the policy of the lane that a prompt goes to, nil when it is not known.

@@ -84,7 +84,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 		Group: *group,
 	}
 	if request.TrueCFGScale > 1 {
-		request.NegativePrompt = value(p.NegativePrompt, " ")
+		request.NegativePrompt = value(p.NegativePrompt, policy.NegativePrompt)
 	}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 

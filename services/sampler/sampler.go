@@ -207,14 +207,18 @@ type service struct {
 }
 
 func (s *service) policy() *schemas.Policy {
-	c := s.card
+	p := PolicyOf(s.card)
+	p.Lane, p.PolicyVersion, p.Announced = s.cfg.Lane, s.cfg.PolicyVersion, time.Now().UnixNano()
+	return p
+}
+
+// PolicyOf is what a sampler of a model announces, in the lane of the model's name.
+func PolicyOf(c model.Card) *schemas.Policy {
 	return &schemas.Policy{
-		Lane: s.cfg.Lane, Model: c.Name, Family: c.Family, PolicyVersion: s.cfg.PolicyVersion,
-		WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
+		Lane: c.Name, Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
-		TrueCFGScale: c.TrueCFGScale, MaxPixels: int64(c.MaxPixels), Announced: time.Now().UnixNano(),
-		Reward: c.Reward,
+		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
 	}
 }
 
