@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Guide combines the velocities of the prompt and of the negative prompt as the
-// Qwen-Image pipeline does ("true CFG"): per token of channels elements,
+// Guide is classifier-free guidance by a negative prompt ("true CFG") that keeps the norm
+// of the prompt's own velocity: per token of channels elements,
 //
 //	comb = neg + scale*(pos - neg),  dst = comb * |pos| / |comb|
 //

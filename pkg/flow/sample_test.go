@@ -124,7 +124,7 @@ func TestSample_Steps(t *testing.T) {
 
 // A plain Euler loop, type ode and an empty list of stochastic steps are the same bits.
 func TestSample_ODEIdentity(t *testing.T) {
-	sigmas, err := flow.QwenImage().Sigmas(10, 1024)
+	sigmas, err := qwenImage().Sigmas(10, 1024)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -563,7 +563,7 @@ func TestNewRollout_Copies(t *testing.T) {
 }
 
 func ExampleSample() {
-	sigmas, err := flow.QwenImage().Sigmas(10, 256)
+	sigmas, err := qwenImage().Sigmas(10, 256)
 	if err != nil {
 		fmt.Println(err)
 		return

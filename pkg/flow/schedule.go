@@ -18,8 +18,8 @@ const (
 	maxConfigBytes = 1 << 20
 )
 
-// Schedule makes sigmas as diffusers' QwenImagePipeline does with its
-// FlowMatchEulerDiscreteScheduler. Its fields are the keys of scheduler_config.json.
+// Schedule makes sigmas as diffusers' FlowMatchEulerDiscreteScheduler does for pipelines
+// that hand it their grid. Its fields are the keys of scheduler_config.json.
 type Schedule struct {
 	NumTrainTimesteps int `json:"num_train_timesteps"`
 	// Shift s maps sigma to s*sigma/(1+(s-1)*sigma) when UseDynamicShifting is off.
@@ -42,16 +42,6 @@ type Schedule struct {
 	UseExponentialSigmas bool `json:"use_exponential_sigmas"`
 	UseBetaSigmas        bool `json:"use_beta_sigmas"`
 	StochasticSampling   bool `json:"stochastic_sampling"`
-}
-
-// QwenImage is the schedule of the Qwen-Image checkpoints.
-func QwenImage() Schedule {
-	terminal := 0.02
-	return Schedule{
-		NumTrainTimesteps: trainTimesteps, Shift: 1, UseDynamicShifting: true,
-		BaseShift: 0.5, MaxShift: 0.9, BaseImageSeqLen: 256, MaxImageSeqLen: 8192,
-		ShiftTerminal: &terminal, TimeShiftType: "exponential",
-	}
 }
 
 // ParseSchedule reads a scheduler_config.json. Keys left out have the defaults of
@@ -119,10 +109,9 @@ func (s Schedule) Mu(imageSeqLen int) float64 {
 
 // Sigmas returns the T+1 sigmas of numInferenceSteps = T steps for an image of
 // imageSeqLen latent tokens: strictly decreasing from about 1, the last is 0. They are
-// those of diffusers' QwenImagePipeline to the bit: T points from 1 to 1/T, which the
-// pipeline hands to every scheduler, shifted and stretched. Under some static shifts, such
-// as 4.03, roundings take the first one above 1; where a terminal stretch takes it beyond
-// MaxSigma, it is 1.
+// those of such a pipeline to the bit: T points from 1 to 1/T, shifted and stretched.
+// Under some static shifts, such as 4.03, roundings take the first one above 1; where a
+// terminal stretch takes it beyond MaxSigma, it is 1.
 func (s Schedule) Sigmas(numInferenceSteps, imageSeqLen int) ([]float32, error) {
 	if err := checkSteps(numInferenceSteps); err != nil {
 		return nil, err

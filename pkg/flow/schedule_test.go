@@ -42,14 +42,24 @@ func wantError(t *testing.T, err error, want ...string) {
 }
 
 func staticShift(shift float64) flow.Schedule {
-	s := flow.QwenImage()
+	s := qwenImage()
 	s.UseDynamicShifting, s.ShiftTerminal, s.Shift = false, nil, shift
 	return s
 }
 
+// qwenImage is the schedule of the Qwen-Image checkpoints, whose pipeline made the goldens.
+func qwenImage() flow.Schedule {
+	terminal := 0.02
+	return flow.Schedule{
+		NumTrainTimesteps: 1000, Shift: 1, UseDynamicShifting: true,
+		BaseShift: 0.5, MaxShift: 0.9, BaseImageSeqLen: 256, MaxImageSeqLen: 8192,
+		ShiftTerminal: &terminal, TimeShiftType: "exponential",
+	}
+}
+
 // withoutTerminal is Qwen-Image's schedule before the terminal stretch.
 func withoutTerminal() flow.Schedule {
-	s := flow.QwenImage()
+	s := qwenImage()
 	s.ShiftTerminal = nil
 	return s
 }
@@ -57,7 +67,7 @@ func withoutTerminal() flow.Schedule {
 // Computed in float64 by a plain Python script from the formulas of diffusers'
 // FlowMatchEulerDiscreteScheduler; float32 results agree to 1e-6.
 func TestSchedule_Sigmas(t *testing.T) {
-	generic := flow.QwenImage()
+	generic := qwenImage()
 	generic.MaxShift, generic.MaxImageSeqLen = 1.15, 4096
 	cases := []struct {
 		name  string
@@ -73,17 +83,17 @@ func TestSchedule_Sigmas(t *testing.T) {
 		{"static shift 1, 5 steps", staticShift(1), 5, 0, []float64{1, 0.8, 0.6, 0.4, 0.2, 0}},
 		{"static, one step", staticShift(3), 1, 0, []float64{1, 0}},
 		{"qwen 512, no terminal", withoutTerminal(), 4, 1024, []float64{1, 0.837170207427813, 0.631512204799272, 0.36356999389572, 0}},
-		{"qwen 512, 4 steps", flow.QwenImage(), 4, 1024, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
-		{"qwen 512, 10 steps", flow.QwenImage(), 10, 1024, []float64{
+		{"qwen 512, 4 steps", qwenImage(), 4, 1024, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
+		{"qwen 512, 10 steps", qwenImage(), 10, 1024, []float64{
 			1, 0.92896963544178, 0.851484793987824, 0.766623830699596, 0.673280860477811,
 			0.570117298402922, 0.455497255504355, 0.327400145962364, 0.183300541749145, 0.02, 0,
 		}},
-		{"qwen 1024, 4 steps", flow.QwenImage(), 4, 4096, []float64{1, 0.766709455898836, 0.455613800905385, 0.02, 0}},
-		{"qwen 1024, 10 steps", flow.QwenImage(), 10, 4096, []float64{
+		{"qwen 1024, 4 steps", qwenImage(), 4, 4096, []float64{1, 0.766709455898836, 0.455613800905385, 0.02, 0}},
+		{"qwen 1024, 10 steps", qwenImage(), 10, 4096, []float64{
 			1, 0.936978423482539, 0.866951328497248, 0.788681863626971, 0.700623809543044,
 			0.60081840120718, 0.486746905673498, 0.35511511687776, 0.201530025764667, 0.02, 0,
 		}},
-		{"qwen, one step has nothing to stretch", flow.QwenImage(), 1, 1024, []float64{1, 0}},
+		{"qwen, one step has nothing to stretch", qwenImage(), 1, 1024, []float64{1, 0}},
 		{"generic constants are not qwen's", generic, 4, 1024, []float64{1, 0.759777896950464, 0.44629311529926, 0.02, 0}},
 	}
 	for _, c := range cases {
@@ -98,7 +108,7 @@ func TestSchedule_Sigmas(t *testing.T) {
 }
 
 func TestSchedule_Terminal(t *testing.T) {
-	got, err := flow.QwenImage().Sigmas(50, 4096)
+	got, err := qwenImage().Sigmas(50, 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +116,7 @@ func TestSchedule_Terminal(t *testing.T) {
 		t.Errorf("sigmas[0, 49, 50] = %v, %v, %v, want 1, 0.02, 0", got[0], got[49], got[50])
 	}
 	none := 0.0 // as diffusers reads it
-	s := flow.QwenImage()
+	s := qwenImage()
 	s.ShiftTerminal = &none
 	got, err = s.Sigmas(50, 4096)
 	want, wantErr := withoutTerminal().Sigmas(50, 4096)
@@ -116,17 +126,17 @@ func TestSchedule_Terminal(t *testing.T) {
 }
 
 func TestSchedule_Mu(t *testing.T) {
-	generic := flow.QwenImage()
+	generic := qwenImage()
 	generic.MaxShift, generic.MaxImageSeqLen = 1.15, 4096
 	cases := []struct {
 		s    flow.Schedule
 		seq  int
 		want float64
 	}{
-		{flow.QwenImage(), 1024, 0.538709677419355},
-		{flow.QwenImage(), 4096, 0.693548387096774},
-		{flow.QwenImage(), 256, 0.5},
-		{flow.QwenImage(), 8192, 0.9},
+		{qwenImage(), 1024, 0.538709677419355},
+		{qwenImage(), 4096, 0.693548387096774},
+		{qwenImage(), 256, 0.5},
+		{qwenImage(), 8192, 0.9},
 		{generic, 1024, 0.63},
 		{generic, 4096, 1.15},
 	}
@@ -146,7 +156,7 @@ func TestSchedule_Shifted(t *testing.T) {
 	}{
 		{"static shift 3 once", staticShift(3), []float64{1, 0.75, 0.5, 0.25}, []float64{1, 0.9, 0.75, 0.5, 0}},
 		{"no shift", staticShift(1), []float64{0.9, 0.1}, []float64{0.9, 0.1, 0}},
-		{"qwen's own grid", flow.QwenImage(), []float64{1, 0.75, 0.5, 0.25}, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
+		{"qwen's own grid", qwenImage(), []float64{1, 0.75, 0.5, 0.25}, []float64{1, 0.749268269581561, 0.432587973802191, 0.02, 0}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -218,7 +228,7 @@ func TestParseSchedule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := flow.QwenImage()
+	want := qwenImage()
 	if got.ShiftTerminal == nil || *got.ShiftTerminal != *want.ShiftTerminal {
 		t.Errorf("shift_terminal = %v, want %v", got.ShiftTerminal, *want.ShiftTerminal)
 	}
@@ -290,7 +300,7 @@ func FuzzParseSchedule(f *testing.F) {
 }
 
 func TestSchedule_SigmasRefuses(t *testing.T) {
-	linear := flow.QwenImage()
+	linear := qwenImage()
 	linear.TimeShiftType, linear.BaseShift = "linear", -1
 	cases := []struct {
 		name  string
@@ -299,10 +309,10 @@ func TestSchedule_SigmasRefuses(t *testing.T) {
 		seq   int
 		want  string
 	}{
-		{"no steps", flow.QwenImage(), 0, 1024, "num_inference_steps = 0"},
-		{"too many steps", flow.QwenImage(), 1001, 1024, "num_inference_steps = 1001"},
-		{"dynamic without a size", flow.QwenImage(), 4, 0, "image_seq_len = 0"},
-		{"absurd size", flow.QwenImage(), 4, 1 << 40, "image_seq_len = 1099511627776"},
+		{"no steps", qwenImage(), 0, 1024, "num_inference_steps = 0"},
+		{"too many steps", qwenImage(), 1001, 1024, "num_inference_steps = 1001"},
+		{"dynamic without a size", qwenImage(), 4, 0, "image_seq_len = 0"},
+		{"absurd size", qwenImage(), 4, 1 << 40, "image_seq_len = 1099511627776"},
 		{"linear with a negative mu", linear, 4, 256, "mu = -1"},
 		{"zero value", flow.Schedule{}, 4, 256, "num_train_timesteps"},
 	}
@@ -317,7 +327,7 @@ func TestSchedule_SigmasRefuses(t *testing.T) {
 // Whatever the schedule: T+1 sigmas, at most 1, strictly decreasing, the last is 0.
 func TestSchedule_SigmasDecreaseToZero(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := flow.QwenImage()
+		s := qwenImage()
 		s.UseDynamicShifting = rapid.Bool().Draw(t, "dynamic")
 		s.Shift = rapid.Float64Range(0.2, 12).Draw(t, "shift")
 		s.TimeShiftType = rapid.SampledFrom([]string{"exponential", "linear"}).Draw(t, "type")
@@ -375,7 +385,7 @@ func TestSchedule_ShiftComposes(t *testing.T) {
 }
 
 func ExampleSchedule_Sigmas() {
-	sigmas, err := flow.QwenImage().Sigmas(4, 1024) // 512x512 pixels
+	sigmas, err := qwenImage().Sigmas(4, 1024) // 512x512 pixels
 	if err != nil {
 		fmt.Println(err)
 		return
