@@ -46,6 +46,8 @@ var layers = map[string][]string{
 	"pkg/tensor/cpu/internal/kernelgen": nil,
 	"pkg/safetensors":                   {"pkg/tensor"},
 	"pkg/tensor/cpu":                    {"pkg/tensor"},
+	"pkg/tensor/cuda/internal/driver":   nil,
+	"pkg/tensor/cuda/internal/ptxvm":    {"pkg/tensor/cuda/internal/driver"},
 	"pkg/tensor/reference":              {"pkg/tensor"},
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
