@@ -4,9 +4,9 @@
     make build && python deploy/golden/compare.py deploy/models/signs
 
 meander paints through its whole pipeline (`meander run`: intake, sampler, event stream, object store), diffusers with
-its own QwenImagePipeline in float32; both follow the ODE with guidance. The table shows, per picture, the relative L2
+its own QwenImagePipeline in float32; both follow the ODE with guidance. The table shows, per image, the relative L2
 distance of the final latents and the pixels (all three channels) that differ. Exit status 1 when on more than one
-pixel in a thousand of any picture some channel is off by more than 1/255, or the latents by more than LATENTS.
+pixel in a thousand of any image some channel is off by more than 1/255, or the latents by more than LATENTS.
 
 Python packages: deploy/golden/requirements.txt.
 """
@@ -53,7 +53,7 @@ def main():
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--scale", type=float, default=4.0, help="true_cfg_scale")
     p.add_argument("--negative", default=" ", help="negative prompt")
-    p.add_argument("--samples", type=int, default=2, help="pictures per prompt")
+    p.add_argument("--samples", type=int, default=2, help="images per prompt")
     p.add_argument("--seed", type=int, default=1, help="of x_T")
     p.add_argument("--prompt", action="append", help="instead of the built-in ones; may come several times")
     a = p.parse_args()
@@ -85,12 +85,12 @@ def main():
                 print(f"| {prompt} | {s} | {distance:.1e} | {(diff > 0).mean():.3%} | {beyond:.3%} | {diff.max()}/255 |"
                       f"{' differs' if bad else ''}")
     total = len(prompts) * a.samples
-    print(f"\n{total - failed} of {total} pictures agree: at most 1/255 on {PIXELS:.1%} of the pixels, latents within {LATENTS:g}")
+    print(f"\n{total - failed} of {total} images agree: at most 1/255 on {PIXELS:.1%} of the pixels, latents within {LATENTS:g}")
     sys.exit(failed > 0)
 
 
 def by_meander(a, prompts, noise, tmp):
-    """Per prompt and sample: final latents [S, C] and the picture [H, W, 3]."""
+    """Per prompt and sample: final latents [S, C] and the image [H, W, 3]."""
     x_t, kept, out = (os.path.join(tmp, name) for name in ("x_t.safetensors", "kept.safetensors", "out"))
     save_file({"latents": noise}, x_t)
     command = [
@@ -108,8 +108,8 @@ def by_meander(a, prompts, noise, tmp):
     for group in groups[: len(prompts)]:
         name = f"latents.{a.steps}"
         final = latents[name if name in latents else f"{group['uid']}.{name}"]
-        pictures = [np.asarray(Image.open(m["image"]).convert("RGB")) for m in group["members"]]
-        result.append(list(zip(final, pictures, strict=True)))
+        images = [np.asarray(Image.open(m["image"]).convert("RGB")) for m in group["members"]]
+        result.append(list(zip(final, images, strict=True)))
     return result
 
 

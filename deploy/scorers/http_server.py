@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A reward function as an HTTP server: how bright is the picture?
+"""A reward function as an HTTP server: how bright is the image?
 
 The score is the mean luma (ITU-R BT.601) of the pixels, 0 black to 1 white. Python's standard
 library is all it needs.
@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError) as e:
             return self.reply(400, {"error": f"{type(e).__name__}: {e}"})
         scores, errors = [], []
-        for sample in samples:  # one bad picture fails alone
+        for sample in samples:  # one bad image fails alone
             try:
                 scores.append(brightness(base64.b64decode(sample["image"])))
                 errors.append(None)

@@ -74,14 +74,14 @@ def clip_score(path):
     save(path, nodes, [tensor("pixel_values", TensorProto.FLOAT, "N", 3, SIDE, SIDE)], [tensor("logits_per_image", TensorProto.FLOAT, "N", 1)], consts)
 
 
-def picture(width, height):
-    """The picture of the Go tests, [H, W, 3] uint8."""
+def image(width, height):
+    """The image of the Go tests, [H, W, 3] uint8."""
     y, x = np.mgrid[:height, :width]
     return np.stack([(7 * x + 3 * y) % 256, (x * y) % 256, 255 - (5 * x + 11 * y) % 256], axis=2).astype(np.uint8)
 
 
 def pooled(weights, img):
-    """The features of one picture, in float64."""
+    """The features of one image, in float64."""
     x = ((img / 255 - MEAN) / STD).transpose(2, 0, 1)
     n = SIDE // PATCH
     patches = x.reshape(3, n, PATCH, n, PATCH).transpose(1, 3, 0, 2, 4).reshape(n * n, -1)
@@ -111,7 +111,7 @@ def testdata(folder):
         [tensor("x", TensorProto.FLOAT16, "N", 3, "H", "W")],
         [tensor("mean", TensorProto.FLOAT16, "N", 3, 1, 1)],
     )
-    # NaN for dark pictures: the root of the mean less a half. Two outputs.
+    # NaN for dark images: the root of the mean less a half. Two outputs.
     save(
         folder / "nan.onnx",
         [
@@ -131,7 +131,7 @@ def testdata(folder):
         [tensor("c", TensorProto.FLOAT, "N", 3, 8, 8)],
     )
 
-    imgs = [picture(SIDE, SIDE), 255 - picture(SIDE, SIDE), np.roll(picture(SIDE, SIDE), 5, axis=0)]
+    imgs = [image(SIDE, SIDE), 255 - image(SIDE, SIDE), np.roll(image(SIDE, SIDE), 5, axis=0)]
     scores = {"aesthetic": [], "clip_score": []}
     for img in imgs:
         scores["aesthetic"].append(float((AESTHETIC["head"].astype(np.float64) @ pooled(AESTHETIC, img))[0] + AESTHETIC["bias"][0]))
@@ -139,7 +139,7 @@ def testdata(folder):
         scores["clip_score"].append(float(100 * e @ CLIP["text"][:, 0].astype(np.float64) / np.linalg.norm(e)))
 
     def frame(width, height, resize, how):
-        img, (w, h) = Image.fromarray(picture(width, height)), (8, 6)
+        img, (w, h) = Image.fromarray(image(width, height)), (8, 6)
         filters = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
         size = (w, h)
         if resize != "exact":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A reward function as a NATS worker: how colourful is the picture?
+"""A reward function as a NATS worker: how colourful is the image?
 
 The score is the colourfulness of Hasler and Suesstrunk (2003), equation 10, divided by 100:
 0 for grey, about 1 for "extremely colourful". Start as many workers as you like: the queue
@@ -24,7 +24,7 @@ import nats
 from PIL import Image
 
 PROTOCOL = 1
-MAX_SIDE = 8192  # a picture is read into memory: bound it
+MAX_SIDE = 8192  # an image is read into memory: bound it
 
 
 def colourfulness(img):
@@ -45,14 +45,14 @@ def colourfulness(img):
 
 
 def answer(data):
-    """The reply to one request. Whatever goes wrong with this picture is its own error."""
+    """The reply to one request. Whatever goes wrong with this image is its own error."""
     try:
         request = msgpack.unpackb(data)
         if request["v"] != PROTOCOL:
             raise ValueError(f"protocol {request['v']}: want {PROTOCOL}")
         img = Image.open(io.BytesIO(request["image"]), formats=[request["image_format"]])
         if max(img.size) > MAX_SIDE:
-            raise ValueError(f"picture of {img.size}: want at most {MAX_SIDE} a side")
+            raise ValueError(f"image of {img.size}: want at most {MAX_SIDE} a side")
         score = colourfulness(img)
         if not math.isfinite(score):
             raise ValueError(f"score is {score}: want a finite number")

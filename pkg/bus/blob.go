@@ -217,7 +217,7 @@ func (b *Bus) fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.R
 	data := make([]byte, 0, min(ref.Size, blobAtOnce))
 	switch {
 	case ref.Size == 0:
-	case info.Chunks == 1: // most pictures: no consumer for one message
+	case info.Chunks == 1: // most images: no consumer for one message
 		m, err := b.Last(ctx, "OBJ_"+ref.Bucket, chunks)
 		if errors.Is(err, ErrNotFound) {
 			return nil, fmt.Errorf("%w: no bytes stored", ErrCorrupt)

@@ -51,18 +51,18 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	if err != nil {
 		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, err)
 	}
-	w := &consumer{bus: b, config: c, handler: h, puller: p, keeper: p.keeper, failed: map[uint64]int{}, fair: newFairness(c), log: b.log.With().Str("consumer", c.Durable).Logger()}
+	w := &consumer{bus: b, config: c, handler: h, puller: p, heartbeats: p.heartbeats, failed: map[uint64]int{}, fair: newFairness(c), log: b.log.With().Str("consumer", c.Durable).Logger()}
 	return w.run(ctx)
 }
 
 // consumer is one Consume.
 type consumer struct {
-	bus     *Bus
-	config  ConsumerConfig
-	handler Handler
-	puller  *puller
-	keeper  *keeper
-	log     zerolog.Logger
+	bus        *Bus
+	config     ConsumerConfig
+	handler    Handler
+	puller     *puller
+	heartbeats *heartbeats
+	log        zerolog.Logger
 
 	mu   sync.Mutex
 	busy int
@@ -75,13 +75,13 @@ type consumer struct {
 const maxFailed = 10_000
 
 func (w *consumer) run(ctx context.Context) error {
-	// Handlers and their signs of life outlive ctx while they drain.
+	// Handlers and their heartbeats outlive ctx while they drain.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
 	live, stopLive := context.WithCancel(context.WithoutCancel(ctx))
 	watch, stopWatch := context.WithCancel(ctx)
 	var helpers, handlers sync.WaitGroup
-	helpers.Go(func() { w.keeper.run(live, w.config.AckWait) })
+	helpers.Go(func() { w.heartbeats.run(live, w.config.AckWait) })
 	helpers.Go(func() { w.puller.watch(watch) })
 	defer helpers.Wait()
 	defer stopLive()
@@ -128,7 +128,7 @@ func (w *consumer) handBackLost() {
 	if !w.puller.lostPin() {
 		return
 	}
-	for _, m := range w.keeper.all() {
+	for _, m := range w.heartbeats.all() {
 		_ = m.NakWithDelay(handBackDelay)
 	}
 }
@@ -178,7 +178,7 @@ func (w *consumer) contextOf(ctx context.Context, m *Message) context.Context {
 
 // process runs the handler and settles the message. shutdown ends before ctx does.
 func (w *consumer) process(ctx, shutdown context.Context, m *Message) {
-	defer w.keeper.release(m)
+	defer w.heartbeats.release(m)
 	defer w.leave(m)
 	log := zerolog.Ctx(ctx)
 	wait := retryMin

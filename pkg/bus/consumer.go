@@ -42,7 +42,7 @@ type ConsumerConfig struct {
 	Durable string
 	// Filters are stored subjects to take; none: all.
 	Filters []string
-	// AckWait is the time without a sign of life after which a message goes to someone
+	// AckWait is the time without a heartbeat after which a message goes to someone
 	// else; default 30 s. Signs are given automatically.
 	AckWait time.Duration
 	// MaxDeliver is how often a message may fail in one process before it is given up;

@@ -92,47 +92,47 @@ const (
 	codeStreamWrongLastSeq = 10071
 )
 
-// verdict is what a failed publish means.
-type verdict int
+// errorClass is what a failed publish means.
+type errorClass int
 
 const (
-	verdictRetry   verdict = iota // it may pass
-	verdictRefused                // the stream is full, or has the subject already
-	verdictFull                   // the server has no room
-	verdictFatal                  // it will never succeed
+	classRetry   errorClass = iota // it may pass
+	classRefused                   // the stream is full, or has the subject already
+	classFull                      // the server has no room
+	classFatal                     // it will never succeed
 )
 
-func judge(err error) verdict {
+func classify(err error) errorClass {
 	if api, ok := errors.AsType[*jetstream.APIError](err); ok {
 		switch api.ErrorCode {
 		case codeStoreFailed:
 			// "maximum messages exceeded", "maximum bytes exceeded" and "maximum messages
 			// per subject exceeded" share this code with failures of the disk.
 			if strings.Contains(api.Description, "maximum") {
-				return verdictRefused
+				return classRefused
 			}
 			if strings.Contains(api.Description, "no space left") {
-				return verdictFull
+				return classFull
 			}
-			return verdictRetry
+			return classRetry
 		case codeStreamWrongLastSeq:
-			return verdictRefused
+			return classRefused
 		case codeResourceLimits, codeInsufficient, codeMemoryExceeded, codeStorageExceeded:
-			return verdictFull
+			return classFull
 		case codeMessageExceeds:
-			return verdictFatal
+			return classFatal
 		}
 		if api.Code >= 400 && api.Code < 500 && api.Code != 404 && api.Code != 408 {
-			return verdictFatal
+			return classFatal
 		}
-		return verdictRetry
+		return classRetry
 	}
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrHeadersNotSupported),
 		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
-		return verdictFatal
+		return classFatal
 	}
-	return verdictRetry
+	return classRetry
 }
 
 // outage says whether a try failed since the server was away or not ready, which is no

@@ -87,7 +87,7 @@ func (b *Bus) direct(ctx context.Context, stream string, req directRequest) (*Me
 			if !errors.Is(err, jetstream.ErrNoStreamResponse) {
 				return nil, err
 			}
-		} else if judge(err) == verdictFatal {
+		} else if classify(err) == classFatal {
 			return nil, err
 		}
 		if pauseErr := pause(ctx, wait); pauseErr != nil {
@@ -274,7 +274,7 @@ func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
 }
 
 // Purge removes everything stored about a run: prompts, groups, requests, steps,
-// trajectories, verdicts, rewards, advantages and batches, and the run's spec. Pictures and
+// trajectories, verdicts, rewards, advantages and batches, and the run's spec. Images and
 // other blobs stay, because other runs may refer to the same content; dead letters
 // stay, because nobody has looked at them. It returns the number of messages removed.
 // A run id must not be used again: for the length of schemas.DedupWindow the server

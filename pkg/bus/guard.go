@@ -31,10 +31,10 @@ func Against[E schemas.Keyed](check func(stored E) (fault, err error)) PublishOp
 	}
 }
 
-// judgeEvents makes the judge of what has the subject of e.
-func (o *publishOptions) judgeEvents(e schemas.Keyed) {
+// checkEvents makes the check of what has the subject of e.
+func (o *publishOptions) checkEvents(e schemas.Keyed) {
 	against := o.against
-	o.judge = func(m *Message) (fault, err error) {
+	o.check = func(m *Message) (fault, err error) {
 		stored := reflect.New(reflect.TypeOf(e).Elem()).Interface().(schemas.Keyed)
 		if fault := Fits(m, stored); fault != nil || against == nil {
 			return fault, nil
@@ -68,7 +68,7 @@ func unique(subject string) (spec schemas.StreamSpec, ok bool) {
 // duplicate. It returns that message if it stays, and nil when m is to be sent again:
 // what had the subject was displaced, or nothing had it and the message id was somebody
 // else's. Then m has no id any more: the server remembers those of what is gone.
-func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, judge func(*Message) (fault, err error)) (*Message, error) {
+func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, check func(*Message) (fault, err error)) (*Message, error) {
 	if first == nil {
 		spec, _ := specOf(m.Subject)
 		var err error
@@ -81,7 +81,7 @@ func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, judge fu
 		if bytes.Equal(first.Data, m.Data) {
 			return first, nil
 		}
-		fault, err := judge(first)
+		fault, err := check(first)
 		if err != nil {
 			return nil, err
 		}

@@ -28,12 +28,12 @@ type Message struct {
 	// Delivered counts the deliveries by this consumer, this one included; 0 when it was read.
 	Delivered uint64
 
-	nc      *nats.Conn
-	reply   string
-	pending uint64 // messages behind this one for its consumer
-	made    int64  // when the stream was, Unix nanoseconds; 0 unless read
-	settled atomic.Bool
-	keeper  *keeper
+	nc         *nats.Conn
+	reply      string
+	pending    uint64 // messages behind this one for its consumer
+	made       int64  // when the stream was, Unix nanoseconds; 0 unless read
+	settled    atomic.Bool
+	heartbeats *heartbeats
 }
 
 // Acknowledgements, as the server reads them.
@@ -103,7 +103,7 @@ func (m *Message) send(verb, payload string) error {
 	return nil
 }
 
-// settle makes this the one settlement and ends the signs of life.
+// settle makes this the one settlement and ends the heartbeats.
 func (m *Message) settle() error {
 	if m.reply == "" {
 		return errors.New("message was read, not consumed; it cannot be settled")
@@ -111,8 +111,8 @@ func (m *Message) settle() error {
 	if !m.settled.CompareAndSwap(false, true) {
 		return ErrSettled
 	}
-	if m.keeper != nil {
-		m.keeper.release(m)
+	if m.heartbeats != nil {
+		m.heartbeats.release(m)
 	}
 	return nil
 }

@@ -37,10 +37,10 @@ type PublishOption func(*publishOptions)
 
 type publishOptions struct {
 	wait bool
-	// against is the check that Against gave, judge the whole of it: what is wrong with a
+	// against is the check that Against gave, check the whole of it: what is wrong with a
 	// message that has the subject of this one; nil: nobody looks.
 	against func(stored schemas.Keyed) (fault, err error)
-	judge   func(*Message) (fault, err error)
+	check   func(*Message) (fault, err error)
 }
 
 // WaitForSpace waits while the stream is full, until the context ends, instead of
@@ -77,7 +77,7 @@ func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 		opt(&o)
 	}
 	if e != nil {
-		o.judgeEvents(e)
+		o.checkEvents(e)
 	}
 	return o
 }
@@ -159,9 +159,9 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 	for contested := 0; ; {
 		ack, err := b.attempt(ctx, m)
 		b.took(m, ack, err, began)
-		if err == nil && ack.Duplicate && o.judge != nil {
+		if err == nil && ack.Duplicate && o.check != nil {
 			var first *Message
-			if first, err = b.contest(ctx, m, ack.First, o.judge); first != nil {
+			if first, err = b.contest(ctx, m, ack.First, o.check); first != nil {
 				ack.Seq, ack.First = first.Seq, first
 				return ack, nil
 			}
@@ -182,7 +182,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 			}
 		case b.wasDenied(m.Subject, began):
 			return Ack{}, Terminal(schemas.CodeInvalid, publishError(m.Subject, ErrPermission))
-		case judge(err) == verdictFatal:
+		case classify(err) == classFatal:
 			return Ack{}, publishError(m.Subject, err)
 		}
 		if ctx.Err() != nil || b.nc.IsClosed() {
@@ -203,7 +203,7 @@ func (b *Bus) took(m *nats.Msg, ack Ack, err error, began time.Time) {
 	switch {
 	case err == nil && !ack.Duplicate:
 		b.troubles.took(ack.Stream, m.Size())
-	case err == nil, !b.nc.IsConnected(), errors.Is(err, errLinkLost), judge(err) == verdictFatal, errors.Is(err, context.Canceled):
+	case err == nil, !b.nc.IsConnected(), errors.Is(err, errLinkLost), classify(err) == classFatal, errors.Is(err, context.Canceled):
 	default:
 		b.troubles.note(keptIn(m.Subject), m.Size(), began, err)
 	}
@@ -251,11 +251,11 @@ func readAck(resp *nats.Msg) (Ack, error) {
 // is taken and for a stream that is full, so the stream itself is asked: an event that
 // is there has been stored, whatever else is the matter.
 func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error) {
-	v := judge(cause)
-	if v == verdictFull {
+	v := classify(cause)
+	if v == classFull {
 		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
 	}
-	if v != verdictRefused {
+	if v != classRefused {
 		return Ack{}, cause
 	}
 	spec, one := unique(m.Subject)

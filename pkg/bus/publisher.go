@@ -145,7 +145,7 @@ func (p *Publisher) PublishStep(ctx context.Context, e *schemas.Step) (*Future, 
 }
 
 // oneWriter lets nothing stay on a subject but the very bytes that are published.
-var oneWriter = publishOptions{judge: func(*Message) (fault, err error) { return errOther, nil }}
+var oneWriter = publishOptions{check: func(*Message) (fault, err error) { return errOther, nil }}
 
 func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int) (*Future, error) {
 	step := *e

@@ -42,8 +42,8 @@ type puller struct {
 	// rebind makes the durable again when it has gone.
 	rebind func(ctx context.Context) error
 	sub    *nats.Subscription
-	// keeper holds messages from their arrival on, those in the queue too.
-	keeper *keeper
+	// heartbeats holds messages from their arrival on, those in the queue too.
+	heartbeats *heartbeats
 
 	// ready has room for one token; it is there when the queue may have become non-empty.
 	ready chan struct{}
@@ -86,7 +86,7 @@ func (b *Bus) newPuller(c ConsumerConfig, rebind func(context.Context) error) (*
 		nc: b.nc, log: b.log.With().Str("consumer", c.Durable).Logger(),
 		subject: "$JS.API.CONSUMER.MSG.NEXT." + c.Stream + "." + c.Durable,
 		inbox:   b.nc.NewInbox() + ".", group: c.PriorityGroup, expires: pullExpires,
-		rebind: rebind, keeper: newKeeper(), ready: make(chan struct{}, 1), fault: make(chan struct{}, 1), requests: map[uint64]request{},
+		rebind: rebind, heartbeats: newHeartbeats(), ready: make(chan struct{}, 1), fault: make(chan struct{}, 1), requests: map[uint64]request{},
 		// A request for fewer bytes than the next message has would get none.
 		maxBytes: max(pullBytes, 2*int(b.nc.MaxPayload())),
 	}
@@ -192,7 +192,7 @@ func (p *puller) message(m *nats.Msg) {
 	if pin := m.Header.Get("Nats-Pin-Id"); pin != "" {
 		p.pin = pin
 	}
-	if !p.keeper.hold(out) {
+	if !p.heartbeats.hold(out) {
 		return // whoever has the first delivery goes on
 	}
 	p.queue = append(p.queue, out)

@@ -54,7 +54,7 @@ func (b *Bus) setUp(ctx context.Context) error {
 		if err == nil {
 			break
 		}
-		if judge(err) != verdictFull || scale > 1<<16 {
+		if classify(err) != classFull || scale > 1<<16 {
 			return err
 		}
 		if scale == 1 {
@@ -92,7 +92,7 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 		return nil
 	}
 	_, err := b.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-		Bucket: schemas.BlobBucket, Description: "pictures, embeddings and checkpoints by their sha-256",
+		Bucket: schemas.BlobBucket, Description: "images, embeddings and checkpoints by their sha-256",
 		MaxBytes: max(minStreamBytes, blobBytes/scale), Storage: jetstream.FileStorage,
 	})
 	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {

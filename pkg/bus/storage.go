@@ -90,7 +90,7 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 	slices.SortStableFunc(next, func(x, y jetstream.StreamConfig) int { return int(min(1, max(-1, x.MaxBytes-y.MaxBytes))) })
 	for _, c := range next {
 		if _, err := b.js.UpdateStream(ctx, c); err != nil {
-			if judge(err) == verdictFull {
+			if classify(err) == classFull {
 				err = fmt.Errorf("max_bytes: %d; must be what the server's storage (max_file_store) can hold beside the other streams: %w", c.MaxBytes, err)
 			}
 			return fmt.Errorf("set limits of %s: %w", c.Name, err)
@@ -232,7 +232,7 @@ func (t *troubles) note(stream string, size int, since time.Time, err error) {
 	}
 	t.by[stream] = trouble{
 		since: old.since, last: now, err: err, size: max(old.size, uint64(size)),
-		full: full, server: full && judge(err) == verdictFull,
+		full: full, server: full && classify(err) == classFull,
 	}
 	t.n.Store(int64(len(t.by)))
 }

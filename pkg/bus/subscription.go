@@ -18,14 +18,14 @@ import (
 // With a PriorityGroup one client is active and the others stand by. A client that
 // loses the pin hands back what it holds, and Next calls OnRelease.
 type Subscription struct {
-	bus     *Bus
-	config  ConsumerConfig
-	puller  *puller
-	keeper  *keeper
-	helpers sync.WaitGroup
-	stop    context.CancelFunc
-	closed  chan nats.Status
-	once    func() error
+	bus        *Bus
+	config     ConsumerConfig
+	puller     *puller
+	heartbeats *heartbeats
+	helpers    sync.WaitGroup
+	stop       context.CancelFunc
+	closed     chan nats.Status
+	once       func() error
 }
 
 // infoLag is how far the server's books of a consumer may be behind what is stored.
@@ -45,9 +45,9 @@ func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription
 		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Durable, c.Stream, err)
 	}
 	live, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s := &Subscription{bus: b, config: c, puller: p, keeper: p.keeper, stop: stop, closed: b.nc.StatusChanged(nats.CLOSED)}
+	s := &Subscription{bus: b, config: c, puller: p, heartbeats: p.heartbeats, stop: stop, closed: b.nc.StatusChanged(nats.CLOSED)}
 	s.once = sync.OnceValue(s.close)
-	s.helpers.Go(func() { s.keeper.run(live, c.AckWait) })
+	s.helpers.Go(func() { s.heartbeats.run(live, c.AckWait) })
 	s.helpers.Go(func() { p.watch(live) })
 	p.setRoom(c.Slots)
 	return s, nil
@@ -80,9 +80,9 @@ func (s *Subscription) Next(ctx context.Context) (*Message, error) {
 
 // Held is the number of messages that were returned, or fetched ahead, and not settled.
 func (s *Subscription) Held() int {
-	s.keeper.mu.Lock()
-	defer s.keeper.mu.Unlock()
-	return len(s.keeper.held)
+	s.heartbeats.mu.Lock()
+	defer s.heartbeats.mu.Unlock()
+	return len(s.heartbeats.held)
 }
 
 // CaughtUp returns a time, by the server's clock, up to which everything that is stored
@@ -106,7 +106,7 @@ func (s *Subscription) CaughtUp() (time.Time, error) {
 }
 
 func (s *Subscription) handBack() {
-	for _, m := range s.keeper.all() {
+	for _, m := range s.heartbeats.all() {
 		_ = m.NakWithDelay(handBackDelay) // lost, it comes again after AckWait
 	}
 }

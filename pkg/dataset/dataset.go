@@ -61,7 +61,7 @@ type Record struct {
 	// Fields are those of a prompt event: prompt, negative_prompt, uid, seed, metadata, and
 	// whatever else a prompt of this project sets.
 	Fields map[string]any
-	// GroundTruth is what pictures are to be compared with; empty: the record has none.
+	// GroundTruth is what images are to be compared with; empty: the record has none.
 	GroundTruth string
 }
 

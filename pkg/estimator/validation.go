@@ -27,7 +27,7 @@ type ValidationGroup struct {
 	Source    string
 	Variables []Variable
 	// Answers [N] are what the samples say, to be voted on, such as the text read in each
-	// picture; nil: nothing. A Variable with another number of values has no vote.
+	// image; nil: nothing. A Variable with another number of values has no vote.
 	Answers []string
 }
 

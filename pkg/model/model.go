@@ -63,7 +63,7 @@ const (
 	CFGPlain    = "plain"
 )
 
-// Tokens returns S, the packed tokens of a picture of height x width pixels. Sizes must
+// Tokens returns S, the packed tokens of an image of height x width pixels. Sizes must
 // be positive multiples of PixelsPerToken with at most MaxPixels pixels.
 func (c Card) Tokens(height, width int) (int, error) {
 	edge := c.PixelsPerToken
@@ -71,11 +71,11 @@ func (c Card) Tokens(height, width int) (int, error) {
 	case edge <= 0:
 		return 0, fmt.Errorf("model %s: pixels_per_token = %d: want more than 0", c.Name, edge)
 	case height <= 0 || width <= 0:
-		return 0, fmt.Errorf("picture %dx%d: want a positive height and width", height, width)
+		return 0, fmt.Errorf("image %dx%d: want a positive height and width", height, width)
 	case height%edge != 0 || width%edge != 0:
-		return 0, fmt.Errorf("picture %dx%d: want multiples of %d", height, width, edge)
+		return 0, fmt.Errorf("image %dx%d: want multiples of %d", height, width, edge)
 	case height > c.MaxPixels/width: // height*width may not fit an int
-		return 0, fmt.Errorf("picture %dx%d: want at most %d pixels", height, width, c.MaxPixels)
+		return 0, fmt.Errorf("image %dx%d: want at most %d pixels", height, width, c.MaxPixels)
 	}
 	return (height / edge) * (width / edge), nil
 }
@@ -149,9 +149,9 @@ func (c *Conditioning) fits(names []string) error {
 // it is tried.
 var ErrPrompt = errors.New("prompt that the model cannot take")
 
-// ErrLatents is wrapped by the error of latents that decode to no picture, however often
+// ErrLatents is wrapped by the error of latents that decode to no image, however often
 // that is tried.
-var ErrLatents = errors.New("latents that are no picture")
+var ErrLatents = errors.New("latents that are no image")
 
 // maxSigma is 1, and what the roundings of a schedule may add to it.
 const maxSigma = 1 + 1.0/(1<<19)
@@ -169,7 +169,7 @@ type Model interface {
 	EncodeTruncated(ctx context.Context, prompts []string) ([]*Conditioning, error)
 	// Velocity evaluates rows independently: it sets dst[i] [S, C] to the velocity at
 	// latents x[i] [S, C], sigma[i] in [0, 1] or a rounding above, under cond[i]. The bits of a row do not
-	// depend on the rows beside it. dst[i] must not overlap any x. All rows are pictures
+	// depend on the rows beside it. dst[i] must not overlap any x. All rows are images
 	// of height x width pixels. On an error dst holds no result.
 	Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) error
 	// Decode turns latents [S, C] into an image of height x width pixels.

@@ -9,11 +9,11 @@ import (
 
 // Diversity rewards samples that differ from the others of their group: the mean over
 // the others of the root mean square difference of their pixels, in [0, 1], both
-// pictures averaged over boxes to DiversitySide pixels a side first, so that noise
-// does not count. A group of one scores 0. All pictures of a group have one size.
+// images averaged over boxes to DiversitySide pixels a side first, so that noise
+// does not count. A group of one scores 0. All images of a group have one size.
 const Diversity = "diversity"
 
-// DiversitySide is the side that pictures are compared at; smaller ones keep theirs.
+// DiversitySide is the side that images are compared at; smaller ones keep theirs.
 const DiversitySide = 32
 
 type diversity struct{}
@@ -35,12 +35,12 @@ func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in I
 		}
 		err = check(ctx, x)
 		if err == nil && first >= 0 && x.Image.Rect.Size() != size {
-			err = fmt.Errorf("%dx%d, picture %d %dx%d; want one size", x.Image.Rect.Dx(), x.Image.Rect.Dy(), first, size.X, size.Y)
+			err = fmt.Errorf("%dx%d, image %d %dx%d; want one size", x.Image.Rect.Dx(), x.Image.Rect.Dy(), first, size.X, size.Y)
 		}
 		if err != nil {
 			release()
 			for k := range out {
-				out[k].Err = fmt.Errorf("%s: picture %d: %w", Diversity, i, err)
+				out[k].Err = fmt.Errorf("%s: image %d: %w", Diversity, i, err)
 			}
 			return out
 		}
@@ -77,7 +77,7 @@ func rms(a, b []float64) float64 {
 	return math.Sqrt(sum / float64(len(a)))
 }
 
-// boxes averages a picture over a grid of at most side x side boxes: RGB over black, in
+// boxes averages an image over a grid of at most side x side boxes: RGB over black, in
 // [0, 1].
 func boxes(im *image.NRGBA, side int) []float64 {
 	w, h := im.Rect.Dx(), im.Rect.Dy()

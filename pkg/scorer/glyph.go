@@ -14,7 +14,7 @@ import (
 
 // Glyph reads the signs that the shipped model paints, and compares the text with the
 // target as OCR does (see Target and TextReward). It is a reader of that model's
-// pictures alone, 128 x 64 pixels with up to six digits or capitals in three fonts, and
+// images alone, 128 x 64 pixels with up to six digits or capitals in three fonts, and
 // needs nothing installed: each cell is matched with every glyph in every font and size.
 // Most signs have digits or capitals, not both, which tells 0 from O; a digit among
 // capitals is read only where it fits much better. A cell that looks like none of them is
@@ -127,7 +127,7 @@ func (g glyphReader) ScoreDetail(ctx context.Context, in Input) Result {
 		return fail(err)
 	}
 	if size := in.Image.Rect.Size(); size != image.Pt(signWidth, signHeight) {
-		return fail(fmt.Errorf("picture of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y, signWidth, signHeight))
+		return fail(fmt.Errorf("image of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y, signWidth, signHeight))
 	}
 	text := g.read(in.Image)
 	return Result{Value: TextReward(target, text), Detail: text}

@@ -8,14 +8,14 @@ import (
 	"strconv"
 )
 
-// The JPEG rewards of DDPO (Black et al. 2023, section 5.1): the size of the picture
+// The JPEG rewards of DDPO (Black et al. 2023, section 5.1): the size of the image
 // as a JPEG file of quality 95, in kilobytes (1000 bytes), and the negative of it. Params:
 //
 //	divisor  a number above 0 that the size is divided by; default 1. Flow-GRPO and
 //	         verl-omni divide by 500 in jpeg_compressibility, and not in the other.
 //
 // The encoder is Go's. Pillow's, libjpeg-turbo, which the references use, writes about
-// 0.03 kB more for 128x64 pixels (0.02 to 0.06 for pictures of signs) and about 0.3 % less
+// 0.03 kB more for 128x64 pixels (0.02 to 0.06 for images of signs) and about 0.3 % less
 // for contact sheets of 1106x434.
 const (
 	JPEGIncompressibility = "jpeg_incompressibility"
@@ -37,7 +37,7 @@ func (s jpegSize) Name() string { return s.name }
 func (s jpegSize) Version() string { return "1-" + runtime.Version() }
 
 func (s jpegSize) Score(ctx context.Context, in Input) (float64, error) {
-	if err := pictured(ctx, in); err != nil {
+	if err := checkInput(ctx, in); err != nil {
 		return 0, fmt.Errorf("%s: %w", s.name, err)
 	}
 	divisor, err := jpegDivisor(in.Params)
@@ -46,7 +46,7 @@ func (s jpegSize) Score(ctx context.Context, in Input) (float64, error) {
 	}
 	var size counter
 	if err := jpeg.Encode(&size, in.Image, &jpeg.Options{Quality: jpegQuality}); err != nil {
-		return 0, fmt.Errorf("%s: encode picture: %w", s.name, err)
+		return 0, fmt.Errorf("%s: encode image: %w", s.name, err)
 	}
 	return s.sign * float64(size) / 1000 / divisor, nil
 }

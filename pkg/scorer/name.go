@@ -11,7 +11,7 @@ import (
 // Kinds of reward functions that run elsewhere, or wait for somebody. Their names have
 // an instance, kind:instance; External may do without.
 const (
-	HTTP     = "http"     // a server that scores pictures
+	HTTP     = "http"     // a server that scores images
 	NATS     = "nats"     // workers on a queue group
 	ONNX     = "onnx"     // a network in a file
 	External = "external" // a person or a batch job, whenever it is ready
@@ -107,7 +107,7 @@ func find(name string) (kind, string, error) {
 	return kinds[i], instance, nil
 }
 
-// Check refuses what can be seen before a picture is made: an unknown name, params that
+// Check refuses what can be seen before an image is made: an unknown name, params that
 // the function does not have, a function that compares without a target.
 func Check(name, prompt, groundTruth string, params map[string]string) error {
 	k, _, err := find(name)

@@ -20,17 +20,17 @@ import (
 	"golang.org/x/image/draw"
 )
 
-// OCR compares the text that tesseract reads in a picture with the target (see Target
+// OCR compares the text that tesseract reads in an image with the target (see Target
 // and TextReward). Params, all optional:
 //
 //	lang       tesseract's languages, such as eng or eng+deu; default eng
-//	psm        its page segmentation mode, 3 to 13; default 7, a line, for pictures at least
+//	psm        its page segmentation mode, 3 to 13; default 7, a line, for images at least
 //	           half as wide again as high, else 6, a block
 //	whitelist  the characters it may read; default all
 //	margin     pixels cut off on every side first, where frames are; default 5/64 of the
-//	           height of pictures up to 128 high, else 0
-//	prepare    auto (default): grey, dark on light, full contrast, small pictures
-//	           enlarged; none: the picture as it is
+//	           height of images up to 128 high, else 0
+//	prepare    auto (default): grey, dark on light, full contrast, small images
+//	           enlarged; none: the image as it is
 const OCR = "ocr"
 
 var ocrParams = []string{"lang", "margin", "prepare", "psm", "whitelist"}
@@ -38,7 +38,7 @@ var ocrParams = []string{"lang", "margin", "prepare", "psm", "whitelist"}
 // ErrNoTesseract is wrapped when the program is not there.
 var ErrNoTesseract = errors.New("tesseract is not installed")
 
-const installTesseract = `install it: "apt-get install tesseract-ocr" (Debian, Ubuntu), "dnf install tesseract" (Fedora), "brew install tesseract" (macOS); or use the reward glyph for pictures of the model signs`
+const installTesseract = `install it: "apt-get install tesseract-ocr" (Debian, Ubuntu), "dnf install tesseract" (Fedora), "brew install tesseract" (macOS); or use the reward glyph for images of the model signs`
 
 // OCRConfig is how tesseract is run. Zero fields have defaults.
 type OCRConfig struct {
@@ -120,7 +120,7 @@ func (t *Tesseract) ScoreDetail(ctx context.Context, in Input) Result {
 }
 
 func (t *Tesseract) read(ctx context.Context, in Input) (text, target string, err error) {
-	if err := pictured(ctx, in); err != nil {
+	if err := checkInput(ctx, in); err != nil {
 		return "", "", err
 	}
 	o, err := ocrOptions(in.Params)
@@ -135,21 +135,21 @@ func (t *Tesseract) read(ctx context.Context, in Input) (text, target string, er
 			return "", "", fmt.Errorf("params: lang = %q: tesseract has no data for it here, only for %s", o.lang, strings.Join(t.langs, ", "))
 		}
 	}
-	picture, err := o.prepared(in.Image)
+	img, err := o.prepared(in.Image)
 	if err != nil {
 		return "", "", err
 	}
-	if picture == nil {
+	if img == nil {
 		return "", target, nil // tesseract would read letters off an empty line
 	}
 	var file bytes.Buffer
-	if err := png.Encode(&file, picture); err != nil {
-		return "", "", fmt.Errorf("encode picture: %w", err)
+	if err := png.Encode(&file, img); err != nil {
+		return "", "", fmt.Errorf("encode image: %w", err)
 	}
 	psm := o.psm
 	if psm == 0 {
 		psm = 6
-		if b := picture.Bounds(); 2*b.Dx() >= 3*b.Dy() {
+		if b := img.Bounds(); 2*b.Dx() >= 3*b.Dy() {
 			psm = 7
 		}
 	}
@@ -263,7 +263,7 @@ const (
 	ocrBorder = 12
 )
 
-// prepared is the picture as tesseract reads it best, nil when it is of one colour.
+// prepared is the image as tesseract reads it best, nil when it is of one colour.
 func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	margin := o.margin
 	if margin < 0 {
@@ -274,7 +274,7 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	}
 	box := im.Rect.Inset(margin)
 	if o.margin > 0 && box.Empty() {
-		return nil, fmt.Errorf("params: margin = %d: nothing is left of a picture of %dx%d", o.margin, im.Rect.Dx(), im.Rect.Dy())
+		return nil, fmt.Errorf("params: margin = %d: nothing is left of an image of %dx%d", o.margin, im.Rect.Dx(), im.Rect.Dy())
 	}
 	if o.plain {
 		return im.SubImage(box), nil
@@ -291,7 +291,7 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	if low == high {
 		return nil, nil
 	}
-	// The larger part of a picture with text is what it is written on.
+	// The larger part of an image with text is what it is written on.
 	dark := 2*sum < (int(low)+int(high))*len(grey.Pix)
 	for i, v := range grey.Pix {
 		v = uint8(255 * (int(v) - int(low)) / (int(high) - int(low)))

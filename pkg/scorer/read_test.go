@@ -17,22 +17,22 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
-// sign is a picture of a text, and what was asked for.
+// sign is an image of a text, and what was asked for.
 type sign struct {
 	file, text string
-	picture    *image.NRGBA
+	img        *image.NRGBA
 }
 
-// signs reads the pictures of a folder; field says which part of a name is the text.
+// signs reads the images of a folder; field says which part of a name is the text.
 func signs(t testing.TB, folder string, field int) []sign {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata/signs", folder, "*.png"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no pictures in %s: %v", folder, err)
+		t.Fatalf("no images in %s: %v", folder, err)
 	}
 	out := make([]sign, len(files))
 	for i, file := range files {
-		out[i] = sign{file: file, text: strings.Split(strings.TrimSuffix(filepath.Base(file), ".png"), "-")[field], picture: load(t, file)}
+		out[i] = sign{file: file, text: strings.Split(strings.TrimSuffix(filepath.Base(file), ".png"), "-")[field], img: load(t, file)}
 	}
 	return out
 }
@@ -66,12 +66,12 @@ func detail(t testing.TB, s scorer.Scorer, in scorer.Input) scorer.Result {
 func TestGlyph_ReadsDrawings(t *testing.T) {
 	g := open(t, scorer.Glyph)
 	for _, s := range signs(t, "clean", 1) {
-		if r := detail(t, g, scorer.Input{Image: s.picture, GroundTruth: s.text}); r.Detail != s.text || r.Value != 1 {
+		if r := detail(t, g, scorer.Input{Image: s.img, GroundTruth: s.text}); r.Detail != s.text || r.Value != 1 {
 			t.Errorf("%s: read %q, score %v", s.file, r.Detail, r.Value)
 		}
 		// Against another text of the same length the score is low.
 		other := strings.Repeat("J", len(s.text))
-		if r := detail(t, g, scorer.Input{Image: s.picture, GroundTruth: other}); r.Value != 0 {
+		if r := detail(t, g, scorer.Input{Image: s.img, GroundTruth: other}); r.Value != 0 {
 			t.Errorf("%s against %s: score %v", s.file, other, r.Value)
 		}
 	}
@@ -84,7 +84,7 @@ func TestGlyph_ReadsDigitsAmongCapitals(t *testing.T) {
 	list := signs(t, "mixed", 1)
 	exact := 0
 	for _, s := range list {
-		r := detail(t, g, scorer.Input{Image: s.picture, GroundTruth: s.text})
+		r := detail(t, g, scorer.Input{Image: s.img, GroundTruth: s.text})
 		if r.Detail == s.text {
 			exact++
 		} else if strings.ReplaceAll(r.Detail, "0", "O") != strings.ReplaceAll(s.text, "0", "O") {
@@ -98,7 +98,7 @@ func TestGlyph_ReadsDigitsAmongCapitals(t *testing.T) {
 
 func TestGlyph_Target(t *testing.T) {
 	s := signs(t, "clean", 1)[0]
-	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Image: s.picture, Prompt: `a red sign that says "` + s.text + `"`}); r.Value != 1 {
+	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Image: s.img, Prompt: `a red sign that says "` + s.text + `"`}); r.Value != 1 {
 		t.Errorf("target from the prompt: %+v", r)
 	}
 }
@@ -106,16 +106,16 @@ func TestGlyph_Target(t *testing.T) {
 // What is no sign reads as nothing or as question marks.
 func TestGlyph_Rejects(t *testing.T) {
 	g := open(t, scorer.Glyph)
-	for name, picture := range map[string]*image.NRGBA{
+	for name, img := range map[string]*image.NRGBA{
 		"noise": noise(128, 64), "white": flat(128, 64, color.White), "black": flat(128, 64, color.Black), "gradient": gradient(128, 64), "clear": flat(128, 64, color.NRGBA{}),
 	} {
-		r := detail(t, g, scorer.Input{Image: picture, GroundTruth: "4071"})
+		r := detail(t, g, scorer.Input{Image: img, GroundTruth: "4071"})
 		if r.Value != 0 || strings.Trim(r.Detail, "?") != "" {
 			t.Errorf("%s: read %q, score %v", name, r.Detail, r.Value)
 		}
 	}
 	_, err := g.Score(t.Context(), scorer.Input{Image: flat(64, 64, color.White), GroundTruth: "1"})
-	if err == nil || !strings.Contains(err.Error(), "picture of 64x64; it reads signs of 128x64 alone") {
+	if err == nil || !strings.Contains(err.Error(), "image of 64x64; it reads signs of 128x64 alone") {
 		t.Errorf("another size: %v", err)
 	}
 	if _, err := g.Score(t.Context(), scorer.Input{Image: flat(128, 64, color.White), Prompt: "a fox"}); err == nil {
@@ -123,11 +123,11 @@ func TestGlyph_Rejects(t *testing.T) {
 	}
 }
 
-// A sign of a larger picture reads as the sign alone.
-func TestGlyph_PartOfAPicture(t *testing.T) {
+// A sign of a larger image reads as the sign alone.
+func TestGlyph_PartOfAnImage(t *testing.T) {
 	s := signs(t, "clean", 1)[1]
 	wide := flat(200, 100, color.White)
-	draw.Draw(wide, image.Rect(31, 17, 159, 81), s.picture, image.Point{}, draw.Src)
+	draw.Draw(wide, image.Rect(31, 17, 159, 81), s.img, image.Point{}, draw.Src)
 	part := wide.SubImage(image.Rect(31, 17, 159, 81)).(*image.NRGBA)
 	if r := detail(t, open(t, scorer.Glyph), scorer.Input{Image: part, GroundTruth: s.text}); r.Value != 1 {
 		t.Errorf("%+v, want %s", r, s.text)
@@ -137,7 +137,7 @@ func TestGlyph_PartOfAPicture(t *testing.T) {
 func BenchmarkGlyph(b *testing.B) {
 	s, g := signs(b, "painted", 0)[0], open(b, scorer.Glyph)
 	for b.Loop() {
-		if _, err := g.Score(b.Context(), scorer.Input{Image: s.picture, GroundTruth: s.text}); err != nil {
+		if _, err := g.Score(b.Context(), scorer.Input{Image: s.img, GroundTruth: s.text}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -156,9 +156,9 @@ func ocr(t testing.TB) *scorer.Tesseract {
 	return s
 }
 
-// The glyph reader says of pictures what tesseract says. Both misread some, so they
-// agree within bounds: on drawings both read nearly all; on pictures that the model
-// painted the mean rewards are within 0.08, at least 7 of 10 pictures score the same, and
+// The glyph reader says of images what tesseract says. Both misread some, so they
+// agree within bounds: on drawings both read nearly all; on images that the model
+// painted the mean rewards are within 0.08, at least 7 of 10 images score the same, and
 // of the pairs of a group that both tell apart at most a quarter are swapped.
 func TestGlyph_AgreesWithTesseract(t *testing.T) {
 	g, o := open(t, scorer.Glyph), ocr(t)
@@ -171,7 +171,7 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 				if s.text[0] <= '9' {
 					whitelist = "0123456789"
 				}
-				r := o.ScoreDetail(t.Context(), scorer.Input{Image: s.picture, GroundTruth: s.text, Params: map[string]string{"whitelist": whitelist}})
+				r := o.ScoreDetail(t.Context(), scorer.Input{Image: s.img, GroundTruth: s.text, Params: map[string]string{"whitelist": whitelist}})
 				if r.Err != nil {
 					t.Error(r.Err)
 				}
@@ -180,7 +180,7 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 		}
 		work.Wait()
 		for i, s := range list {
-			pairs[i][0] = detail(t, g, scorer.Input{Image: s.picture, GroundTruth: s.text}).Value
+			pairs[i][0] = detail(t, g, scorer.Input{Image: s.img, GroundTruth: s.text}).Value
 			if pairs[i][0] == pairs[i][1] {
 				same++
 			}
@@ -223,17 +223,17 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 func TestOCR_Params(t *testing.T) {
 	o := ocr(t)
 	s := signs(t, "clean", 1)[3]
-	if r := detail(t, o, scorer.Input{Image: s.picture, GroundTruth: s.text, Params: map[string]string{"whitelist": "0123456789", "psm": "7"}}); r.Value < 0.8 {
+	if r := detail(t, o, scorer.Input{Image: s.img, GroundTruth: s.text, Params: map[string]string{"whitelist": "0123456789", "psm": "7"}}); r.Value < 0.8 {
 		t.Errorf("%+v", r)
 	}
-	if r := detail(t, o, scorer.Input{Image: s.picture, GroundTruth: "34068", Params: map[string]string{"whitelist": "ABC"}}); r.Value != 0 || strings.ContainsAny(r.Detail, "0123456789") {
+	if r := detail(t, o, scorer.Input{Image: s.img, GroundTruth: "34068", Params: map[string]string{"whitelist": "ABC"}}); r.Value != 0 || strings.ContainsAny(r.Detail, "0123456789") {
 		t.Errorf("digits read where they must not be: %+v", r)
 	}
 	for fault, params := range map[string]map[string]string{
 		`lang = "xyz": tesseract has no data for it here`: {"lang": "xyz"},
 		"margin = 40: nothing is left":                    {"margin": "40"},
 	} {
-		if _, err := o.Score(t.Context(), scorer.Input{Image: s.picture, GroundTruth: "1", Params: params}); err == nil || !strings.Contains(err.Error(), fault) {
+		if _, err := o.Score(t.Context(), scorer.Input{Image: s.img, GroundTruth: "1", Params: params}); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%v: error %v, want one about %q", params, err, fault)
 		}
 	}
@@ -242,7 +242,7 @@ func TestOCR_Params(t *testing.T) {
 	}
 }
 
-// Of an empty picture nothing is read, and what the program says on stderr is no text.
+// Of an empty image nothing is read, and what the program says on stderr is no text.
 func TestOCR_NothingToRead(t *testing.T) {
 	o := ocr(t)
 	for name, c := range map[string]color.Color{"white": color.White, "black": color.Black, "gray": color.Gray{Y: 90}} {
@@ -254,7 +254,7 @@ func TestOCR_NothingToRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := detail(t, chatty, scorer.Input{Image: signs(t, "clean", 1)[3].picture, GroundTruth: "42"}); r.Value != 0 || r.Detail != "" {
+	if r := detail(t, chatty, scorer.Input{Image: signs(t, "clean", 1)[3].img, GroundTruth: "42"}); r.Value != 0 || r.Detail != "" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -272,9 +272,9 @@ func program(t *testing.T, body string) string {
 
 // A program that fails or hangs is an error, never a score of 0.
 func TestOCR_Failures(t *testing.T) {
-	picture := flat(64, 32, color.White)
-	picture.Set(30, 16, color.Black)
-	in := scorer.Input{Image: picture, GroundTruth: "1"}
+	img := flat(64, 32, color.White)
+	img.Set(30, 16, color.Black)
+	in := scorer.Input{Image: img, GroundTruth: "1"}
 	t.Run("crash", func(t *testing.T) {
 		o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "echo out of paint >&2; exit 3")})
 		if err != nil {
@@ -316,16 +316,16 @@ func TestOCR_Failures(t *testing.T) {
 
 func TestDiversity(t *testing.T) {
 	d := scorer.NewGroup(scorer.Diversity)
-	run := func(pictures ...*image.NRGBA) []scorer.Result {
+	run := func(images ...*image.NRGBA) []scorer.Result {
 		held := 0
-		results := d.ScoreGroup(t.Context(), len(pictures), func(i int) (scorer.Input, func(), error) {
+		results := d.ScoreGroup(t.Context(), len(images), func(i int) (scorer.Input, func(), error) {
 			if held++; held > 1 {
-				t.Errorf("%d pictures at once", held)
+				t.Errorf("%d images at once", held)
 			}
-			return scorer.Input{Image: pictures[i]}, func() { held-- }, nil
+			return scorer.Input{Image: images[i]}, func() { held-- }, nil
 		})
 		if held != 0 {
-			t.Errorf("%d pictures not released", held)
+			t.Errorf("%d images not released", held)
 		}
 		return results
 	}
@@ -345,7 +345,7 @@ func TestDiversity(t *testing.T) {
 		t.Errorf("two sizes: %+v", r)
 	}
 	if r := run(white, nil); r[0].Err == nil {
-		t.Errorf("a picture is missing: %+v", r)
+		t.Errorf("an image is missing: %+v", r)
 	}
 	// Noise of pixels averages out: it counts little against a change of the whole.
 	if r := run(noise(256, 256), noise(256, 256)); r[0].Value > 0.1 {

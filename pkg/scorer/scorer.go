@@ -1,5 +1,5 @@
-// Package scorer holds the reward functions: a picture and what was asked for in, a
-// number out. The reward service fetches pictures and publishes; functions that need a
+// Package scorer holds the reward functions: an image and what was asked for in, a
+// number out. The reward service fetches images and publishes; functions that need a
 // network or a file of weights are in the folders below.
 package scorer
 
@@ -17,9 +17,9 @@ type Input struct {
 	// Image is the decoded sample. Pixels that are not opaque count as blended over
 	// black.
 	Image *image.NRGBA
-	// Prompt is the text the picture was made for.
+	// Prompt is the text the image was made for.
 	Prompt string
-	// GroundTruth is what the picture is compared with, where a scorer compares.
+	// GroundTruth is what the image is compared with, where a scorer compares.
 	GroundTruth string
 	// Params are options of the scorer; one it does not know is an error.
 	Params map[string]string
@@ -44,7 +44,7 @@ type Scorer interface {
 	Name() string
 	// Version changes when equal input may give another score.
 	Version() string
-	// Score rates a picture, higher is better, never NaN or infinite.
+	// Score rates an image, higher is better, never NaN or infinite.
 	Score(ctx context.Context, in Input) (float64, error)
 }
 
@@ -54,10 +54,10 @@ type Detailer interface {
 	ScoreDetail(ctx context.Context, in Input) Result
 }
 
-// BatchScorer is a Scorer that does better with several pictures at once.
+// BatchScorer is a Scorer that does better with several images at once.
 type BatchScorer interface {
 	Scorer
-	// MaxBatch is the most pictures it takes, at least 1.
+	// MaxBatch is the most images it takes, at least 1.
 	MaxBatch() int
 	// ScoreBatch returns one result per input, in order.
 	ScoreBatch(ctx context.Context, in []Input) []Result
@@ -69,7 +69,7 @@ type GroupScorer interface {
 	Version() string
 	// ScoreGroup returns one result for each of n samples, in order of sample_index. It asks
 	// for them one after the other, and releases each before it asks for the next: all
-	// pictures of a group need not fit in memory. An error is the result of its sample, and
+	// images of a group need not fit in memory. An error is the result of its sample, and
 	// the others are rated without it.
 	ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result
 }
@@ -97,7 +97,7 @@ func New(name string) (Scorer, error) {
 	if _, _, err := find(name); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("scorer %q does not rate pictures one by one here", name)
+	return nil, fmt.Errorf("scorer %q does not rate images one by one here", name)
 }
 
 // NewGroup returns the group scorer of a name; nil for the name of anything else.
@@ -110,7 +110,7 @@ func NewGroup(name string) GroupScorer {
 
 // check refuses input that no scorer without parameters can take.
 func check(ctx context.Context, in Input) error {
-	if err := pictured(ctx, in); err != nil {
+	if err := checkInput(ctx, in); err != nil {
 		return err
 	}
 	if len(in.Params) > 0 {
@@ -119,12 +119,13 @@ func check(ctx context.Context, in Input) error {
 	return nil
 }
 
-func pictured(ctx context.Context, in Input) error {
+// checkInput refuses what no function can rate.
+func checkInput(ctx context.Context, in Input) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if in.Image == nil || in.Image.Rect.Empty() {
-		return errors.New("no picture")
+		return errors.New("no image")
 	}
 	return nil
 }

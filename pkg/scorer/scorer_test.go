@@ -39,7 +39,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// single are the scorers of one picture that work here: all but diversity, and ocr where
+// single are the scorers of one image that work here: all but diversity, and ocr where
 // tesseract is.
 func single(t *testing.T) []string {
 	t.Helper()
@@ -61,8 +61,8 @@ func TestScorers_Refuse(t *testing.T) {
 		in    scorer.Input
 		fault string
 	}{
-		{"no picture", t.Context(), scorer.Input{}, "no picture"},
-		{"empty picture", t.Context(), scorer.Input{Image: image.NewNRGBA(image.Rect(3, 3, 3, 9))}, "no picture"},
+		{"no image", t.Context(), scorer.Input{}, "no image"},
+		{"empty image", t.Context(), scorer.Input{Image: image.NewNRGBA(image.Rect(3, 3, 3, 9))}, "no image"},
 		{"unknown parameter", t.Context(), scorer.Input{Image: flat(4, 4, color.White), Params: map[string]string{"quality": "80"}}, `"quality"`},
 		{"cancelled", cancelled, scorer.Input{Image: flat(4, 4, color.White)}, "canceled"},
 	}
@@ -84,26 +84,26 @@ func TestJPEG(t *testing.T) {
 	up, down := open(t, scorer.JPEGIncompressibility), open(t, scorer.JPEGCompressibility)
 	var last float64
 	for _, p := range []struct {
-		name    string
-		picture *image.NRGBA
+		name string
+		img  *image.NRGBA
 	}{{"flat", flat(96, 64, color.White)}, {"gradient", gradient(96, 64)}, {"noise", noise(96, 64)}} {
 		var file bytes.Buffer
-		if err := jpeg.Encode(&file, p.picture, &jpeg.Options{Quality: 95}); err != nil {
+		if err := jpeg.Encode(&file, p.img, &jpeg.Options{Quality: 95}); err != nil {
 			t.Fatal(err)
 		}
-		got := score(t, up, p.picture)
+		got := score(t, up, p.img)
 		if want := float64(file.Len()) / 1000; got != want {
 			t.Errorf("%s: %v kilobytes, want %v", p.name, got, want)
 		}
-		if minus := score(t, down, p.picture); minus != -got {
+		if minus := score(t, down, p.img); minus != -got {
 			t.Errorf("%s: compressibility %v, incompressibility %v", p.name, minus, got)
 		}
-		scaled, err := down.Score(t.Context(), scorer.Input{Image: p.picture, Params: map[string]string{"divisor": "500"}})
+		scaled, err := down.Score(t.Context(), scorer.Input{Image: p.img, Params: map[string]string{"divisor": "500"}})
 		if err != nil || scaled != -got/500 { // as Flow-GRPO has it
 			t.Errorf("%s: compressibility over 500 is %v, %v; want %v", p.name, scaled, err, -got/500)
 		}
 		if got <= last {
-			t.Errorf("%s: %v kilobytes, no more than the simpler picture's %v", p.name, got, last)
+			t.Errorf("%s: %v kilobytes, no more than the simpler image's %v", p.name, got, last)
 		}
 		last = got
 	}
@@ -120,9 +120,9 @@ func TestSynthetic(t *testing.T) {
 		}
 	}
 	tests := []struct {
-		name    string
-		picture *image.NRGBA
-		want    float64
+		name string
+		img  *image.NRGBA
+		want float64
 	}{
 		{"white", flat(5, 7, color.White), 1},
 		{"black", flat(5, 7, color.Black), 0},
@@ -132,13 +132,13 @@ func TestSynthetic(t *testing.T) {
 		{"green", flat(5, 7, color.NRGBA{0, 255, 0, 255}), 0.587},
 		{"blue", flat(5, 7, color.NRGBA{0, 0, 255, 255}), 0.114},
 		{"half white, half black: 1/2 - 1/4", half, 0.25},
-		{"part of a picture", half.SubImage(image.Rect(2, 0, 6, 1)).(*image.NRGBA), 0.25},
-		{"white part of a picture", half.SubImage(image.Rect(1, 1, 3, 2)).(*image.NRGBA), 1},
+		{"part of an image", half.SubImage(image.Rect(2, 0, 6, 1)).(*image.NRGBA), 0.25},
+		{"white part of an image", half.SubImage(image.Rect(1, 1, 3, 2)).(*image.NRGBA), 1},
 	}
 	s := open(t, scorer.Synthetic)
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := score(t, s, tt.picture); math.Abs(got-tt.want) > 1e-14 {
+			if got := score(t, s, tt.img); math.Abs(got-tt.want) > 1e-14 {
 				t.Errorf("score %v, want %v", got, tt.want)
 			}
 		})
@@ -150,17 +150,17 @@ func TestSynthetic(t *testing.T) {
 	}
 }
 
-// All scorers leave the picture alone and say the same twice.
+// All scorers leave the image alone and say the same twice.
 func TestScorers_ArePure(t *testing.T) {
 	for _, name := range single(t) {
-		picture := noise(128, 64)
-		before := slices.Clone(picture.Pix)
+		img := noise(128, 64)
+		before := slices.Clone(img.Pix)
 		s := open(t, name)
-		if a, b := score(t, s, picture), score(t, s, picture); a != b {
+		if a, b := score(t, s, img), score(t, s, img); a != b {
 			t.Errorf("%s: %v, then %v", name, a, b)
 		}
-		if !bytes.Equal(before, picture.Pix) {
-			t.Errorf("%s changed the picture", name)
+		if !bytes.Equal(before, img.Pix) {
+			t.Errorf("%s changed the image", name)
 		}
 	}
 }
@@ -231,9 +231,9 @@ func open(t testing.TB, name string) scorer.Scorer {
 	return s
 }
 
-func score(t testing.TB, s scorer.Scorer, picture *image.NRGBA) float64 {
+func score(t testing.TB, s scorer.Scorer, img *image.NRGBA) float64 {
 	t.Helper()
-	v, err := s.Score(t.Context(), scorer.Input{Image: picture, GroundTruth: "4071"})
+	v, err := s.Score(t.Context(), scorer.Input{Image: img, GroundTruth: "4071"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// Synthetic rewards bright and even pictures. With Y the luma of each pixel
+// Synthetic rewards bright and even images. With Y the luma of each pixel
 // (ITU-R BT.601 weights, 0 black to 1 white), alpha-weighted,
 //
 //	score = mean(Y) - var(Y)
 //
 // a polynomial of the pixels, hence smooth. It lies in [0, 1], since
-// var(Y) <= mean(Y)*(1-mean(Y)) for any Y within [0, 1]: a white picture scores 1,
+// var(Y) <= mean(Y)*(1-mean(Y)) for any Y within [0, 1]: a white image scores 1,
 // a black one 0, uniform noise about 0.46. Cheap, and it needs no model: for load
 // tests and first runs.
 const Synthetic = "synthetic"

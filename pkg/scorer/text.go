@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Target is what a picture shall say: groundTruth, or the text between the first pair
+// Target is what an image shall say: groundTruth, or the text between the first pair
 // of double quotes of the prompt, straight or typographic. A prompt without one is an
 // error, not an empty target.
 func Target(prompt, groundTruth string) (string, error) {

@@ -69,7 +69,7 @@ func (m Matrix) SliceCols(j0, j1 int) Matrix {
 	return m
 }
 
-// Image is a dense batch of pictures in a device's memory, channels last: element
+// Image is a dense batch of images in a device's memory, channels last: element
 // (n, y, x, c) is Offset + ((n*H+y)*W+x)*C + c.
 type Image struct {
 	Memory     Memory

@@ -39,7 +39,7 @@ type Config struct {
 	// deploy/bench/advantage.md for what they take. When it is reached the partition takes no
 	// more until a group closes, by its deadline at the latest.
 	MaxHeld int `koanf:"max_held" help:"rewards and records of open groups that one of the 16 partitions may hold, about 0.7 KiB each"`
-	// AckWait is how long the server waits for a sign of life before a standby takes over.
+	// AckWait is how long the server waits for a heartbeat before a standby takes over.
 	AckWait time.Duration `koanf:"ack_wait" help:"takeover of a partition whose worker died"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`

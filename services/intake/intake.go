@@ -36,7 +36,7 @@ type Config struct {
 	Hold time.Duration `koanf:"hold" help:"how long a prompt is held while nobody serves its model or scores with its functions; then it is refused"`
 	// ExternalWait is the deadline of groups that wait for rewards from outside.
 	ExternalWait time.Duration `koanf:"external_wait" help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`
-	// AckWait is how long the server waits for a sign of life before it redelivers a prompt.
+	// AckWait is how long the server waits for a heartbeat before it redelivers a prompt.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a prompt whose intake died"`
 	// DrainTimeout bounds the work in hand at shutdown.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`

@@ -51,7 +51,7 @@ type Config struct {
 	// PictureMiB bounds the memory of the pictures in hand, at 16 bytes a pixel; larger ones
 	// are not scored.
 	PictureMiB int `koanf:"picture_mib" help:"MiB of pictures in memory at once, at 16 bytes a pixel; the program stays below this and 512 MiB; one that is larger by itself is not scored"`
-	// AckWait is how long the server waits for a sign of life before it redelivers a trajectory.
+	// AckWait is how long the server waits for a heartbeat before it redelivers a trajectory.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
 	// DrainTimeout bounds the work in hand at shutdown.
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the work in hand at shutdown"`

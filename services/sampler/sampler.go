@@ -53,7 +53,7 @@ type Config struct {
 	PublishWindowMiB int `koanf:"publish_window_mib" help:"MiB of step events that may wait to be stored"`
 	// Instance names this process in events and logs.
 	Instance string `koanf:"instance" help:"name of this process in events; default random"`
-	// AckWait is how long the server waits for a sign of life before another sampler gets the request.
+	// AckWait is how long the server waits for a heartbeat before another sampler gets the request.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a request whose sampler died"`
 	// MaxDeliver is how often a request may fail here before it fails for good. A killed or
 	// restarted process costs a tenth of that.

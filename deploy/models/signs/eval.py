@@ -46,7 +46,7 @@ def draw(generators: list[torch.Generator]) -> torch.Tensor:
 
 
 def paint(pipeline, prompts: list[str], steps: int, scale: float, seed: int) -> list[Image.Image]:
-    """One picture per prompt by the deterministic solver; picture i starts from seed + i."""
+    """One image per prompt by the deterministic solver; image i starts from seed + i."""
     images = []
     for i in range(0, len(prompts), 40):
         part = prompts[i : i + 40]
@@ -85,7 +85,7 @@ class Stochastic:
 
 
 def paint_group(pipeline, prompt: str, size: int, steps: int, scale: float, level: float, seed: int) -> list[Image.Image]:
-    """size pictures of one prompt, by stochastic steps."""
+    """size images of one prompt, by stochastic steps."""
     generators = seeds(seed, size)
     start = draw(generators)
     return pipeline(
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=HERE / "held_out.txt")
     parser.add_argument("--steps", type=int, nargs="+", default=[20])
     parser.add_argument("--scales", type=float, nargs="*", default=[1.0, 2.5, 4.0])
-    parser.add_argument("--group-scale", type=float, default=2.5, help="guidance of the groups and the pictures")
+    parser.add_argument("--group-scale", type=float, default=2.5, help="guidance of the groups and the images")
     parser.add_argument("--groups", type=int, default=40)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--group-steps", type=int, default=10)

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile: 1.4 times as fast, needs a C++ compiler")
     parser.add_argument("--vae-steps", type=int, default=9000)
     parser.add_argument("--decoder-steps", type=int, default=8000)
-    parser.add_argument("--pictures", type=int, default=32768, help="encoded pictures that the flow model learns from")
+    parser.add_argument("--images", type=int, default=32768, help="encoded images that the flow model learns from")
     parser.add_argument("--flow-steps", type=int, default=12000)
     parser.add_argument("--resume", action="store_true", help="go on with an interrupted `flow`")
     args = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> None:
         elif stage == "cache":
             from trainer import fit_flow
 
-            fit_flow.write_cache(args.work, args.seed, args.pictures, log)
+            fit_flow.write_cache(args.work, args.seed, args.images, log)
         elif stage == "vae-decoder":
             from trainer import fit_vae
 

@@ -1,6 +1,6 @@
 // Package modeltest builds small random checkpoints of the Qwen-Image family, in the
 // layout and with the names of the published ones, so that tests run the real loading
-// and sampling code. The pictures mean nothing.
+// and sampling code. The images mean nothing.
 package modeltest
 
 import (
@@ -27,7 +27,7 @@ type Config struct {
 	Depth     int          // of the transformer; default 1
 	Base      int          // narrowest width of the autoencoder; default 4
 	// Mult is the widths of the autoencoder's levels in units of Base; default 1, 1, 2, 2. It
-	// halves a picture between each two: a token covers 2 << (len(Mult)-1) pixels each way.
+	// halves an image between each two: a token covers 2 << (len(Mult)-1) pixels each way.
 	Mult []int
 	// Height, Width and Steps are the defaults in meander.json: 32, 32 and 4. The
 	// default guidance scale there is 1.

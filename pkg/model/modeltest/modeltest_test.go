@@ -30,7 +30,7 @@ func TestDir_loadsAndPaints(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r := img.Bounds(); r.Dx() != card.Width || r.Dy() != card.Height {
-			t.Errorf("picture %v of a model of %d x %d", r, card.Width, card.Height)
+			t.Errorf("image %v of a model of %d x %d", r, card.Width, card.Height)
 		}
 		if err := m.Close(); err != nil {
 			t.Fatal(err)

@@ -263,7 +263,7 @@ func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 	return c, nil
 }
 
-// levels returns how often the autoencoder halves a picture.
+// levels returns how often the autoencoder halves an image.
 func (c *vaeConfig) levels() int { return len(c.Mult) - 1 }
 
 // brief is the numbers of a list, of which a file may have many.

@@ -10,7 +10,7 @@ import (
 )
 
 // A model joins a sampler through three calls: prompts to conditionings, latents to a
-// velocity, latents to a picture.
+// velocity, latents to an image.
 func ExampleOpen() {
 	if err := paint(context.Background()); err != nil {
 		fmt.Println(err)

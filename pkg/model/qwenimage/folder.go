@@ -28,7 +28,7 @@ type sampleDefaults struct {
 	Width             int     `json:"width"`
 	NumInferenceSteps int     `json:"num_inference_steps"`
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
-	// Reward names reward functions that suit the pictures.
+	// Reward names reward functions that suit the images.
 	Reward []string `json:"reward"`
 }
 

@@ -58,7 +58,7 @@ func TestModel_bitsDependOnTheRowAlone(t *testing.T) {
 	dir := filepath.Join(golden, "half") // 24 columns: no panel or vector is full
 	const n = 7
 	var want [][]float32
-	var picture []uint8
+	var pixels []uint8
 	var latents, embeds []float32
 	for _, kernels := range cpu.AvailableKernels() {
 		for _, threads := range []int{1, 3} {
@@ -82,13 +82,13 @@ func TestModel_bitsDependOnTheRowAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			if want == nil {
-				want, picture, latents, embeds = got, img.Pix, encoded, b.cond[0].Tensors[0].Data
+				want, pixels, latents, embeds = got, img.Pix, encoded, b.cond[0].Tensors[0].Data
 			}
 			if !slices.Equal(flat(got), flat(want)) {
 				t.Errorf("%s, %d threads: other velocities", kernels, threads)
 			}
-			if !slices.Equal(img.Pix, picture) || !slices.Equal(encoded, latents) || !slices.Equal(b.cond[0].Tensors[0].Data, embeds) {
-				t.Errorf("%s, %d threads: another picture, latents or embeddings", kernels, threads)
+			if !slices.Equal(img.Pix, pixels) || !slices.Equal(encoded, latents) || !slices.Equal(b.cond[0].Tensors[0].Data, embeds) {
+				t.Errorf("%s, %d threads: another image, latents or embeddings", kernels, threads)
 			}
 			for i := range n { // alone
 				if !slices.Equal(b.run(t, m, i, i+1)[0], want[i]) {
@@ -151,7 +151,7 @@ func TestModel_concurrentCalls(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				} else if !slices.Equal(got.Pix, img.Pix) {
-					t.Error("picture differs beside other calls")
+					t.Error("image differs beside other calls")
 				}
 				if _, err := m.Encode(t.Context(), []string{"sign", string(rune('a' + k))}); err != nil {
 					t.Error(err)

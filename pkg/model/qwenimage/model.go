@@ -78,7 +78,7 @@ type Options struct {
 }
 
 // Bounds of the other caches: timestep modulations (one per sigma) and position tables
-// (one per picture size).
+// (one per image size).
 const (
 	modulationCacheBytes = 32 << 20
 	ropeCacheBytes       = 32 << 20
@@ -371,7 +371,7 @@ func (m *Model) checkEmbeds(c *model.Conditioning) error {
 	return nil
 }
 
-// rope returns the positions of a picture of h x w tokens with the longest prompt.
+// rope returns the positions of an image of h x w tokens with the longest prompt.
 func (m *Model) rope(h, w int) *nn.RopeTable {
 	if t, ok := m.ropes.Get([2]int{h, w}); ok {
 		return t

@@ -270,7 +270,7 @@ func TestParity_Autoencoder(t *testing.T) {
 	}
 }
 
-// toImage makes a picture of RGB bytes.
+// toImage makes an image of RGB bytes.
 func toImage(rgb []byte, h, w int) *image.NRGBA {
 	img := image.NewNRGBA(image.Rect(0, 0, w, h))
 	for i := range h * w {
@@ -281,7 +281,7 @@ func toImage(rgb []byte, h, w int) *image.NRGBA {
 }
 
 // TestParity_Run repeats whole runs of the pipeline from its own noise: Euler steps over
-// its sigmas with guidance, then the picture.
+// its sigmas with guidance, then the image.
 func TestParity_Run(t *testing.T) {
 	g, prompts := openGoldens(t, "runs.safetensors"), goldenPrompts(t)
 	for _, tt := range []struct{ name, model, negative string }{
@@ -310,7 +310,7 @@ func TestParity_Run(t *testing.T) {
 				}
 			})
 			within(t, "last latents", flat(x), steps[len(steps)-1], runTolerance)
-			comparePictures(t, m, x, g, tt.name+".image", size[0], size[1])
+			compareImages(t, m, x, g, tt.name+".image", size[0], size[1])
 		})
 	}
 }
@@ -346,9 +346,9 @@ func euler(
 	}
 }
 
-// comparePictures decodes x: at most one byte in a thousand may differ from the golden, by
+// compareImages decodes x: at most one byte in a thousand may differ from the golden, by
 // one.
-func comparePictures(t testing.TB, m model.Model, x [][]float32, g goldens, name string, h, w int) {
+func compareImages(t testing.TB, m model.Model, x [][]float32, g goldens, name string, h, w int) {
 	t.Helper()
 	raw, err := g.a.Bytes(name)
 	if err != nil {

@@ -5,7 +5,7 @@ import "github.com/meander-rl/meander/pkg/model/nn"
 // jointTheta is the base of the transformer's rotary embedding, fixed by its class.
 const jointTheta = 10000
 
-// jointRope returns the table of a picture of h x w tokens followed by text: rows 0 to
+// jointRope returns the table of an image of h x w tokens followed by text: rows 0 to
 // h*w-1 are the image, row-major, positions (frame, y, x) with frame 0 and y and x
 // centred, y in [-(h-h/2), h/2); row h*w+i is text token i, at max(h/2, w/2)+i on all
 // three axes (QwenEmbedRope with scale_rope).

@@ -43,7 +43,7 @@ func TestSigns_paintsLikeTheReference(t *testing.T) {
 	x := rows(g.floats("signs.first"), n)
 	euler(t, m, x, g.floats("signs.sigmas"), cond, 4, 64, 128, nil)
 	within(t, "last latents", flat(x), g.floats("signs.last"), runTolerance)
-	comparePictures(t, m, x, g, "signs.image", 64, 128)
+	compareImages(t, m, x, g, "signs.image", 64, 128)
 }
 
 // TestSigns_onTheReferenceDevice runs the shipped checkpoint in float64, with the same

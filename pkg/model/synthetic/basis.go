@@ -5,12 +5,12 @@ import (
 	"math"
 )
 
-// The synthetic latent space. A token's picture is a window of 32x32 pixels around its
+// The synthetic latent space. A token's image is a window of 32x32 pixels around its
 // own 16x16: per colour axis a cosine series of 21 terms, faded out towards the
 // window's edge so that neighbours blend without seams.
 const (
 	tokenEdge     = 16 // pixels per token
-	tokenChannels = 64 // 3 axes x 21 terms, and one that no picture shows
+	tokenChannels = 64 // 3 axes x 21 terms, and one that no image shows
 	windowEdge    = 2 * tokenEdge
 	orders        = 6 // terms (u, v) with u+v < 6
 	terms         = orders * (orders + 1) / 2
@@ -64,7 +64,7 @@ func fade(first, last bool) [windowEdge]float32 {
 	return w
 }
 
-// decodeTokens turns finite latents [S, C] into a picture. Linear up to the clamp: with
+// decodeTokens turns finite latents [S, C] into an image. Linear up to the clamp: with
 // z the latents of a token and w its fade, the colour at (y, x) of its window gains
 //
 //	255 * w[y]*w[x] * sum_axis axes[axis] * sum_uv gain(axis,u,v) * z[axis,u,v] * phi_u(x)*phi_v(y)
@@ -111,7 +111,7 @@ func alongRows(z []float32, axis int, phi *[orders][windowEdge]float32) (sum [or
 	return sum
 }
 
-// addWindow adds a token's window to a plane, without what lies outside the picture.
+// addWindow adds a token's window to a plane, without what lies outside the image.
 func addWindow(plane []float32, height, width, r, c int, along, phi *[orders][windowEdge]float32, fy, fx *[windowEdge]float32) {
 	const margin = (windowEdge - tokenEdge) / 2
 	top, left := r*tokenEdge-margin, c*tokenEdge-margin
@@ -141,10 +141,10 @@ func colours(planes [3][]float32, height, width int) *image.NRGBA {
 	return img
 }
 
-// encodePicture returns the latents [S, C] whose picture is close to rgb, a function of
+// encodeImage returns the latents [S, C] whose image is close to rgb, a function of
 // the position in pixels with values in 0..1: the cosine series of each window. It
 // samples every second pixel, finer than the series can show.
-func encodePicture(rgb func(y, x float64) [3]float64, height, width int) []float32 {
+func encodeImage(rgb func(y, x float64) [3]float64, height, width int) []float32 {
 	const (
 		pitch  = 2
 		edge   = windowEdge / pitch

@@ -17,8 +17,8 @@ import (
 
 // Model is a model without a network: each prompt stands for a Gaussian mixture
 // over latents (Mixture), whose velocity has a closed form, and each mixture component
-// for a soft colour picture. What a sampler ought to produce is therefore known
-// exactly, at any picture size, at almost no cost: for load tests, for tests of
+// for a soft colour image. What a sampler ought to produce is therefore known
+// exactly, at any image size, at almost no cost: for load tests, for tests of
 // solvers and transitions, and for a first run without weights.
 type Model struct {
 	cfg   Config
@@ -38,7 +38,7 @@ type Config struct {
 	Contrast float64
 }
 
-// DefaultConfig gives three pictures per prompt, each with visible variety.
+// DefaultConfig gives three images per prompt, each with visible variety.
 func DefaultConfig() Config {
 	return Config{Components: 4, MinStd: 0.12, MaxStd: 0.24, Contrast: 1}
 }
@@ -79,7 +79,7 @@ const schedulerConfig = `{
 `
 
 // revision is part of the weights digest: it changes with any formula that
-// turns a prompt into a mixture or latents into a picture.
+// turns a prompt into a mixture or latents into an image.
 const revision = 1
 
 // Name opens the family's model, which has its default mixtures.
@@ -141,7 +141,7 @@ func (m *Model) Card() model.Card {
 }
 
 // Encode turns each prompt into one token that holds its SHA-256 and the colours of
-// its pictures. Common colour names in the text set these colours. Any text will do,
+// its images. Common colour names in the text set these colours. Any text will do,
 // the empty one too.
 func (m *Model) Encode(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
 	if err := ctx.Err(); err != nil {
@@ -185,7 +185,7 @@ func (m *Model) Velocity(ctx context.Context, dst, x [][]float32, sigma []float3
 	return nil
 }
 
-// Mixture returns the data distribution of a prompt at a picture size. It is shared
+// Mixture returns the data distribution of a prompt at an image size. It is shared
 // with the model and must not be changed.
 func (m *Model) Mixture(prompt string, height, width int) (*Mixture, error) {
 	if _, err := m.card.Tokens(height, width); err != nil {
@@ -210,7 +210,7 @@ func (m *Model) mixture(cond *model.Conditioning, height, width int) (*Mixture, 
 	}), nil
 }
 
-// Decode blends the tokens' pictures (see decodeTokens) and clamps each colour to
+// Decode blends the tokens' images (see decodeTokens) and clamps each colour to
 // 0..255. Latents must be finite.
 func (m *Model) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
 	if err := ctx.Err(); err != nil {

@@ -21,9 +21,9 @@ type Config struct {
 	// URL takes the requests: http or https, with the path. Required.
 	URL string `yaml:"url"`
 	// Format of requests and replies: json or msgpack. Msgpack saves the third that
-	// base64 adds to pictures.
+	// base64 adds to images.
 	Format string `yaml:"format"`
-	// Image is how pictures travel: png, or jpeg of quality 95.
+	// Image is how images travel: png, or jpeg of quality 95.
 	Image string `yaml:"image"`
 	// Headers are sent with every request. ${NAME} in a value stands for the environment
 	// variable NAME. Values are secrets: they appear in no error and no printed form.
@@ -45,7 +45,7 @@ type Config struct {
 	Version string `yaml:"version"`
 }
 
-// DefaultConfig asks for one picture at a time, as JSON, patiently.
+// DefaultConfig asks for one image at a time, as JSON, patiently.
 func DefaultConfig() Config {
 	return Config{
 		Format: wire.FormatJSON, Image: wire.PNG, Timeout: 30 * time.Second, Concurrency: 4,

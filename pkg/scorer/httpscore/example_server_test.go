@@ -16,7 +16,7 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer"
 )
 
-// The server in Python that ships as an example reads our pictures as we do.
+// The server in Python that ships as an example reads our images as we do.
 func TestExampleServer(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -57,12 +57,12 @@ func TestExampleServer(t *testing.T) {
 		results := s.ScoreBatch(t.Context(), []scorer.Input{noise, smooth, flat(color.NRGBA{R: 255, G: 255, B: 255, A: 255})})
 		for i, want := range []float64{sums[0] / (255 * 37 * 19), sums[1] / (255 * 37 * 19), 1} {
 			if r := results[i]; r.Err != nil || math.Abs(r.Value-want) > 1e-12 {
-				t.Errorf("picture %d: %+v, want %v", i, r, want)
+				t.Errorf("image %d: %+v, want %v", i, r, want)
 			}
 		}
 		cfg.Image = "jpeg" // which this server does not read
 		if _, err := open(t, cfg).Score(t.Context(), noise); err == nil || !strings.Contains(err.Error(), "no PNG file") {
-			t.Errorf("a JPEG picture: %v", err)
+			t.Errorf("a JPEG image: %v", err)
 		}
 		cfg.Headers = nil
 		if _, err := open(t, cfg).Score(t.Context(), noise); err == nil || !strings.Contains(err.Error(), "status 401") {

@@ -149,7 +149,7 @@ func (s *Scorer) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Res
 	return results
 }
 
-// request is one request with its retries. Samples without a picture are left out.
+// request is one request with its retries. Samples without an image are left out.
 func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []scorer.Result) {
 	body := struct {
 		V       int           `json:"v" msgpack:"v"`

@@ -77,12 +77,12 @@ func flat(c color.NRGBA) scorer.Input {
 	return scorer.Input{Image: img, Prompt: "a fox"}
 }
 
-// What the server reads is what was given, in both formats and both kinds of pictures,
+// What the server reads is what was given, in both formats and both kinds of images,
 // and what it answers comes back in order.
 func TestScorer_RoundTrip(t *testing.T) {
 	for _, format := range []string{"json", "msgpack"} {
-		for _, picture := range []string{"png", "jpeg"} {
-			t.Run(format+", "+picture, func(t *testing.T) {
+		for _, encoding := range []string{"png", "jpeg"} {
+			t.Run(format+", "+encoding, func(t *testing.T) {
 				url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 					var req request
 					body, err := io.ReadAll(r.Body)
@@ -96,13 +96,13 @@ func TestScorer_RoundTrip(t *testing.T) {
 					if kind := r.Header.Get("Content-Type"); err != nil || r.Method != http.MethodPost || kind != "application/"+format || req.V != 1 || req.Name != "clip" {
 						t.Errorf("%s of %s, v %d, name %q, error %v", r.Method, kind, req.V, req.Name, err)
 					}
-					// The score is the mean of the red channel, as the server sees the picture.
+					// The score is the mean of the red channel, as the server sees the image.
 					reply := map[string]any{"took_ms": 3, "errors": []any{}}
 					var scores, details []any
 					for _, s := range req.Samples {
 						img, name, err := image.Decode(bytes.NewReader(s.Image))
-						if opaque, ok := img.(interface{ Opaque() bool }); err != nil || name != picture || s.ImageFormat != picture || !ok || !opaque.Opaque() {
-							t.Errorf("picture in %s, said to be %s, error %v", name, s.ImageFormat, err)
+						if opaque, ok := img.(interface{ Opaque() bool }); err != nil || name != encoding || s.ImageFormat != encoding || !ok || !opaque.Opaque() {
+							t.Errorf("image in %s, said to be %s, error %v", name, s.ImageFormat, err)
 							return
 						}
 						var sum float64
@@ -123,14 +123,14 @@ func TestScorer_RoundTrip(t *testing.T) {
 					fmt.Fprintf(w, "%s", data)
 				})
 				cfg := config(url)
-				cfg.Format, cfg.Image, cfg.MaxBatch = format, picture, 2
+				cfg.Format, cfg.Image, cfg.MaxBatch = format, encoding, 2
 				s := open(t, cfg)
 				in := []scorer.Input{flat(color.NRGBA{R: 10, A: 255}), flat(color.NRGBA{R: 200, A: 255}), flat(color.NRGBA{R: 200, A: 51})}
 				in[1].Prompt, in[1].GroundTruth, in[1].Params = "ein Fuchs \"é\"", "x", map[string]string{"k": "v"}
 				results := s.ScoreBatch(t.Context(), in)
 				// 200 at alpha 51/255 over black is 40.
 				for i, want := range []scorer.Result{{Value: 10, Detail: "a fox||"}, {Value: 200, Detail: "ein Fuchs \"é\"|x|v"}, {Value: 40, Detail: "a fox||"}} {
-					if got := results[i]; got.Err != nil || math.Abs(got.Value-want.Value) > 1 || picture == "png" && got.Value != want.Value || got.Detail != want.Detail {
+					if got := results[i]; got.Err != nil || math.Abs(got.Value-want.Value) > 1 || encoding == "png" && got.Value != want.Value || got.Detail != want.Detail {
 						t.Errorf("sample %d: %+v, want %+v", i, got, want)
 					}
 				}
@@ -161,7 +161,7 @@ func TestScorer_Batches(t *testing.T) {
 	}
 	in[2].Image = nil
 	for i, r := range s.ScoreBatch(t.Context(), in) {
-		if (r.Err != nil) != (i == 2) || i == 2 && !strings.Contains(r.Err.Error(), "no picture") {
+		if (r.Err != nil) != (i == 2) || i == 2 && !strings.Contains(r.Err.Error(), "no image") {
 			t.Errorf("sample %d: %v", i, r.Err)
 		}
 	}
@@ -169,7 +169,7 @@ func TestScorer_Batches(t *testing.T) {
 		t.Errorf("requests of %v samples, at most %d; want [3 2], 4", sizes, s.MaxBatch())
 	}
 	if r := s.ScoreBatch(t.Context(), in[2:3]); r[0].Err == nil || len(sizes) != 2 {
-		t.Errorf("a request without a picture was sent: %v, %v", r, sizes)
+		t.Errorf("a request without an image was sent: %v, %v", r, sizes)
 	}
 }
 
@@ -676,12 +676,12 @@ func ExampleNew() {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		picture, err := png.DecodeConfig(bytes.NewReader(req.Samples[0].Image))
+		img, err := png.DecodeConfig(bytes.NewReader(req.Samples[0].Image))
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		fmt.Fprintf(w, `{"scores": [%d]}`, picture.Width)
+		fmt.Fprintf(w, `{"scores": [%d]}`, img.Width)
 	}))
 	defer server.Close()
 	cfg := httpscore.DefaultConfig()

@@ -68,7 +68,7 @@ func TestExampleWorker(t *testing.T) {
 	}
 	wide := image.NewNRGBA(image.Rect(0, 0, 9000, 1))
 	if _, err := s.Score(t.Context(), scorer.Input{Image: wide}); err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "at most 8192 a side") {
-		t.Errorf("a picture that the worker refuses: %v", err)
+		t.Errorf("an image that the worker refuses: %v", err)
 	}
 	if err := worker.Process.Signal(os.Interrupt); err != nil {
 		t.Error(err)

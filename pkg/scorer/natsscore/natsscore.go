@@ -28,7 +28,7 @@ import (
 
 // Config of one reward function.
 type Config struct {
-	// Image is how pictures travel: png, or jpeg of quality 95, which is smaller.
+	// Image is how images travel: png, or jpeg of quality 95, which is smaller.
 	Image string `yaml:"image"`
 	// Timeout bounds one request.
 	Timeout time.Duration `yaml:"timeout"`
@@ -132,7 +132,7 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 		return nil, s.missed(ctx, fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err()))
 	}
 	if limit := s.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
-		return nil, fmt.Errorf("request of %d bytes with a picture of %d, as %s: the NATS server takes %d; "+
+		return nil, fmt.Errorf("request of %d bytes with an image of %d, as %s: the NATS server takes %d; "+
 			"raise its max_payload, set image: jpeg, or use an http scorer", len(data), len(sample.Image), s.cfg.Image, limit)
 	}
 	patience := wire.Patience(ctx, s.cfg.Timeout)

@@ -107,7 +107,7 @@ func open(t testing.TB, nc *nats.Conn, cfg natsscore.Config) *natsscore.Scorer {
 	return s
 }
 
-func picture(width, height int) scorer.Input {
+func input(width, height int) scorer.Input {
 	img := image.NewNRGBA(image.Rect(0, 0, width, height))
 	rng := rand.New(rand.NewPCG(1, 2))
 	for i := range img.Pix {
@@ -131,7 +131,7 @@ func TestScorer_RoundTrip(t *testing.T) {
 				file, _ := got["image"].([]byte)
 				img, kind, err := image.Decode(bytes.NewReader(file))
 				if err != nil || kind != format || got["image_format"] != format || img.Bounds().Dx() != 40 {
-					t.Errorf("picture %v in %s, error %v", got["image_format"], kind, err)
+					t.Errorf("image %v in %s, error %v", got["image_format"], kind, err)
 				}
 				delete(got, "image")
 				delete(got, "image_format")
@@ -144,11 +144,11 @@ func TestScorer_RoundTrip(t *testing.T) {
 			cfg := config()
 			cfg.Image = format
 			s := open(t, asks, cfg)
-			r := s.ScoreDetail(t.Context(), picture(40, 30))
+			r := s.ScoreDetail(t.Context(), input(40, 30))
 			if r.Err != nil || r.Value != 0.25 || r.Detail != strings.Repeat("é", 128) {
 				t.Errorf("%+v, want 0.25 and 128 of the 200 letters", r)
 			}
-			if v, err := s.Score(t.Context(), picture(40, 30)); v != 0.25 || err != nil {
+			if v, err := s.Score(t.Context(), input(40, 30)); v != 0.25 || err != nil {
 				t.Errorf("%v, %v", v, err)
 			}
 		})
@@ -189,7 +189,7 @@ func TestScorer_Replies(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			stop := work(t, answers, func(m *nats.Msg) { respond(t, m, tt.reply) })
 			defer stop()
-			got, err := open(t, asks, config()).Score(t.Context(), picture(8, 8))
+			got, err := open(t, asks, config()).Score(t.Context(), input(8, 8))
 			if got != tt.want || (err == nil) != (tt.fault == "") || errors.Is(err, scorer.ErrUnavailable) != tt.pass {
 				t.Errorf("%v, %v; want %v, %q, passing %v", got, err, tt.want, tt.fault, tt.pass)
 			}
@@ -205,7 +205,7 @@ func TestScorer_Absent(t *testing.T) {
 	cfg := config()
 	cfg.Timeout = 30 * time.Second
 	began := time.Now()
-	_, err := open(t, asks, cfg).Score(t.Context(), picture(8, 8))
+	_, err := open(t, asks, cfg).Score(t.Context(), input(8, 8))
 	if !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no worker listens on mdr.v1.score.pickscore") || time.Since(began) > 10*time.Second {
 		t.Errorf("no worker: %v after %v, want to hear so at once", err, time.Since(began))
 	}
@@ -213,31 +213,31 @@ func TestScorer_Absent(t *testing.T) {
 	// One that takes requests and dies with them.
 	stop := work(t, answers, func(*nats.Msg) {})
 	cfg.Timeout = 50 * time.Millisecond
-	_, err = open(t, asks, cfg).Score(t.Context(), picture(8, 8))
+	_, err = open(t, asks, cfg).Score(t.Context(), input(8, 8))
 	if !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no worker answered within 50ms") {
 		t.Errorf("a worker that hangs: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	cfg.Timeout = time.Minute
-	if _, err = open(t, asks, cfg).Score(ctx, picture(8, 8)); !errors.Is(err, scorer.ErrUnavailable) || strings.Contains(err.Error(), "1m0s") {
+	if _, err = open(t, asks, cfg).Score(ctx, input(8, 8)); !errors.Is(err, scorer.ErrUnavailable) || strings.Contains(err.Error(), "1m0s") {
 		t.Errorf("the caller's deadline: %v", err)
 	}
 	stop()
 
 	asks.Close()
-	if _, err = open(t, asks, cfg).Score(t.Context(), picture(8, 8)); !errors.Is(err, scorer.ErrUnavailable) {
+	if _, err = open(t, asks, cfg).Score(t.Context(), input(8, 8)); !errors.Is(err, scorer.ErrUnavailable) {
 		t.Errorf("connection closed: %v", err)
 	}
 }
 
-// A picture that the server would not take is refused with both sizes; as JPEG it fits.
+// An image that the server would not take is refused with both sizes; as JPEG it fits.
 func TestScorer_TooLarge(t *testing.T) {
 	asks, answers := connect(t, natsd.Options{MaxPayload: 96 << 10})
 	work(t, answers, func(m *nats.Msg) { respond(t, m, pack(t, "v", 1, "score", 1)) })
-	in := picture(200, 200)
+	in := input(200, 200)
 	_, err := open(t, asks, config()).Score(t.Context(), in)
-	if err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "takes 98304") || !strings.Contains(err.Error(), "with a picture of 12") {
+	if err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "takes 98304") || !strings.Contains(err.Error(), "with an image of 12") {
 		t.Errorf("error %v, want a final one with both sizes", err)
 	}
 	cfg := config()
@@ -270,7 +270,7 @@ func TestScorer_QueueGroup(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 30 {
 		wait.Go(func() {
-			if _, err := s.Score(t.Context(), picture(8, 8)); err != nil {
+			if _, err := s.Score(t.Context(), input(8, 8)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -292,7 +292,7 @@ func TestScorer_Cancel(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 3 {
 		wait.Go(func() {
-			if _, err := s.Score(ctx, picture(8, 8)); !errors.Is(err, context.Canceled) || errors.Is(err, scorer.ErrUnavailable) {
+			if _, err := s.Score(ctx, input(8, 8)); !errors.Is(err, context.Canceled) || errors.Is(err, scorer.ErrUnavailable) {
 				t.Errorf("error %v, want that of the caller who left", err)
 			}
 		})
@@ -321,10 +321,10 @@ func TestNew_Refuses(t *testing.T) {
 		}
 	}
 	_, err := open(t, nil, config()).Score(t.Context(), scorer.Input{})
-	if err == nil || !strings.Contains(err.Error(), "no picture") {
-		t.Errorf("no picture: %v", err)
+	if err == nil || !strings.Contains(err.Error(), "no image") {
+		t.Errorf("no image: %v", err)
 	}
-	if _, err := open(t, nil, config()).Score(t.Context(), picture(8, 8)); !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no connection") {
+	if _, err := open(t, nil, config()).Score(t.Context(), input(8, 8)); !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no connection") {
 		t.Errorf("no connection: %v", err)
 	}
 }
@@ -337,7 +337,7 @@ func FuzzReply(f *testing.F) {
 	asks, answers := connect(f, natsd.Options{})
 	var reply atomic.Pointer[[]byte]
 	work(f, answers, func(m *nats.Msg) { respond(f, m, *reply.Load()) })
-	s, in := open(f, asks, config()), picture(8, 8)
+	s, in := open(f, asks, config()), input(8, 8)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		reply.Store(&data)
 		r := s.ScoreDetail(t.Context(), in)
@@ -373,7 +373,7 @@ func TestScorer_Contract(t *testing.T) {
 		reply = data
 		var contract schemas.ScoreReply
 		err := schemas.DecodeValid(data, &contract)
-		result := s.ScoreDetail(t.Context(), picture(8, 8))
+		result := s.ScoreDetail(t.Context(), input(8, 8))
 		switch {
 		case err == nil && contract.Score != nil:
 			if result.Err != nil || result.Value != *contract.Score || result.Detail != contract.Detail {

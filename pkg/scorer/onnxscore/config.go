@@ -27,7 +27,7 @@ const (
 
 // Config says which network, what it wants to see, and how its output becomes a score.
 type Config struct {
-	// Model is the .onnx file. Required. It has one input, the pictures.
+	// Model is the .onnx file. Required. It has one input, the images.
 	Model string `yaml:"model"`
 	// Input and Output are names of the network's; empty: it has only one.
 	Input  string `yaml:"input"`
@@ -35,7 +35,7 @@ type Config struct {
 	// Index is the element of a sample's output that counts.
 	Index int `yaml:"index"`
 
-	// Width and Height of the frame in pixels; Resize is how a picture gets there, with
+	// Width and Height of the frame in pixels; Resize is how an image gets there, with
 	// Filter, anti-aliased when it shrinks.
 	Width  int    `yaml:"width"`
 	Height int    `yaml:"height"`
@@ -54,14 +54,14 @@ type Config struct {
 	OutputScale  float64 `yaml:"output_scale"`
 	OutputOffset float64 `yaml:"output_offset"`
 
-	// MaxBatch is the most pictures of one call, when the network's first axis is dynamic.
+	// MaxBatch is the most images of one call, when the network's first axis is dynamic.
 	MaxBatch int `yaml:"max_batch"`
 	// Threads of one call, Concurrency calls at once.
 	Threads     int `yaml:"threads"`
 	Concurrency int `yaml:"concurrency"`
 }
 
-// DefaultConfig prepares pictures as CLIP ViT-L/14 does, on whose features aesthetic
+// DefaultConfig prepares images as CLIP ViT-L/14 does, on whose features aesthetic
 // predictors and PickScore stand.
 func DefaultConfig() Config {
 	return Config{

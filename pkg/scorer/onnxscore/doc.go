@@ -1,8 +1,8 @@
-// Package onnxscore scores pictures with a network in an ONNX file: the reward function
+// Package onnxscore scores images with a network in an ONNX file: the reward function
 // onnx:NAME.
 //
-// It takes networks with one input, pictures [N, 3, H, W] or [N, H, W, 3] in float32 or
-// uint8, and one number per picture somewhere in the output [N, ...] in float32: aesthetic
+// It takes networks with one input, images [N, 3, H, W] or [N, H, W, 3] in float32 or
+// uint8, and one number per image somewhere in the output [N, ...] in float32: aesthetic
 // predictors, classifiers, and CLIP-score-shaped exports that have the embedding of one
 // fixed text inside. The prompt is not shown to the network: a score that depends on it
 // needs the text side of the model too, so it belongs behind an http or nats scorer.

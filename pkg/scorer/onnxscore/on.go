@@ -91,7 +91,7 @@ func (s *Scorer) load() error {
 	}
 	input, err := pick("input", s.cfg.Input, inputs)
 	if err == nil && len(inputs) != 1 {
-		err = fmt.Errorf("model has inputs %s: want pictures alone", names(inputs))
+		err = fmt.Errorf("model has inputs %s: want images alone", names(inputs))
 	}
 	if err == nil {
 		err = s.fit(input)
@@ -153,7 +153,7 @@ func names(infos []ort.InputOutputInfo) string {
 	return strings.Join(list, ", ")
 }
 
-// fit checks the input's type and shape, and sees how many pictures it takes.
+// fit checks the input's type and shape, and sees how many images it takes.
 func (s *Scorer) fit(input ort.InputOutputInfo) error {
 	want := []int64{-1, 3, int64(s.cfg.Height), int64(s.cfg.Width)}
 	if s.cfg.Layout == LayoutNHWC {
@@ -192,7 +192,7 @@ func (s *Scorer) Name() string { return scorer.ONNX + ":" + s.name }
 // Version names the network by its content, the settings, and ONNX Runtime.
 func (s *Scorer) Version() string { return s.version }
 
-// MaxBatch is the most pictures of one call.
+// MaxBatch is the most images of one call.
 func (s *Scorer) MaxBatch() int { return s.batch }
 
 // Concurrency is how many calls run at once; more wait.
@@ -214,13 +214,13 @@ func (s *Scorer) Close() error {
 	return err
 }
 
-// Score rates one picture.
+// Score rates one image.
 func (s *Scorer) Score(ctx context.Context, in scorer.Input) (float64, error) {
 	r := s.ScoreBatch(ctx, []scorer.Input{in})[0]
 	return r.Value, r.Err
 }
 
-// ScoreBatch rates all pictures in calls of at most MaxBatch, one after the other.
+// ScoreBatch rates all images in calls of at most MaxBatch, one after the other.
 func (s *Scorer) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Result {
 	results := make([]scorer.Result, len(in))
 	for from := 0; from < len(in); from += s.batch {
@@ -235,7 +235,7 @@ func (s *Scorer) ScoreBatch(ctx context.Context, in []scorer.Input) []scorer.Res
 	return results
 }
 
-// call is one run of the network. Pictures that cannot be prepared are left out.
+// call is one run of the network. Images that cannot be prepared are left out.
 func (s *Scorer) call(ctx context.Context, in []scorer.Input, results []scorer.Result) {
 	size := 3 * s.cfg.Width * s.cfg.Height
 	pixels := make([]float32, 0, len(in)*size)
@@ -272,7 +272,7 @@ func (s *Scorer) call(ctx context.Context, in []scorer.Input, results []scorer.R
 	}
 }
 
-// run returns the element Index of each of n pictures.
+// run returns the element Index of each of n images.
 func (s *Scorer) run(ctx context.Context, pixels []float32, n int) ([]float32, error) {
 	select {
 	case s.slots <- struct{}{}:
@@ -322,10 +322,10 @@ func (s *Scorer) run(ctx context.Context, pixels []float32, n int) ([]float32, e
 	shape, data := tensor.GetShape(), tensor.GetData()
 	each := len(data) / n
 	if each*n != len(data) || n > 1 && shape[0] != int64(n) {
-		return nil, fmt.Errorf("output has shape %v for %d pictures", shape, n)
+		return nil, fmt.Errorf("output has shape %v for %d images", shape, n)
 	}
 	if s.cfg.Index >= each {
-		return nil, fmt.Errorf("index = %d: the output has %d elements a picture", s.cfg.Index, each)
+		return nil, fmt.Errorf("index = %d: the output has %d elements an image", s.cfg.Index, each)
 	}
 	picked := make([]float32, n)
 	for i := range picked {

@@ -49,10 +49,10 @@ func open(t *testing.T, cfg onnxscore.Config) *onnxscore.Scorer {
 	return s
 }
 
-// pictures are the three of make_onnx.py.
-func pictures() []scorer.Input {
-	plain := picture(32, 32)
-	inverse, rolled := picture(32, 32), picture(32, 32)
+// images are the three of make_onnx.py.
+func images() []scorer.Input {
+	plain := img(32, 32)
+	inverse, rolled := img(32, 32), img(32, 32)
 	for i := range inverse.Pix {
 		if i%4 != 3 {
 			inverse.Pix[i] = 255 - inverse.Pix[i]
@@ -64,7 +64,7 @@ func pictures() []scorer.Input {
 	return []scorer.Input{{Image: plain}, {Image: inverse}, {Image: rolled}}
 }
 
-// The networks in float32 agree with numpy in float64, one picture at a time and in batches.
+// The networks in float32 agree with numpy in float64, one image at a time and in batches.
 func TestScorer_Golden(t *testing.T) {
 	for name, want := range readGolden(t).Scores {
 		for _, batch := range []int{1, 2, 8} {
@@ -74,10 +74,10 @@ func TestScorer_Golden(t *testing.T) {
 			if s.MaxBatch() != batch {
 				t.Errorf("%s: batches of %d, want %d", name, s.MaxBatch(), batch)
 			}
-			for i, r := range s.ScoreBatch(t.Context(), pictures()) {
+			for i, r := range s.ScoreBatch(t.Context(), images()) {
 				// 192 products of float32 in the convolution, then short sums.
 				if r.Err != nil || math.Abs(r.Value-want[i]) > 1e-5*math.Abs(want[i]) {
-					t.Errorf("%s, batch %d, picture %d: %v, %v; numpy has %v", name, batch, i, r.Value, r.Err, want[i])
+					t.Errorf("%s, batch %d, image %d: %v, %v; numpy has %v", name, batch, i, r.Value, r.Err, want[i])
 				}
 			}
 		}
@@ -113,7 +113,7 @@ func TestScorer_Output(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", tt.name, got, err, tt.want)
 		}
 		if s.MaxBatch() != 1 {
-			t.Errorf("%s: batches of %d from a network for one picture", tt.name, s.MaxBatch())
+			t.Errorf("%s: batches of %d from a network for one image", tt.name, s.MaxBatch())
 		}
 	}
 	cfg.Index = 2
@@ -122,7 +122,7 @@ func TestScorer_Output(t *testing.T) {
 	}
 }
 
-// A NaN fails its own picture, not its neighbours; so does a picture that is none.
+// A NaN fails its own image, not its neighbours; so does an image that is none.
 func TestScorer_FailuresStayAlone(t *testing.T) {
 	cfg := raw(16, 16)
 	cfg.Model, cfg.Output, cfg.Scale = "testdata/nan.onnx", "root", 1.0/255
@@ -133,10 +133,10 @@ func TestScorer_FailuresStayAlone(t *testing.T) {
 	}
 	black := image.NewNRGBA(image.Rect(0, 0, 16, 16))
 	results := s.ScoreBatch(t.Context(), []scorer.Input{{Image: white}, {Image: black}, {}, {Image: white, Params: map[string]string{"a": "b"}}, {Image: white}})
-	for i, fault := range []string{"", "gives the score NaN", "no picture", "params", ""} {
+	for i, fault := range []string{"", "gives the score NaN", "no image", "params", ""} {
 		r := results[i]
 		if fault == "" && (r.Err != nil || math.Abs(r.Value-math.Sqrt(0.5)) > 1e-6) || fault != "" && (r.Err == nil || !strings.Contains(r.Err.Error(), fault) || r.Value != 0) {
-			t.Errorf("picture %d: %+v, want %q", i, r, fault)
+			t.Errorf("image %d: %+v, want %q", i, r, fault)
 		}
 	}
 }
@@ -160,7 +160,7 @@ func TestNew_RefusesNetworks(t *testing.T) {
 		{"input", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Input = "image" }, `input = "image": the model has pixel_values`},
 		{"output", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Output = "x" }, `output = "x": the model has score`},
 		{"which output", model("nan.onnx"), nil, "output: missing; the model has root, mean"},
-		{"two inputs", model("two.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Input = 8, 8, "a" }, "model has inputs a, b: want pictures alone"},
+		{"two inputs", model("two.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Input = 8, 8, "a" }, "model has inputs a, b: want images alone"},
 		{"float16", model("half.onnx"), nil, "want float32 or uint8"},
 		{"bytes with a mean", model("bytes.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Layout = 6, 4, "nhwc" }, "takes bytes: want scale: 1"},
 	}
@@ -205,9 +205,9 @@ func TestScorer_Concurrent(t *testing.T) {
 	for range 8 {
 		wait.Go(func() {
 			for range 5 {
-				for i, r := range s.ScoreBatch(t.Context(), pictures()) {
+				for i, r := range s.ScoreBatch(t.Context(), images()) {
 					if r.Err != nil || math.Abs(r.Value-want[i]) > 1e-5*want[i] {
-						t.Errorf("picture %d: %+v, want %v", i, r, want[i])
+						t.Errorf("image %d: %+v, want %v", i, r, want[i])
 					}
 				}
 			}
@@ -221,7 +221,7 @@ func TestScorer_Cancel(t *testing.T) {
 	cfg := raw(512, 512)
 	cfg.Model, cfg.Output, cfg.Scale = "testdata/nan.onnx", "mean", 1.0/255
 	s := open(t, cfg)
-	in := scorer.Input{Image: picture(512, 512)}
+	in := scorer.Input{Image: img(512, 512)}
 	want, err := s.Score(t.Context(), in)
 	if err != nil {
 		t.Fatal(err)
@@ -255,18 +255,18 @@ func TestScorer_Ends(t *testing.T) {
 	s := open(t, model("aesthetic.onnx"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.Score(ctx, pictures()[0]); !errors.Is(err, context.Canceled) || errors.Is(err, scorer.ErrUnavailable) {
+	if _, err := s.Score(ctx, images()[0]); !errors.Is(err, context.Canceled) || errors.Is(err, scorer.ErrUnavailable) {
 		t.Errorf("cancelled: %v", err)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), time.Nanosecond)
 	defer cancel()
-	if _, err := s.Score(ctx, pictures()[0]); !errors.Is(err, scorer.ErrUnavailable) {
+	if _, err := s.Score(ctx, images()[0]); !errors.Is(err, scorer.ErrUnavailable) {
 		t.Errorf("deadline: %v", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := s.Score(t.Context(), pictures()[0]); err == nil || fmt.Sprint(err) != "onnx:net: closed" {
+	if _, err := s.Score(t.Context(), images()[0]); err == nil || fmt.Sprint(err) != "onnx:net: closed" {
 		t.Errorf("closed: %v", err)
 	}
 }

@@ -10,26 +10,26 @@ import (
 )
 
 // maxSide bounds a frame, maxPixels what lies between the two passes of a resize (32 bytes
-// each), which a long thin picture could make large.
+// each), which a long thin image could make large.
 const (
 	maxSide   = 4096
 	maxPixels = 16 << 20
 )
 
-// Prepare writes one picture as the network wants it into dst: float32, [3, H, W] or
+// Prepare writes one image as the network wants it into dst: float32, [3, H, W] or
 // [H, W, 3] by Layout, 3*Height*Width elements. Pixels that are not opaque are blended
 // over black. Resizing is that of golang.org/x/image/draw in 8 bits, which agrees with
 // Pillow's within 1/255 or so a pixel.
 func (c Config) Prepare(dst []float32, img *image.NRGBA) error {
 	if img == nil || img.Rect.Empty() {
-		return errors.New("no picture")
+		return errors.New("no image")
 	}
 	if len(dst) != 3*c.Width*c.Height {
 		return errors.New("prepare: dst has another length than the frame")
 	}
 	target := c.placed(img.Rect.Dx(), img.Rect.Dy())
 	if int64(target.Dx())*int64(img.Rect.Dy()) > maxPixels {
-		return fmt.Errorf("picture of %dx%d: too large to resize to a frame of %dx%d", img.Rect.Dx(), img.Rect.Dy(), c.Width, c.Height)
+		return fmt.Errorf("image of %dx%d: too large to resize to a frame of %dx%d", img.Rect.Dx(), img.Rect.Dy(), c.Width, c.Height)
 	}
 	frame := image.NewRGBA(image.Rect(0, 0, c.Width, c.Height))
 	for i := 3; i < len(frame.Pix); i += 4 {
@@ -60,7 +60,7 @@ func (c Config) Prepare(dst []float32, img *image.NRGBA) error {
 	return nil
 }
 
-// placed is where a whole picture lies in or over the frame. The side that decides is
+// placed is where a whole image lies in or over the frame. The side that decides is
 // exact, the other is rounded down, and what stands out is shared as torchvision does.
 func (c Config) placed(width, height int) image.Rectangle {
 	w, h := c.Width, c.Height

@@ -15,7 +15,7 @@ import (
 )
 
 // golden is what deploy/scorers/make_onnx.py --testdata computes: the networks by numpy in
-// float64, resized pictures by Pillow.
+// float64, resized images by Pillow.
 type golden struct {
 	Scores map[string][]float64
 	Frames []struct {
@@ -38,8 +38,8 @@ func readGolden(t *testing.T) golden {
 	return g
 }
 
-// picture is the one of make_onnx.py.
-func picture(width, height int) *image.NRGBA {
+// image is the one of make_onnx.py.
+func img(width, height int) *image.NRGBA {
 	img := image.NewNRGBA(image.Rect(0, 0, width, height))
 	for y := range height {
 		for x := range width {
@@ -73,7 +73,7 @@ func TestPrepare_ResizesAsPillow(t *testing.T) {
 			cfg := raw(8, 6)
 			cfg.Resize, cfg.Filter, cfg.Layout = f.Resize, f.Filter, onnxscore.LayoutNHWC
 			far := 0
-			for i, got := range prepare(t, cfg, picture(f.Width, f.Height)) {
+			for i, got := range prepare(t, cfg, img(f.Width, f.Height)) {
 				if off := math.Abs(float64(got) - float64(f.Pixels[i])); off > 1 {
 					far++
 					t.Errorf("element %d (x %d, y %d): %v, Pillow has %d", i, i/3%8, i/24, got, f.Pixels[i])
@@ -131,7 +131,7 @@ func TestPrepare_Elements(t *testing.T) {
 	}
 }
 
-// Where a picture of four columns lands in frames that do not fit: what is cut, what is black.
+// Where an image of four columns lands in frames that do not fit: what is cut, what is black.
 func TestPrepare_Places(t *testing.T) {
 	img := image.NewNRGBA(image.Rect(0, 0, 4, 2))
 	for x := range 4 {
@@ -162,17 +162,17 @@ func TestPrepare_Refuses(t *testing.T) {
 	cfg := raw(8, 6)
 	dst := make([]float32, 3*8*6)
 	if err := cfg.Prepare(dst, nil); err == nil {
-		t.Error("no picture was taken")
+		t.Error("no image was taken")
 	}
 	if err := cfg.Prepare(dst, image.NewNRGBA(image.Rectangle{})); err == nil {
-		t.Error("an empty picture was taken")
+		t.Error("an empty image was taken")
 	}
-	if err := cfg.Prepare(dst[1:], picture(8, 6)); err == nil {
+	if err := cfg.Prepare(dst[1:], img(8, 6)); err == nil {
 		t.Error("a short dst was taken")
 	}
 	cfg = raw(4096, 4096)
-	if err := cfg.Prepare(make([]float32, 3*4096*4096), picture(8192, 16)); err == nil || !strings.Contains(err.Error(), "picture of 8192x16: too large to resize") {
-		t.Errorf("a thin picture: %v", err)
+	if err := cfg.Prepare(make([]float32, 3*4096*4096), img(8192, 16)); err == nil || !strings.Contains(err.Error(), "image of 8192x16: too large to resize") {
+		t.Errorf("a thin image: %v", err)
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-// Image is a dense batch of pictures, channels last: element (n, y, x, c) is
+// Image is a dense batch of images, channels last: element (n, y, x, c) is
 // Data[((n*H+y)*W+x)*C+c].
 type Image struct {
 	Data       []float32

@@ -92,7 +92,7 @@ func TestSession_Formulas(t *testing.T) {
 			s.Gather(m[0], d.Table(tensor.Floats([]float32{5, 6, 7}, 3, 1)), []int32{2, 0})
 		}, []float64{7, 5}},
 		{"convolution", [][][]float32{{{0}, {0}, {0}, {0}}, {{1}, {2}, {3}, {4}}}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
-			// 2 x 2 picture, kernel with a 1 in the middle and a 10 to its right
+			// 2 x 2 image, kernel with a 1 in the middle and a 10 to its right
 			k := d.Kernel(tensor.Floats([]float32{0, 0, 0, 0, 1, 10, 0, 0, 0}, 1, 1, 3, 3))
 			image := func(m tensor.Matrix) tensor.Image {
 				return tensor.Image{Memory: m.Memory, Offset: m.Offset, N: 1, H: 2, W: 2, C: 1}

@@ -458,7 +458,7 @@ func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
 		}
 		took = time.Since(began).Seconds()
 		// Let the server's caches pass, then see what waiting costs: messages in hand need
-		// signs of life.
+		// heartbeats.
 		if err := b.wait(ctx, settleTime); err != nil {
 			return err
 		}
@@ -467,7 +467,7 @@ func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		busy = (cpuSeconds() - cpu) / idleTime.Seconds()
-		// Signs of life come in bursts, which wait in the server's queues for a moment.
+		// Heartbeats come in bursts, which wait in the server's queues for a moment.
 		var readings []float64
 		for range 7 {
 			if err := b.wait(ctx, 1500*time.Millisecond); err != nil {
@@ -488,7 +488,7 @@ func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
 	held, most = held-free, most-free
 	heading(out, "Open groups")
 	fmt.Fprintf(out, "%d groups of %d without their last reward, %d rewards in hand after %.1f s: %.0f MiB of heap are free when the service has stopped, "+
-		"%.0f bytes per reward, %.1f KiB per group; %.0f MiB at most while signs of life are sent. Waiting takes %.0f %% of one core, the server's part included.\n",
+		"%.0f bytes per reward, %.1f KiB per group; %.0f MiB at most while heartbeats are sent. Waiting takes %.0f %% of one core, the server's part included.\n",
 		b.open, n, rewards, took, held/(1<<20), held/float64(rewards), held/float64(b.open)/1024, most/(1<<20), busy*100)
 	return nil
 }
@@ -496,7 +496,7 @@ func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
 const (
 	// settleTime is longer than the server caches what was read.
 	settleTime = 12 * time.Second
-	// idleTime is two rounds of signs of life.
+	// idleTime is two rounds of heartbeats.
 	idleTime = 20 * time.Second
 )
 

@@ -1,1 +1,1 @@
-"""How the signs checkpoint is made: pictures (render), parts (tokens, text, mmdit, vae), training (fit_*), folder (export)."""
+"""How the signs checkpoint is made: images (render), parts (tokens, text, mmdit, vae), training (fit_*), folder (export)."""

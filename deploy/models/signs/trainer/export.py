@@ -64,11 +64,11 @@ def write_parts(
     language.model.language_model.load_state_dict(encoder)
     net = QwenImageTransformer2DModel(**mmdit.CONFIG)
     net.load_state_dict(transformer)
-    picture = AutoencoderKLQwenImage(**vae.CONFIG, latents_mean=mean, latents_std=std)
-    picture.load_state_dict(vae.to_diffusers(autoencoder, {k: v.shape for k, v in picture.state_dict().items()}))
+    image = AutoencoderKLQwenImage(**vae.CONFIG, latents_mean=mean, latents_std=std)
+    image.load_state_dict(vae.to_diffusers(autoencoder, {k: v.shape for k, v in image.state_dict().items()}))
     pipeline = QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
-        vae=picture.to(DTYPE),
+        vae=image.to(DTYPE),
         text_encoder=language.to(DTYPE),
         tokenizer=tokenizer,
         transformer=net.to(DTYPE),

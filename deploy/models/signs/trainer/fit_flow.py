@@ -1,4 +1,4 @@
-"""Training of the text encoder and the transformer together, by flow matching on a cache of encoded pictures."""
+"""Training of the text encoder and the transformer together, by flow matching on a cache of encoded images."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_cache(work: Path, seed: int, count: int, log: Callable[[str], None]) -
     mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
     latents = (latents - mean[:, None, None]) / std[:, None, None]
     np.savez(work / "cache.npz", latents=latents.astype(np.float16), prompts=prompts, mean=mean, std=std)
-    log(f"cache: {count} pictures in {time.time() - start:.0f} s, std {std.min():.3f} to {std.max():.3f}")
+    log(f"cache: {count} images in {time.time() - start:.0f} s, std {std.min():.3f} to {std.max():.3f}")
 
 
 def tokenise(tokenizer, users: list[str], length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +76,7 @@ class Painter(torch.nn.Module):
 
 
 def schedule(steps: int) -> torch.Tensor:
-    """steps + 1 noise levels: what FlowMatchEulerDiscreteScheduler gives the pipeline at this picture size."""
+    """steps + 1 noise levels: what FlowMatchEulerDiscreteScheduler gives the pipeline at this image size."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     c = export.SCHEDULER
@@ -172,7 +172,7 @@ def train(work: Path, seed: int, steps: int, compiled: bool, log: Callable[[str]
         data = x0[rows].float()
         words = torch.where(torch.rand(BATCH, generator=generator) < NO_PROMPT, count, rows)
         u = torch.rand(BATCH, generator=generator)
-        # Only the noisy end makes the model read the prompt: elsewhere the picture itself tells the text.
+        # Only the noisy end makes the model read the prompt: elsewhere the image itself tells the text.
         sigma = 3 * u / (1 + 2 * u)
         noise = torch.randn(data.shape, generator=generator)
         s = sigma[:, None, None]

@@ -1,4 +1,4 @@
-"""Training of the picture autoencoder: both halves together, then the decoder alone on slightly noisy latents."""
+"""Training of the image autoencoder: both halves together, then the decoder alone on slightly noisy latents."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def crops(rng: np.random.Generator, count: int) -> torch.Tensor:
     return torch.from_numpy(out).contiguous(memory_format=torch.channels_last)
 
 
-def pictures(rng: np.random.Generator, count: int) -> torch.Tensor:
+def images(rng: np.random.Generator, count: int) -> torch.Tensor:
     """[count, 3, HEIGHT, WIDTH]: whole random signs, channels last."""
     batch = np.stack([render.random_sign(rng)[2] for _ in range(count)])
     return torch.from_numpy(batch).contiguous(memory_format=torch.channels_last)
 
 
-def picture_loss(y: torch.Tensor, x: torch.Tensor, edges: float) -> tuple[torch.Tensor, torch.Tensor]:
+def image_loss(y: torch.Tensor, x: torch.Tensor, edges: float) -> tuple[torch.Tensor, torch.Tensor]:
     """L1 + 4 L2 + edges * (L1 of horizontal and vertical differences), and the plain squared error."""
     d = y.float() - x
     squared = d.square().mean()
@@ -82,7 +82,7 @@ def train_joint(work: Path, seed: int, steps: int, compiled: bool, log: Callable
     """Encoder and decoder from scratch; writes work/vae_joint.pt."""
     torch.manual_seed(seed)
     rng = np.random.default_rng([seed, 1])
-    test = pictures(np.random.default_rng([seed, 2]), 64)
+    test = images(np.random.default_rng([seed, 2]), 64)
     model = vae.VAE().to(memory_format=torch.channels_last)
 
     def forward(x: torch.Tensor, eps: torch.Tensor, edges: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +90,7 @@ def train_joint(work: Path, seed: int, steps: int, compiled: bool, log: Callable
             mean, logvar = model.encode(x)
             y = model.decode(mean + eps * torch.exp(0.5 * logvar))
         kl = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
-        loss, squared = picture_loss(y, x, edges)
+        loss, squared = image_loss(y, x, edges)
         return loss + 2e-4 * kl, squared
 
     run = torch.compile(forward, dynamic=False) if compiled else forward
@@ -117,7 +117,7 @@ def train_decoder(work: Path, seed: int, steps: int, compiled: bool, log: Callab
     """
     torch.manual_seed(seed + 10)
     rng = np.random.default_rng([seed, 3])
-    test = pictures(np.random.default_rng([seed, 2]), 64)
+    test = images(np.random.default_rng([seed, 2]), 64)
     model = vae.VAE().to(memory_format=torch.channels_last)
     model.load_state_dict(torch.load(work / "vae_joint.pt"))
     scale = torch.from_numpy(np.load(work / "cache.npz")["std"]).view(1, -1, 1, 1)
@@ -132,7 +132,7 @@ def train_decoder(work: Path, seed: int, steps: int, compiled: bool, log: Callab
     def forward(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
             y = model.decode(z)
-        return picture_loss(y, x, 0.5)
+        return image_loss(y, x, 0.5)
 
     enc, run = (torch.compile(f, dynamic=False) if compiled else f for f in (encode, forward))
 
@@ -152,9 +152,9 @@ def train_decoder(work: Path, seed: int, steps: int, compiled: bool, log: Callab
 
 
 def read_back(model: vae.VAE, count: int, noise: float, seed: int) -> tuple[float, float]:
-    """Share of texts that tesseract reads exactly, in true pictures and in their reconstructions.
+    """Share of texts that tesseract reads exactly, in true images and in their reconstructions.
 
-    noise is in standard deviations of the latents of these pictures.
+    noise is in standard deviations of the latents of these images.
     """
     rng = np.random.default_rng([seed, 4])
     signs = [render.random_sign(rng) for _ in range(count)]

@@ -47,18 +47,18 @@ def sinusoid(t: torch.Tensor) -> torch.Tensor:
 
 
 def rotations(rows: int, cols: int, text: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos, sin [text + rows*cols, 16]: text positions first, then the picture's, centred, frame 0."""
+    """cos, sin [text + rows*cols, 16]: text positions first, then the image's, centred, frame 0."""
     rates = [1.0 / THETA ** (torch.arange(0, d, 2).float() / d) for d in CONFIG["axes_dims_rope"]]
     r = torch.arange(-(rows - rows // 2), rows // 2).float()
     c = torch.arange(-(cols - cols // 2), cols // 2).float()
-    picture = [
+    image = [
         torch.zeros(rows * cols, len(rates[0])),
         torch.outer(r, rates[1]).repeat_interleave(cols, 0),
         torch.outer(c, rates[2]).repeat(rows, 1),
     ]
     place = torch.arange(text).float() + max(rows // 2, cols // 2)
     words = torch.outer(place, torch.cat(rates))
-    angle = torch.cat([words, torch.cat(picture, -1)], 0)
+    angle = torch.cat([words, torch.cat(image, -1)], 0)
     return angle.cos(), angle.sin()
 
 

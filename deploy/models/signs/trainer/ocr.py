@@ -1,4 +1,4 @@
-"""Reading signs with tesseract, many pictures in one call."""
+"""Reading signs with tesseract, many images in one call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read(images: Sequence[Image.Image], texts: Sequence[str]) -> list[str]:
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
             pages = done.stdout.split("\f")
             if len(pages) < len(index):
-                raise RuntimeError(f"tesseract returned {len(pages)} pages for {len(index)} pictures: {done.stderr[-300:]}")
+                raise RuntimeError(f"tesseract returned {len(pages)} pages for {len(index)} images: {done.stderr[-300:]}")
             for i, page in zip(index, pages):
                 out[i] = "".join(page.split())
     return out

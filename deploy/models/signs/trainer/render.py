@@ -1,6 +1,6 @@
-"""Pictures of signs, drawn on the fly: what the checkpoint is trained to paint.
+"""Images of signs, drawn on the fly: what the checkpoint is trained to paint.
 
-A picture is 64 x 128 pixels of RGB, float32 in [-1, 1]. The prompt names the colour of the sign and the text; everything
+An image is 64 x 128 pixels of RGB, float32 in [-1, 1]. The prompt names the colour of the sign and the text; everything
 else is drawn at random from a few discrete choices (FONTS, SIZES, PLACES, INKS, SHAPES) plus a continuous shade, so that
 two samples of one prompt differ. Every glyph sits centred in its own cell at the fixed pitch PITCH, and the row of cells
 is centred: without that regularity the flow model needs many times the training.
@@ -26,7 +26,7 @@ FONTS = {
     "freemono": "freefont/FreeMonoBold.ttf",
 }
 SIZES = (33, 28)  # pixels per em
-PLACES = (-8, 0, 8)  # rows by which the middle of the capitals lies below the middle of the picture
+PLACES = (-8, 0, 8)  # rows by which the middle of the capitals lies below the middle of the image
 INKS = {"white": (240, 240, 240), "yellow": (250, 222, 85), "cyan": (165, 235, 245)}
 SHAPES = ("plain", "frame", "rounded")
 WALL = (150, 148, 142)  # what shows behind the corners of a rounded sign
@@ -53,7 +53,7 @@ WORDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """Everything about a picture that the prompt does not say."""
+    """Everything about an image that the prompt does not say."""
 
     font: str
     size: int
@@ -117,7 +117,7 @@ def random_look(rng: np.random.Generator) -> Look:
 
 
 def paint(colour: str, text: str, look: Look, rng: np.random.Generator) -> np.ndarray:
-    """Picture [3, HEIGHT, WIDTH], float32 in [-1, 1]; rng gives the shade and the ramp."""
+    """Image [3, HEIGHT, WIDTH], float32 in [-1, 1]; rng gives the shade and the ramp."""
     base = np.asarray(COLOURS[colour], np.float32) + rng.uniform(-12, 12, 3).astype(np.float32)
     ramp = np.linspace(-1, 1, HEIGHT, dtype=np.float32)[:, None] * np.float32(rng.uniform(-14, 14))
     sign = np.broadcast_to(base[:, None, None] + ramp[None], (3, HEIGHT, WIDTH))
@@ -148,13 +148,13 @@ def random_text(rng: np.random.Generator, held_out: frozenset[str] = frozenset()
 
 
 def random_sign(rng: np.random.Generator, held_out: frozenset[str] = frozenset()) -> tuple[str, str, np.ndarray]:
-    """(colour, text, picture), all at random."""
+    """(colour, text, image), all at random."""
     colour = list(COLOURS)[rng.integers(len(COLOURS))]
     text = random_text(rng, held_out)
     return colour, text, paint(colour, text, random_look(rng), rng)
 
 
-def to_image(picture: np.ndarray) -> Image.Image:
-    """PIL image of a picture [3, H, W] in [-1, 1]."""
-    pixels = np.clip(np.rint((picture + 1) * 127.5), 0, 255).astype(np.uint8)
+def to_image(image: np.ndarray) -> Image.Image:
+    """PIL image of [3, H, W] in [-1, 1]."""
+    pixels = np.clip(np.rint((image + 1) * 127.5), 0, 255).astype(np.uint8)
     return Image.fromarray(pixels.transpose(1, 2, 0))

@@ -24,19 +24,19 @@ import (
 // Version is the number of the protocol, "v" in requests and in replies over NATS.
 const Version = 1
 
-// Formats of a picture.
+// Formats of an image.
 const (
 	PNG  = "png"
 	JPEG = "jpeg"
 )
 
-// jpegQuality is high: the reward shall see the picture, not the codec.
+// jpegQuality is high: the reward shall see the image, not the codec.
 const jpegQuality = 95
 
 // maxQuote bounds what an error shows of somebody else's text, in bytes.
 const maxQuote = 200
 
-// Sample is one picture and what was asked for, as it is sent.
+// Sample is one image and what was asked for, as it is sent.
 type Sample struct {
 	Prompt      string            `json:"prompt" msgpack:"prompt"`
 	GroundTruth string            `json:"ground_truth" msgpack:"ground_truth"`
@@ -46,10 +46,10 @@ type Sample struct {
 	ImageFormat string `json:"image_format" msgpack:"image_format"`
 }
 
-// NewSample encodes a picture in RGB, blended over black where it is not opaque.
+// NewSample encodes an image in RGB, blended over black where it is not opaque.
 func NewSample(in scorer.Input, format string) (Sample, error) {
 	if in.Image == nil || in.Image.Rect.Empty() {
-		return Sample{}, errors.New("no picture")
+		return Sample{}, errors.New("no image")
 	}
 	opaque := in.Image
 	if !opaque.Opaque() {
@@ -63,7 +63,7 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 		err = (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&file, opaque)
 	}
 	if err != nil {
-		return Sample{}, fmt.Errorf("encode picture: %w", err)
+		return Sample{}, fmt.Errorf("encode image: %w", err)
 	}
 	params := in.Params
 	if params == nil {
@@ -108,7 +108,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckImage refuses a format of pictures that does not exist.
+// CheckImage refuses a format of images that does not exist.
 func CheckImage(format string) error {
 	if format != PNG && format != JPEG {
 		return fmt.Errorf("image = %q: want %s or %s", format, PNG, JPEG)

@@ -43,7 +43,7 @@ func TestModel_Mixture(t *testing.T) {
 }
 
 // A prompt that names a colour leans that way: that channel is the largest, or all are
-// dark or light, in the mean of the mixture's pictures.
+// dark or light, in the mean of the mixture's images.
 func TestModel_ColourNames(t *testing.T) {
 	tests := []struct {
 		word string
@@ -80,7 +80,7 @@ func TestModel_ColourNames(t *testing.T) {
 	}
 }
 
-// Decode is affine where nothing is clamped: pictures of sums are sums of pictures,
+// Decode is affine where nothing is clamped: images of sums are sums of images,
 // within the rounding to 8 bits.
 func TestModel_DecodeIsLinear(t *testing.T) {
 	const height, width, size = 48, 80, 15 * 64
@@ -183,8 +183,8 @@ func ExampleModel() {
 		fmt.Println(err)
 		return
 	}
-	fmt.Println(len(mix.Weights), "components of", len(mix.Means[0]), "elements; picture", img.Rect.Max)
-	// Output: 4 components of 1024 elements; picture (64,64)
+	fmt.Println(len(mix.Weights), "components of", len(mix.Means[0]), "elements; image", img.Rect.Max)
+	// Output: 4 components of 1024 elements; image (64,64)
 }
 
 func BenchmarkModel(b *testing.B) {
@@ -219,7 +219,7 @@ func decode(t testing.TB, m *synthetic.Model, z []float32, height, width int) *i
 		t.Fatal(err)
 	}
 	if img.Rect != image.Rect(0, 0, width, height) {
-		t.Fatalf("picture %v, want %dx%d", img.Rect, height, width)
+		t.Fatalf("image %v, want %dx%d", img.Rect, height, width)
 	}
 	return img
 }

@@ -70,8 +70,8 @@ func newMixture(cfg Config, digest [32]byte, key mixtureKey) *Mixture {
 	}
 	for k := range cfg.Components {
 		m.Weights[k] /= total
-		p := newPicture(d, colours, k)
-		mean := encodePicture(p.in(key.height, key.width), key.height, key.width)
+		p := newScene(d, colours, k)
+		mean := encodeImage(p.in(key.height, key.width), key.height, key.width)
 		for i := range mean {
 			mean[i] *= float32(cfg.Contrast)
 		}
@@ -80,10 +80,10 @@ func newMixture(cfg Config, digest [32]byte, key mixtureKey) *Mixture {
 	return m
 }
 
-// picture is a gradient between two colours along a bent line, with soft blobs of the
+// scene is a gradient between two colours along a bent line, with soft blobs of the
 // palette on it and a faint ripple. Lengths are in units of the shorter edge, from the
-// middle of the picture.
-type picture struct {
+// middle of the image.
+type scene struct {
 	from, to     [3]float64
 	angle, shift float64
 	bend, phase  float64
@@ -97,10 +97,10 @@ type blob struct {
 	strength, squash float64
 }
 
-// newPicture draws picture k of a prompt: the palette is turned so that each picture
+// newScene draws image k of a prompt: the palette is turned so that each image
 // begins with another colour.
-func newPicture(d *dice, colours [paletteColours][3]float64, k int) *picture {
-	p := &picture{
+func newScene(d *dice, colours [paletteColours][3]float64, k int) *scene {
+	p := &scene{
 		from: colours[k%paletteColours], to: colours[(k+1)%paletteColours],
 		angle: d.between(0, 2*math.Pi), shift: d.between(-0.25, 0.25),
 		bend: d.between(0.05, 0.25), phase: d.between(0, 2*math.Pi),
@@ -117,8 +117,8 @@ func newPicture(d *dice, colours [paletteColours][3]float64, k int) *picture {
 	return p
 }
 
-// in places the picture on a canvas of height x width pixels.
-func (p *picture) in(height, width int) func(y, x float64) [3]float64 {
+// in places the image on a canvas of height x width pixels.
+func (p *scene) in(height, width int) func(y, x float64) [3]float64 {
 	unit := float64(min(height, width))
 	sin, cos := math.Sincos(p.angle)
 	return func(y, x float64) [3]float64 {
