@@ -104,9 +104,9 @@ var testLayers = map[string][]string{
 	"pkg/model/modeltest":          {"pkg/model/qwenimage"},
 	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
-	"services/intake":              {"pkg/natsd"},
+	"services/intake":              {"pkg/bus/bustest"},
 	"services/sampler":             {"pkg/natsd", "pkg/model/modeltest"},
-	"services/reward":              {"pkg/natsd"},
+	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},

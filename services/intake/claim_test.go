@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,33 +14,16 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
 // plane is an event plane of a test, with one lane announced.
-type plane struct {
-	*bus.Bus
-	server *natsd.Server
-}
+type plane struct{ *bustest.Plane }
 
 func newPlane(t testing.TB) *plane {
 	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	p := &plane{server: server}
-	p.Bus = p.connect(t)
-	t.Cleanup(func() { _ = p.Close() })
-	if err := p.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := &plane{bustest.New(t)}
 	if err := p.SetPolicy(t.Context(), qwen()); err != nil {
 		t.Fatal(err)
 	}
@@ -52,48 +34,19 @@ func newPlane(t testing.TB) *plane {
 // sampler is present until the test ends.
 func (p *plane) sampler(t testing.TB, lane string) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- p.Announce(ctx, func() *schemas.Presence {
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		return b.Announce(ctx, func() *schemas.Presence {
 			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + lane, Lane: lane}
 		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 
-func (p *plane) connect(t testing.TB) *bus.Bus {
+// serve runs an intake.
+func (p *plane) serve(t testing.TB) *bustest.Service {
 	t.Helper()
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: p.server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
-// serve runs an intake on a connection of its own; kill ends it as kill -9 would.
-func (p *plane) serve(t testing.TB) (kill func()) {
-	t.Helper()
-	b := p.connect(t)
 	cfg := DefaultConfig()
 	cfg.AckWait, cfg.DrainTimeout = time.Second, 100*time.Millisecond
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- Run(ctx, cfg, b, zerolog.Nop()) }()
-	kill = sync.OnceFunc(func() {
-		b.Conn().Close()
-		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, bus.ErrClosed) && !errors.Is(err, nats.ErrConnectionClosed) {
-			t.Errorf("intake: %v", err)
-		}
-	})
-	t.Cleanup(kill)
-	return kill
+	return p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return Run(ctx, cfg, b, zerolog.Nop()) })
 }
 
 // publish stores a prompt and returns the inbox of its receipt.
@@ -117,7 +70,7 @@ func (p *plane) publish(t testing.TB, run string, prompt *schemas.Prompt) *nats.
 
 func receipt(t testing.TB, answers *nats.Subscription) *schemas.Receipt {
 	t.Helper()
-	m, err := answers.NextMsg(30 * time.Second)
+	m, err := answers.NextMsg(bustest.Patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +179,7 @@ func TestClaim_Kills(t *testing.T) {
 		p.publish(t, "r", prompt(uid, "a blue fox", nil))
 	}
 	// Killed after the claim, before the first request.
-	dead := p.connect(t)
+	dead := p.Connect(t)
 	sub, err := dead.Subscription(t.Context(), bus.ConsumerConfig{Stream: schemas.StreamPrompts, Durable: "intake", AckWait: time.Second, Slots: 4})
 	if err != nil {
 		t.Fatal(err)
@@ -250,20 +203,20 @@ func TestClaim_Kills(t *testing.T) {
 	}
 	dead.Conn().Close()
 	// Killed after a claim, wherever its requests are then, again and again.
-	kill, n := p.serve(t), 0
+	killed, n := p.serve(t), 0
 	for _, err := range p.Read(t.Context(), schemas.StreamGroups, []string{schemas.GroupSubject("r", "*")}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		if n++; n%5 == 0 {
-			kill()
-			kill = p.serve(t)
+			killed.Kill()
+			killed = p.serve(t)
 		}
 		if n == 30 {
 			break
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	bustest.Until(t, "all groups whole", func() error {
 		all := p.requests(t, "r")
 		var faults []error
 		for _, uid := range slices.Sorted(maps.Keys(all)) {
@@ -272,12 +225,10 @@ func TestClaim_Kills(t *testing.T) {
 			}
 		}
 		if len(all) == uids && faults == nil {
-			return
+			return nil
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d of %d groups: %v", len(all), uids, errors.Join(faults...))
-		}
-	}
+		return fmt.Errorf("%d of %d groups: %w", len(all), uids, errors.Join(faults...))
+	})
 }
 
 // The same prompt once more is no fault; one that differs in anything that is made, or in

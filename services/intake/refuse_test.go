@@ -11,6 +11,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -114,20 +115,10 @@ func TestRefuse_Abandoned(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.serve(t)
-	seen := 0
-	for m, err := range p.Read(t.Context(), schemas.StreamRewards, []string{bus.RewardFilter("r", "u", "u")}, bus.ReadOptions{Live: true}) {
-		var r schemas.Reward
-		if err == nil {
-			err = schemas.DecodeValid(m.Data, &r)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, m := range bustest.Await(t, p.Bus, 4, schemas.StreamRewards, bus.RewardFilter("r", "u", "u")) {
+		r := bustest.Decode[schemas.Reward](t, m)
 		if r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "reward: changed since the uid was claimed") || r.GroupSize != 4 {
 			t.Errorf("%+v", r)
-		}
-		if seen++; seen == 4 {
-			break
 		}
 	}
 }

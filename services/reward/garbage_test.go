@@ -1,56 +1,20 @@
 package reward
 
 import (
-	"errors"
+	"fmt"
 	"math"
 	"testing"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
-
-// forge stores bytes where a true event belongs, message id and all.
-func (p *plane) forge(t testing.TB, subject string, data []byte) {
-	t.Helper()
-	ack, err := p.PublishRaw(t.Context(), subject, data, nil, schemas.MessageID(subject))
-	if err != nil || ack.Duplicate {
-		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
-	}
-}
-
-func encoded(t testing.TB, e schemas.Event) []byte {
-	t.Helper()
-	data, err := schemas.Encode(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
-// gone waits until a subject is free.
-func (p *plane) gone(t testing.TB, stream, subject string) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		_, err := p.Last(t.Context(), stream, subject)
-		if errors.Is(err, bus.ErrNotFound) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is not free: %v", subject, err)
-		}
-	}
-}
 
 // letters are the original subjects of the dead letters, with their number.
 func (p *plane) letters(t testing.TB) map[string]int {
 	t.Helper()
 	out := map[string]int{}
-	for m, err := range p.Read(t.Context(), schemas.StreamDead, nil, bus.ReadOptions{}) {
-		var d schemas.Dead
-		if err := errors.Join(err, schemas.DecodeValid(m.Data, &d)); err != nil {
-			t.Fatal(err)
-		}
+	for _, d := range bustest.Dead(t, p.Bus, 0) {
 		out[d.OriginalSubject]++
 	}
 	return out
@@ -67,20 +31,20 @@ func TestService_GarbageTrajectories(t *testing.T) {
 	absent.Steps[0].Seq = 4711
 	forged := map[int64][]byte{
 		0: []byte("rubbish"),
-		1: encoded(t, absent),
-		2: encoded(t, elsewhere),
-		3: encoded(t, sample(0)),
+		1: bustest.Encode(t, absent),
+		2: bustest.Encode(t, elsewhere),
+		3: bustest.Encode(t, sample(0)),
 	}
 	for i, data := range forged {
-		p.forge(t, schemas.TrajectorySubject("r", "u", i), data)
+		p.Forge(t, schemas.TrajectorySubject("r", "u", i), data)
 	}
 	for i := range forged {
-		p.gone(t, schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", i))
+		bustest.Free(t, p.Bus, schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", i))
 	}
 	for i := range forged {
 		p.put(t, sample(i))
 	}
-	for name, r := range p.rewards(t, "r", 4, 20*time.Second) {
+	for name, r := range p.rewards(t, "r", 4) {
 		m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "u", r.SampleIndex))
 		if err != nil || r.TrajectorySeq != m.Seq || r.Status != schemas.StatusScored {
 			t.Errorf("%s: %+v, %v; want the reward of the true trajectory", name, r, err)
@@ -105,7 +69,7 @@ func TestService_GarbageRewards(t *testing.T) {
 		r := outline(sample(i), 1)
 		r.Status, r.Reward = schemas.StatusScored, new(100.0)
 		change(r)
-		return encoded(t, r)
+		return bustest.Encode(t, r)
 	}
 	for i, data := range [][]byte{
 		reward(0, func(r *schemas.Reward) { r.Reward = new(math.NaN()) }),
@@ -113,15 +77,15 @@ func TestService_GarbageRewards(t *testing.T) {
 		reward(2, func(r *schemas.Reward) { r.TrajectorySeq = 4711 }),
 		{0xc1},
 	} {
-		p.forge(t, schemas.RewardSubject("r", "u", "u", int64(i)), data)
+		p.Forge(t, schemas.RewardSubject("r", "u", "u", int64(i)), data)
 		p.put(t, sample(int64(i)))
 	}
 	p.serve(t, testConfig())
 	got := map[string]*schemas.Reward{}
-	for deadline := time.Now().Add(20 * time.Second); len(got) < 4; time.Sleep(10 * time.Millisecond) {
+	bustest.Until(t, "the true rewards", func() error {
 		stored, err := p.LastMany(t.Context(), schemas.StreamRewards, []string{bus.RewardFilter("r", "u", "u")})
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		for _, m := range stored {
 			var r schemas.Reward
@@ -129,10 +93,11 @@ func TestService_GarbageRewards(t *testing.T) {
 				got[m.Subject] = &r
 			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d true rewards, want 4", len(got))
+		if len(got) < 4 {
+			return fmt.Errorf("%d of 4", len(got))
 		}
-	}
+		return nil
+	})
 	for name, r := range got {
 		if r.GroupSize != 4 || len(r.Scores) != 2 {
 			t.Errorf("%s: %+v", name, r)
