@@ -33,11 +33,11 @@ func TestLane_MissingLatents(t *testing.T) {
 	prompt := func(uid string, ref schemas.Ref) *schemas.Prompt {
 		return &schemas.Prompt{
 			UID: uid, Prompt: "a red fox", GroupSize: new(shape[0]), Height: new(int64(16)), Width: new(int64(16)),
-			InitialLatents: &schemas.Tensor{DType: "F32", Shape: shape, Ref: &ref},
+			Start: &schemas.Start{Latents: &schemas.Tensor{DType: "F32", Shape: shape, Ref: &ref}},
 		}
 	}
 	receipt, err := c.client.Publish(t.Context(), "r", prompt("none", none))
-	if err == nil || receipt == nil || receipt.Code != schemas.CodeInvalid || !strings.Contains(receipt.Error, "initial_latents.ref: ") ||
+	if err == nil || receipt == nil || receipt.Code != schemas.CodeInvalid || !strings.Contains(receipt.Error, "start.latents.ref: ") ||
 		!strings.Contains(receipt.Error, "not found; must be a blob that was stored before the prompt") {
 		t.Fatalf("receipt %+v, %v", receipt, err)
 	}
@@ -68,7 +68,7 @@ func TestLane_MissingLatents(t *testing.T) {
 		}
 	}
 	for _, d := range c.dead(t, 1+int(shape[0])) {
-		if d.Code != schemas.CodeInvalid || !strings.HasPrefix(d.Reason, "initial_latents.ref: ") {
+		if d.Code != schemas.CodeInvalid || !strings.HasPrefix(d.Reason, "start.latents.ref: ") {
 			t.Fatalf("dead letter of %s: %s: %s", d.OriginalSubject, d.Code, d.Reason)
 		}
 	}

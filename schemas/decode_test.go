@@ -165,7 +165,7 @@ func TestDecode_nullForOptional(t *testing.T) {
 	in := object{"prompt": "x", "metadata": nil, "reward": nil, "rollout": object{"debug": nil}}
 	for _, name := range []string{
 		"uid", "negative_prompt", "model", "group_size", "seed", "height", "width", "num_inference_steps", "true_cfg_scale",
-		"initial_noise", "initial_latents", "batch", "deadline", "priority", "min_policy_version", "validate",
+		"initial_noise", "start", "stop", "batch", "deadline", "priority", "min_policy_version", "validate",
 	} {
 		in[name] = nil
 	}

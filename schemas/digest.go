@@ -81,6 +81,14 @@ func (d *digester) texts(list []string) {
 	}
 }
 
+func (d *digester) bool(b bool) {
+	if b {
+		d.integer(1)
+	} else {
+		d.integer(0)
+	}
+}
+
 func (d *digester) sum() [32]byte { return [32]byte(d.h.Sum(nil)) }
 
 // ComputeScheduleDigest is the SHA-256, in lower-case hex, over what must be equal in
@@ -216,8 +224,9 @@ func StepsDigest(steps [][32]byte) string {
 // log_prob_kind, noise_level, solver, latent_step_indices, latents_shape,
 // latents_dtype, the steps' content_digest (text), the image's format, width, height
 // and pixel digest where it has one, conditioning, schedule_digest, weights_digest,
-// policy_version_min, policy_version_max, initial_latents where it has any, and where
-// tokens were cut off the text "truncated_tokens" and their number.
+// policy_version_min and policy_version_max; then, each only where it is there, the text
+// "start" with step_index and latents, the text "stop" with step_index and decode (1 or 0),
+// and the text "truncated_tokens" with the number of tokens that were cut off.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
 	d.text(e.UID)
@@ -268,10 +277,17 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d.text(e.WeightsDigest)
 	d.integer(e.PolicyVersionMin)
 	d.integer(e.PolicyVersionMax)
-	if e.InitialLatents != nil {
-		if err := d.tensor(e.InitialLatents); err != nil {
-			return [32]byte{}, fmt.Errorf("initial_latents: %w", err)
+	if e.Start != nil {
+		d.text("start")
+		d.integer(e.Start.StepIndex)
+		if err := d.tensor(&e.Start.Latents); err != nil {
+			return [32]byte{}, fmt.Errorf("start.latents: %w", err)
 		}
+	}
+	if e.Stop != nil {
+		d.text("stop")
+		d.integer(e.Stop.StepIndex)
+		d.bool(e.Stop.Decode)
 	}
 	if e.TruncatedTokens > 0 {
 		d.text("truncated_tokens")

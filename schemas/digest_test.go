@@ -56,7 +56,7 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 		"Sigmas", "Transitions", "NoiseLevel", "Solver", "LogProbKind", "LatentsDType", "TrueCFGScale", "Height", "Width",
 	}
 	r := fullRequest(t)
-	r.InitialLatents = givenLatents()
+	r.Start, r.Stop = segment(1, 3)
 	checkFields(t, r, inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
 }
 
@@ -74,7 +74,7 @@ func TestContentDigest_fields(t *testing.T) {
 	})
 	t.Run("trajectory", func(t *testing.T) {
 		e := completedTrajectory(t)
-		e.InitialLatents = givenLatents()
+		e.Start, e.Stop = segment(1, 3)
 		checkFields(t, e, others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
@@ -86,11 +86,6 @@ func TestContentDigest_fields(t *testing.T) {
 	t.Run("batch", func(t *testing.T) {
 		checkFields(t, find[schemas.Batch](t, "batch-short"), others[schemas.Batch](outside["batch"]), func(e *schemas.Batch) (any, error) { return content(e) })
 	})
-}
-
-// givenLatents are an x_T that the prompt brought.
-func givenLatents() *schemas.Tensor {
-	return &schemas.Tensor{DType: "F32", Shape: []int64{8, 4, 64}, Ref: &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("x_T"), Size: 8192}}
 }
 
 // others are the fields of T but for those.

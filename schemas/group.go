@@ -103,7 +103,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		}
 	}
 	if names == nil {
-		return []string{"rollout"} // what is kept of each step, or what the samples start from
+		return []string{"rollout, start or stop"}
 	}
 	return names
 }

@@ -49,6 +49,9 @@ type Receipt struct {
 	// NumInferenceSteps and SDEStepIndices are what was resolved.
 	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`
 	SDEStepIndices    []int64 `msgpack:"sde_step_indices" size:"0..MaxSteps,unique" range:"0..MaxSteps-1"`
+	// StartStepIndex and StopStepIndex are the part of the steps that runs; absent: from 0, and to T.
+	StartStepIndex int64 `msgpack:"start_step_index,omitempty" range:"0..MaxSteps-1"`
+	StopStepIndex  int64 `msgpack:"stop_step_index,omitempty" range:"0..MaxSteps-1"`
 	// Warnings are what was let be: fields that no prompt has.
 	Warnings []string `msgpack:"warnings,omitempty" size:"0..MaxWarnings"`
 }

@@ -37,9 +37,10 @@ type Prompt struct {
 	Rollout Rollout `msgpack:"rollout"`
 	// InitialNoise is per_sample (default) or shared: one x_T for the whole group.
 	InitialNoise string `msgpack:"initial_noise,omitempty" enum:"InitialNoises" default:"per_sample"`
-	// InitialLatents are x_T instead of drawn noise: [n, S, C], one [S, C] per sample, F32,
-	// F16 or BF16. Large ones are a ref to a blob.
-	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
+	// Start begins the samples with given states, at any step; absent: at step 0, with drawn noise.
+	Start *Start `msgpack:"start,omitempty"`
+	// Stop ends the samples before their last step; absent: all steps run.
+	Stop *Stop `msgpack:"stop,omitempty"`
 	// Reward lists the scorers; default: the service's.
 	Reward []RewardSpec `msgpack:"reward" size:"0..MaxRewards"`
 	// Advantage names the estimator and its options; absent: flow_grpo.

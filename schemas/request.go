@@ -19,18 +19,21 @@ type Request struct {
 	SampleSeed uint64 `msgpack:"sample_seed"`
 	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
 	NoiseSeed uint64 `msgpack:"noise_seed"`
-	// InitialLatents are the group's x_T [n, S, C] as a blob, where the prompt gave them;
-	// NoiseSeed is then unused.
-	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
-	Prompt         string  `msgpack:"prompt" size:"0..MaxPromptBytes"`
-	NegativePrompt string  `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
+	// Start is where the sample begins; absent: at step 0, with drawn noise. NoiseSeed is
+	// unused where it is there.
+	Start *SegmentStart `msgpack:"start,omitempty"`
+	// Stop is where it ends; absent: at T.
+	Stop           *SegmentStop `msgpack:"stop,omitempty"`
+	Prompt         string       `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	NegativePrompt string       `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	// TruncatePrompt cuts texts that are too long for the model, where others fail.
 	TruncatePrompt bool  `msgpack:"truncate_prompt,omitempty"`
 	Height         int64 `msgpack:"height" range:"1..MaxSide"`
 	Width          int64 `msgpack:"width" range:"1..MaxSide"`
 	// TrueCFGScale > 1 means two model evaluations per point.
 	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
-	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0.
+	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule,
+	// whatever part of it runs.
 	Sigmas []float32 `msgpack:"sigmas" size:"2..MaxSteps+1" range:"0..MaxSigma"`
 	// Transitions are what each of the T steps runs: sde, cps, dance_sde or ode.
 	Transitions []string `msgpack:"transitions" size:"1..MaxSteps" enum:"SDETypes"`
@@ -109,8 +112,11 @@ func (e *Request) AnsweredBy(t *Trajectory) error {
 	same("sample_seed", t.SampleSeed, e.SampleSeed)
 	same("noise_seed", t.NoiseSeed, e.NoiseSeed)
 	same("schedule_digest", t.ScheduleDigest, e.ScheduleDigest)
-	if t.StopReason == StopCompleted {
-		same("steps", len(t.Steps), len(e.Transitions))
+	if field, ok := e.sameSegment(t); !ok {
+		errs = append(errs, fmt.Errorf("%s: not that of the request", field))
+	}
+	if begin, end := e.Segment(); t.StopReason == StopCompleted {
+		same("steps", int64(len(t.Steps)), end-begin)
 	}
 	if !t.Group.Same(&e.Group) {
 		errs = append(errs, errors.New("group: not that of the request"))

@@ -39,7 +39,14 @@ func samples(t testing.TB) []sample {
 			Rollout: schemas.Rollout{SDEType: "ode", NoiseLevel: new(0.0)},
 			Reward:  []schemas.RewardSpec{{Name: "ocr", Weight: new(1.0), Required: new(false)}, {Name: "length", Weight: new(0.0)}},
 		}},
-		{"prompt-initial-latents", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(2)), InitialLatents: initialLatents(true)}},
+		{"prompt-start-latents", &schemas.Prompt{Prompt: "x", GroupSize: new(int64(2)), Start: &schemas.Start{Latents: states(true)}}},
+		{"prompt-segment", &schemas.Prompt{
+			Prompt: "x", GroupSize: new(int64(2)),
+			Start: &schemas.Start{Latents: states(true), StepIndex: new(int64(3))}, Stop: &schemas.Stop{StepIndex: new(int64(5)), Decode: true},
+		}},
+		{"prompt-segment-sigma", &schemas.Prompt{
+			Prompt: "x", GroupSize: new(int64(2)), Start: &schemas.Start{Latents: states(false), Sigma: new(0.75)}, Stop: &schemas.Stop{Sigma: new(0.25)},
+		}},
 		{"group-accepted", &schemas.GroupRecord{
 			Run: "run-1", UID: "p17", GroupSize: 8, PromptDigest: digestOf("prompt"), Prompt: "a blue sign that says \"4071\"", NegativePrompt: " ", Lane: "tiny",
 			SampleSeed: math.MaxUint64, NoiseSeed: 7, ScheduleDigest: digestOf("schedule"), Group: policyGroup(t),
@@ -48,10 +55,11 @@ func samples(t testing.TB) []sample {
 			Run: "run-1", UID: "p18", GroupSize: 1, Error: "height: 100; must be a multiple of 16", Group: schemas.Group{Batch: "p18"},
 		}},
 		{"request-full", fullRequest(t)},
-		{"request-initial-latents", func() *schemas.Request {
+		{"request-segment", func() *schemas.Request {
 			r := fullRequest(t)
 			r.GroupSize, r.SampleIndex = 2, 1
-			r.InitialLatents = initialLatents(false)
+			r.Start, r.Stop = segment(1, 3)
+			r.ReturnStepIndices = []int64{1, 2, 3}
 			return r
 		}()},
 		{"prompt-truncate", &schemas.Prompt{Prompt: strings.Repeat("very ", 600) + "long", TruncatePrompt: true}},
@@ -73,13 +81,18 @@ func samples(t testing.TB) []sample {
 			ScheduleDigest: digestOf("schedule"),
 		}},
 		{"step-last", lastStep()},
+		{"step-segment-end", func() *schemas.Step {
+			e := sdeStep()
+			e.Latents = append(e.Latents, schemas.IndexedTensor{Index: 3, Tensor: latents("F32", 4)})
+			return e
+		}()},
 		{"step-parts-and-refs", partsStep()},
 		{"trajectory-completed", completedTrajectory(t)},
 		{"trajectory-inline-image", inlineTrajectory(t)},
-		{"trajectory-initial-latents", func() *schemas.Trajectory {
-			e := inlineTrajectory(t)
-			e.GroupSize, e.SampleIndex = 2, 1
-			e.InitialLatents = initialLatents(false)
+		{"trajectory-segment", segmentTrajectory(t)},
+		{"trajectory-segment-decoded", func() *schemas.Trajectory {
+			e := segmentTrajectory(t)
+			e.Stop.Decode, e.Image = true, inlineTrajectory(t).Image
 			return e
 		}()},
 		{"trajectory-failed", &schemas.Trajectory{
@@ -198,6 +211,9 @@ func samples(t testing.TB) []sample {
 			Warnings: []string{"gruop_size: unknown field; did you mean group_size?"},
 		}},
 		{"prompt-unknown-fields", &schemas.Prompt{Prompt: "x", UnknownFields: "warn"}},
+		{"receipt-segment", &schemas.Receipt{
+			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{5}, StartStepIndex: 4, StopStepIndex: 7,
+		}},
 		{"receipt-refused", &schemas.Receipt{Run: "run-1", Code: "unknown_model", Error: "no sampler serves \"flux\""}},
 	}
 }
@@ -306,8 +322,8 @@ func latents(dtype string, size int) schemas.Tensor {
 	return schemas.Tensor{DType: dtype, Shape: []int64{2, 4}, Data: data}
 }
 
-// initialLatents are x_T of two samples of eight elements, inline or as a blob.
-func initialLatents(inline bool) *schemas.Tensor {
+// states are those that two samples of eight elements begin with, inline or as a blob.
+func states(inline bool) *schemas.Tensor {
 	x := &schemas.Tensor{DType: "F32", Shape: []int64{2, 2, 4}}
 	if inline {
 		x.Data = append(latents("F32", 4).Data, latents("F32", 4).Data...)
@@ -315,6 +331,21 @@ func initialLatents(inline bool) *schemas.Tensor {
 		x.Ref = &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("x_T"), Size: 64}
 	}
 	return x
+}
+
+// segment is one of a schedule that is longer, of two samples.
+func segment(begin, end int64) (*schemas.SegmentStart, *schemas.SegmentStop) {
+	return &schemas.SegmentStart{StepIndex: begin, Latents: *states(false)}, &schemas.SegmentStop{StepIndex: end}
+}
+
+// segmentTrajectory ran the steps 1 and 2 of four.
+func segmentTrajectory(t testing.TB) *schemas.Trajectory {
+	e := inlineTrajectory(t)
+	e.GroupSize, e.SampleIndex = 2, 1
+	e.Start, e.Stop = segment(1, 3)
+	e.LogProbs[0], e.LogProbs[3] = nil, nil
+	e.LatentStepIndices, e.Steps, e.Image = []int64{1, 3}, e.Steps[1:3], nil
+	return e
 }
 
 func sdeStep() *schemas.Step {

@@ -27,8 +27,8 @@ type Step struct {
 	// LogProbSum is the sum of which LogProb is the mean; null on an ode step.
 	LogProbSum   *float64 `msgpack:"log_prob_sum"`
 	ElementCount int64    `msgpack:"element_count" range:"1..MaxTensorBytes"`
-	// Latents holds the state before this step when its index was asked for, and on
-	// the last step also the final latents. Shape [S, C], packed tokens.
+	// Latents holds the state before this step when its index was asked for, and on the last
+	// step that the sample runs also the one after it. Shape [S, C], packed tokens.
 	Latents        []IndexedTensor `msgpack:"latents" size:"0..MaxStepLatents"`
 	Debug          []NamedTensor   `msgpack:"debug" size:"0..MaxDebug"`
 	PolicyVersion  int64           `msgpack:"policy_version" range:"0.."`

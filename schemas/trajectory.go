@@ -28,12 +28,15 @@ type Trajectory struct {
 	CFGRule      string  `msgpack:"cfg_rule" enum:"CFGRules?"`
 	SampleSeed   uint64  `msgpack:"sample_seed"`
 	NoiseSeed    uint64  `msgpack:"noise_seed"`
-	// InitialLatents are the group's x_T [n, S, C] where the prompt gave them.
-	InitialLatents *Tensor `msgpack:"initial_latents,omitempty"`
-	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them.
+	// Start is where the sample begins; absent: at step 0, with drawn noise.
+	Start *SegmentStart `msgpack:"start,omitempty"`
+	// Stop is where it ends; absent: at T.
+	Stop *SegmentStop `msgpack:"stop,omitempty"`
+	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole
+	// schedule, whatever part of it ran.
 	Sigmas    []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma"`
 	Timesteps []float32 `msgpack:"timesteps" size:"0..MaxSteps+1" range:"0..1000*MaxSigma"`
-	// Transitions [T], LogProbs [T] (null on ode steps).
+	// Transitions [T], LogProbs [T] (null on ode steps and on those that did not run).
 	Transitions []string   `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes"`
 	LogProbs    []*float64 `msgpack:"log_probs" size:"0..MaxSteps"`
 	LogProbKind string     `msgpack:"log_prob_kind" enum:"LogProbKinds?"`
@@ -43,12 +46,13 @@ type Trajectory struct {
 	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
 	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims"`
 	LatentsDType      string  `msgpack:"latents_dtype" enum:"LatentsDTypes?"`
-	// Steps are the stored step events of the attempt, in step order.
+	// Steps are the stored step events of the attempt, in step order, of the steps that ran.
 	Steps []StepRef `msgpack:"steps" size:"0..MaxSteps"`
 	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
 	// for equal rollouts, whoever sampled them and when. Empty unless completed.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
-	// Image is the decoded picture; absent unless completed.
+	// Image is the decoded picture; absent unless completed, and where the sample stops with noise
+	// in it unless Stop asks for one.
 	Image *Image `msgpack:"image,omitempty"`
 	// Conditioning are the stored prompt embeddings, once per prompt; empty for models that take text.
 	Conditioning   []NamedTensor `msgpack:"conditioning" size:"0..MaxConditioning"`

@@ -31,7 +31,8 @@ func TestUnknownFields(t *testing.T) {
 		{"batch", anyMap{"batch": anyMap{"id": "b", "group": 2}}, []string{"batch.group: unknown field; did you mean groups?"}},
 		{"group_policy", anyMap{"group_policy": anyMap{"zero-std": "drop"}}, []string{"group_policy.zero-std: unknown field; did you mean zero_std?"}},
 		{"refill", anyMap{"refill": anyMap{"rond": 1}}, []string{"refill.rond: unknown field; did you mean round?"}},
-		{"initial latents", anyMap{"initial_latents": anyMap{"dtyp": "F32"}}, []string{"initial_latents.dtyp: unknown field; did you mean dtype?"}},
+		{"start latents", anyMap{"start": anyMap{"latents": anyMap{"dtyp": "F32"}}}, []string{"start.latents.dtyp: unknown field; did you mean dtype?"}},
+		{"initial latents", anyMap{"initial_latents": anyMap{"dtype": "F32"}}, []string{"initial_latents: unknown field"}},
 		{"no name of a field", anyMap{"a\nb": 1, strings.Repeat("y", 200): 2}, []string{`"a\nb": unknown field`, `"` + strings.Repeat("y", 64) + `"...: unknown field`}},
 		{"of another type", anyMap{"rollout": 7, "reward": anyMap{"x": 1}, "batch": nil}, nil}, // Decode says so
 	} {

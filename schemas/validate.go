@@ -186,12 +186,12 @@ func (f *faults) exactly(field string, n, want int, why string) bool {
 	return n == want
 }
 
-// below names the first of legal indices that is above the last there is; most is the last
+// inside names the first of legal indices that is none of first to last; most is the last
 // that there could be.
-func (f *faults) below(field string, list []int64, last, most int64) {
+func (f *faults) inside(field string, list []int64, first, last, most int64) {
 	for i, n := range list {
-		if n > last && n <= most {
-			f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(n, 10), fmt.Sprintf("must be between 0 and %d", max(last, 0)))
+		if (n < first || n > last) && n >= 0 && n <= most {
+			f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(n, 10), fmt.Sprintf("must be between %d and %d", first, max(last, 0)))
 			return
 		}
 	}

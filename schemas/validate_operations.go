@@ -46,7 +46,13 @@ func (e *Receipt) rules(f *faults) {
 		if e.NumInferenceSteps == 0 {
 			f.within("num_inference_steps", e.NumInferenceSteps, 1, MaxSteps)
 		}
-		f.below("sde_step_indices", e.SDEStepIndices, e.NumInferenceSteps-1, MaxSteps-1)
+		f.inside("sde_step_indices", e.SDEStepIndices, 0, e.NumInferenceSteps-1, MaxSteps-1)
+		if e.StopStepIndex >= e.NumInferenceSteps && e.StopStepIndex < MaxSteps {
+			f.within("stop_step_index", e.StopStepIndex, 0, e.NumInferenceSteps-1)
+		}
+		if e.StartStepIndex >= e.NumInferenceSteps && e.StartStepIndex < MaxSteps {
+			f.within("start_step_index", e.StartStepIndex, 0, e.NumInferenceSteps-1)
+		}
 	default:
 		f.chosen("code", e.Code, DeadCodes)
 		f.filled("error", e.Error)

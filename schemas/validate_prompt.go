@@ -18,7 +18,7 @@ func (p *Prompt) Validate() error { return CheckFields(p) }
 func (p *Prompt) rules(f *faults) {
 	p.sigmas(f)
 	p.Rollout.across(f.in("rollout"), p.steps(), p.Evaluation)
-	f.initialLatents(p.InitialLatents, p.groupSize())
+	p.segment(f)
 	rewards(f, p.Reward)
 	p.Advantage.across(f.in("advantage"), p.Batch != nil)
 }
@@ -89,8 +89,8 @@ func (r *Rollout) across(f *faults, steps int64, evaluation bool) {
 		f.add("noise_level", formatFloat(*a), "must be between 0 and 1") // beyond, sin(a pi/2) folds back
 	}
 	if steps > 0 {
-		f.below("sde_step_indices", r.SDEStepIndices, steps-1, MaxSteps-1)
-		f.below("return_step_indices", r.ReturnStepIndices, steps, MaxSteps)
+		f.inside("sde_step_indices", r.SDEStepIndices, 0, steps-1, MaxSteps-1)
+		f.inside("return_step_indices", r.ReturnStepIndices, 0, steps, MaxSteps)
 	}
 	if r.SDEWindow != nil {
 		if r.SDEStepIndices != nil {

@@ -11,10 +11,10 @@ func (e *Request) Validate() error { return CheckFields(e) }
 
 func (e *Request) rules(f *faults) {
 	f.sampleIndex(e.SampleIndex, e.GroupSize)
-	f.initialLatents(e.InitialLatents, e.GroupSize)
 	f.sigmas(e.Sigmas)
 	f.exactly("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
-	f.below("return_step_indices", e.ReturnStepIndices, int64(len(e.Sigmas)-1), MaxSteps)
+	begin, end := f.segment(e.Start, e.Stop, e.GroupSize, len(e.Transitions))
+	f.inside("return_step_indices", e.ReturnStepIndices, begin, end, MaxSteps)
 	f.ascending("return_step_indices", e.ReturnStepIndices)
 	e.Group.across(f.in("group"), e.UID)
 }
@@ -70,9 +70,8 @@ func (e *Step) tensors(f *faults) {
 	if len(e.Latents) <= MaxStepLatents {
 		for i := range e.Latents {
 			l, g := &e.Latents[i], f.item("latents", i)
-			final := e.StepIndex == e.NumInferenceSteps-1 && l.Index == e.NumInferenceSteps
-			if l.Index != e.StepIndex && !final {
-				g.add("index", strconv.FormatInt(l.Index, 10), fmt.Sprintf("must be the step %d, or %d on the last step", e.StepIndex, e.NumInferenceSteps))
+			if l.Index != e.StepIndex && l.Index != e.StepIndex+1 {
+				g.add("index", strconv.FormatInt(l.Index, 10), fmt.Sprintf("must be the step %d, or %d on the last step that runs", e.StepIndex, e.StepIndex+1))
 			}
 			if i > 0 && l.Index == e.Latents[0].Index {
 				g.add("index", strconv.FormatInt(l.Index, 10), "must come once")
@@ -106,9 +105,9 @@ func (e *Trajectory) rules(f *faults) {
 	if e.TruncatedTokens > 0 && !e.TruncatePrompt {
 		f.add("truncated_tokens", strconv.FormatInt(e.TruncatedTokens, 10), "must be 0 without truncate_prompt")
 	}
-	f.initialLatents(e.InitialLatents, e.GroupSize)
+	begin, end := f.segment(e.Start, e.Stop, e.GroupSize, len(e.Transitions))
 	if completed {
-		e.completed(f)
+		e.completed(f, begin, end)
 	} else {
 		f.filled("error", e.Error)
 		f.sigmas(e.Sigmas)
@@ -120,8 +119,8 @@ func (e *Trajectory) rules(f *faults) {
 	e.Group.across(f.in("group"), e.UID)
 }
 
-// completed checks that a trainer could recompute every log-prob.
-func (e *Trajectory) completed(f *faults) {
+// completed checks that a trainer could recompute every log-prob of the steps [begin, end).
+func (e *Trajectory) completed(f *faults, begin, end int64) {
 	for _, side := range []struct {
 		field string
 		n     int64
@@ -143,24 +142,30 @@ func (e *Trajectory) completed(f *faults) {
 	f.exactly("transitions", len(e.Transitions), steps, "one per step")
 	if f.exactly("log_probs", len(e.LogProbs), steps, "one per step") && len(e.Transitions) == steps {
 		for i, p := range e.LogProbs {
-			if (p == nil) != (e.Transitions[i] == TransitionODE) {
+			switch ran := begin <= int64(i) && int64(i) < end; {
+			case !ran && p != nil:
+				f.add("log_probs["+strconv.Itoa(i)+"]", nullOr(p), "must be null on a step that did not run")
+			case ran && (p == nil) != (e.Transitions[i] == TransitionODE):
 				f.add("log_probs["+strconv.Itoa(i)+"]", nullOr(p), "must be null exactly on ode steps; this one is "+quote(e.Transitions[i]))
 			}
 		}
 	}
 	f.chosen("log_prob_kind", e.LogProbKind, LogProbKinds)
 	f.chosen("solver", e.Solver, Solvers)
-	f.below("latent_step_indices", e.LatentStepIndices, int64(steps), MaxSteps)
+	f.inside("latent_step_indices", e.LatentStepIndices, begin, end, MaxSteps)
 	f.ascending("latent_step_indices", e.LatentStepIndices)
 	f.chosen("latents_dtype", e.LatentsDType, LatentsDTypes)
 	latents := Tensor{DType: e.LatentsDType, Shape: e.LatentsShape}
 	if _, ok := latents.ByteSize(); len(e.LatentsShape) == 0 || !ok && latents.DType != "" {
 		f.add("latents_shape", fmt.Sprint(e.LatentsShape[:min(len(e.LatentsShape), MaxTensorDims+1)]), "must be the shape of a tensor, [S, C]")
 	}
-	f.exactly("steps", len(e.Steps), steps, "one per step")
+	f.exactly("steps", len(e.Steps), int(end-begin), "one per step that runs")
 	f.digested("content_digest", e.ContentDigest)
 	f.digested("schedule_digest", e.ScheduleDigest)
-	if e.Image == nil {
+	switch {
+	case e.Image != nil && !e.Decoded():
+		f.add("image", "present", fmt.Sprintf("must be absent: the sample stops at step %d with noise in it, and stop.decode is false", end))
+	case e.Image == nil && e.Decoded():
 		f.add("image", "null", "must be present when completed")
 	}
 }

@@ -73,26 +73,6 @@ func (t *Tensor) rules(f *faults) {
 	}
 }
 
-// initialLatents checks an optional x_T of a group, [n, S, C] in a dtype of latents;
-// groupSize is n, or 0 for not known.
-func (f *faults) initialLatents(t *Tensor, groupSize int64) {
-	if t == nil {
-		return
-	}
-	g := f.in("initial_latents")
-	if slices.Contains(DTypes, t.DType) { // another is named by its tag
-		g.enum("dtype", t.DType, LatentsDTypes)
-	}
-	if len(t.Shape) != 3 {
-		g.add("shape", fmt.Sprint(t.Shape[:min(len(t.Shape), MaxTensorDims)]), "must be [samples, tokens, channels]")
-	} else if groupSize > 0 && t.Shape[0] != groupSize {
-		g.add("shape", fmt.Sprint(t.Shape), fmt.Sprintf("must begin with %d, the group_size", groupSize))
-	}
-	if t.Parts != nil {
-		g.add("parts", "given", "must be data or ref: only steps have parts")
-	}
-}
-
 // Validate joins every fault of the reference.
 func (r *Ref) Validate() error { return CheckFields(r) }
 

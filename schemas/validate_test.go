@@ -74,29 +74,7 @@ func TestPrompt_Validate(t *testing.T) {
 		{"sigma 0", func(p *P) { p.Sigmas[3] = 0 }, "sigmas[3]: 0; must be above 0 and at most 1"},
 		{"NaN sigma", func(p *P) { p.Sigmas[1] = nan }, "sigmas[1]: NaN; must be above 0 and at most 1"},
 		{"equal sigmas", func(p *P) { p.Sigmas[2] = 0.75 }, "sigmas[2]: 0.75; must be below the one before it"},
-		{"initial latents of another kind", func(p *P) {
-			p.InitialLatents = &schemas.Tensor{DType: "U8", Shape: []int64{1, 2}, Data: []byte{1, 2}}
-		}, "initial_latents.dtype: \"U8\"; must be one of F32, F16, BF16\ninitial_latents.shape: [1 2]; must be [samples, tokens, channels]"},
 		{"noise place", func(p *P) { p.InitialNoise = "both" }, `initial_noise: "both"; must be one of per_sample, shared`},
-		{"initial latents", func(p *P) { p.GroupSize, p.InitialLatents = new(int64(2)), initialLatents(true) }, ""},
-		{"initial latents of unknown group size", func(p *P) { p.GroupSize, p.InitialLatents = nil, initialLatents(true) }, ""},
-		{"initial latents of another group", func(p *P) { p.GroupSize, p.InitialLatents = new(int64(3)), initialLatents(true) }, "initial_latents.shape: [2 2 4]; must begin with 3, the group_size"},
-		{"initial latents of one sample", func(p *P) {
-			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
-			p.InitialLatents.Shape = []int64{4, 4}
-		}, "initial_latents.shape: [4 4]; must be [samples, tokens, channels]"},
-		{"initial latents of another dtype", func(p *P) {
-			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
-			p.InitialLatents.DType = "U32"
-		}, `initial_latents.dtype: "U32"; must be one of F32, F16, BF16`},
-		{"initial latents that are too short", func(p *P) {
-			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
-			p.InitialLatents.Data = p.InitialLatents.Data[:60]
-		}, "initial_latents.data: 60 bytes; must be 64, the size of F32 [2 2 4]"},
-		{"initial latents in parts", func(p *P) {
-			p.GroupSize, p.InitialLatents = nil, initialLatents(true)
-			p.InitialLatents.Data, p.InitialLatents.Parts = nil, &schemas.Parts{Count: 1, Size: 64, Digest: digestOf("x")}
-		}, "initial_latents.parts: given; must be data or ref: only steps have parts"},
 		{"metadata not a map", func(p *P) { p.Metadata = schemas.Metadata{1} }, "metadata: starts with 0x01; must be a map"},
 		{"batch id", func(p *P) { p.Batch.ID = "" }, `batch.id: ""; ` + tokenRule},
 		{"batch of none", func(p *P) { p.Batch.Groups = 0 }, "batch.groups: 0; must be between 1 and 4096"},
@@ -302,8 +280,9 @@ func TestStep_Validate(t *testing.T) {
 		{"elements", func(s *S) { s.ElementCount = 0 }, "element_count: 0; must be between 1 and 1073741824"},
 		{"device time", func(s *S) { s.DeviceNS = -1 }, "device_ns: -1; must not be negative"},
 		{"three latents", func(s *S) { s.Latents = make([]schemas.IndexedTensor, 3) }, "latents: 3 items; must be at most 2"},
-		{"latents of another step", func(s *S) { s.Latents[0].Index = 3 }, "latents[0].index: 3; must be the step 2, or 5 on the last step"},
-		{"final latents too early", func(s *S) { s.Latents[0].Index = 5 }, "latents[0].index: 5; must be the step 2, or 5 on the last step"},
+		{"latents after the step", func(s *S) { s.Latents[0].Index = 3 }, ""},
+		{"latents of an earlier step", func(s *S) { s.Latents[0].Index = 1 }, "latents[0].index: 1; must be the step 2, or 3 on the last step that runs"},
+		{"final latents too early", func(s *S) { s.Latents[0].Index = 5 }, "latents[0].index: 5; must be the step 2, or 3 on the last step that runs"},
 		{"latents twice", func(s *S) { s.Latents = append(s.Latents, s.Latents[0]) }, "latents[1].index: 2; must come once"},
 		{"debug name", func(s *S) { s.Debug[0].Name = "x" }, `debug[0].name: "x"; must be one of noise, mean, std, model_output`},
 		{"debug twice", func(s *S) { s.Debug = append(s.Debug, s.Debug[0]) }, `debug[1].name: "std"; must come once`},
@@ -360,7 +339,7 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"NaN log-prob", func(e *T) { e.LogProbs[0] = new(math.NaN()) }, "log_probs[0]: NaN; must be finite"},
 		{"latent indices", func(e *T) { e.LatentStepIndices = []int64{0, 5} }, "latent_step_indices[1]: 5; must be between 0 and 4"},
 		{"latent shape", func(e *T) { e.LatentsShape = nil }, "latents_shape: []; must be the shape of a tensor, [S, C]"},
-		{"missing steps", func(e *T) { e.Steps = e.Steps[:3] }, "steps: 3 items; must be 4, one per step"},
+		{"missing steps", func(e *T) { e.Steps = e.Steps[:3] }, "steps: 3 items; must be 4, one per step that runs"},
 		{"step sequence", func(e *T) { e.Steps[2].Seq = 0 }, "steps[2].seq: 0; must be positive"},
 		{"step digest", func(e *T) { e.Steps[2].Digest = "" }, `steps[2].digest: ""; must be a sha-256 of 64 lower-case hex digits`},
 		{"content digest", func(e *T) { e.ContentDigest = "" }, `content_digest: ""; must be a sha-256 of 64 lower-case hex digits`},

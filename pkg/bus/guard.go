@@ -175,8 +175,9 @@ func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err
 	if err != nil {
 		return nil, fmt.Errorf("look up the steps of %q: %w", t.Subject(), err)
 	}
+	begin, _ := t.Segment()
 	for i, ref := range t.Steps {
-		_, stored := state.Subjects[schemas.StepSubject(t.Run, t.UID, t.SampleIndex, t.Attempt, int64(i))]
+		_, stored := state.Subjects[schemas.StepSubject(t.Run, t.UID, t.SampleIndex, t.Attempt, begin+int64(i))]
 		if ref.Seq > state.LastSeq || !stored && ref.Seq >= state.FirstSeq {
 			return fmt.Errorf("steps[%d].seq: %d; no such step of attempt %s is stored", i, ref.Seq, t.Attempt), nil
 		}

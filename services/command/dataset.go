@@ -93,6 +93,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	if err != nil {
 		return nil, err
 	}
+	defer p.states.close()
 	specs, _ := defaults["reward"].([]any)
 	adv, err := p.config(p.set, specs)
 	if err != nil {
@@ -129,6 +130,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 			if q.truth == "" {
 				q.truth = p.groundTruth
 			}
+			own := startOf(q.body)["latents"] != nil
 			merge(q.body, defaults)
 			q.text, _ = r.Prompt()
 			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
@@ -139,6 +141,9 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, r.Index+1, q.uid)
 			}
 			uids[q.uid] = r.Index
+			if err := p.states.begin(q, own); err != nil {
+				return nil, err
+			}
 			if q.body["reward"] != nil {
 				q.answer(q.truth)
 				q.truth = ""

@@ -3,6 +3,9 @@ package command
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
@@ -11,39 +14,110 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// readLatents is the only tensor of a safetensors file, or the one called latents, as
-// the map of an event.
-func readLatents(path string) (map[string]any, error) {
-	a, err := safetensors.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("--initial-latents: %w", err)
-	}
-	defer func() { _ = a.Close() }() // mapped for reading
-	name := "latents"
-	if names := a.Names(); len(names) == 1 {
-		name = names[0]
-	}
-	info, ok := a.Info(name)
-	if !ok {
-		return nil, fmt.Errorf("--initial-latents: %s has the tensors %q; needs one, or one called latents", path, a.Names())
-	}
-	data, err := a.Bytes(name)
-	if err != nil {
-		return nil, fmt.Errorf("--initial-latents: %w", err)
-	}
-	shape := make([]int64, len(info.Shape))
-	for i, d := range info.Shape {
-		shape[i] = int64(d)
-	}
-	return map[string]any{"dtype": string(info.DType), "shape": shape, "data": append([]byte(nil), data...)}, nil
+// states are those of a safetensors file that samples begin with.
+type states struct {
+	path    string
+	archive *safetensors.Archive
+	// read are the tensors that were asked for, by name, as maps of an event.
+	read map[string]map[string]any
 }
 
-// maxInlineLatents is how much of x_T a prompt carries itself.
+// noStates are what the flags are checked with; each prompt gets those of its group.
+var noStates = map[string]any{"dtype": "F32", "shape": []int64{1, 1, 1}, "data": make([]byte, 4)}
+
+// openStates opens the file of --start-latents, where there is one.
+func (p *promptFlags) openStates() error {
+	if p.startLatents == "" {
+		return nil
+	}
+	a, err := safetensors.Open(p.startLatents)
+	if err != nil {
+		return fmt.Errorf("--start-latents: %w", err)
+	}
+	p.states = &states{path: p.startLatents, archive: a, read: map[string]map[string]any{}}
+	return nil
+}
+
+func (s *states) close() {
+	if s != nil {
+		_ = s.archive.Close() // mapped for reading
+	}
+}
+
+// of returns the states before a step, -1 for one that is not known, of the group uid: the
+// tensor "<uid>.latents.<step>", "latents.<step>", as --save-latents writes them, or "latents",
+// or the only one of the file.
+func (s *states) of(uid string, step int64) (map[string]any, error) {
+	names := s.archive.Names()
+	var wanted []string
+	if step >= 0 {
+		wanted = []string{fmt.Sprintf("%s.latents.%d", uid, step), fmt.Sprintf("latents.%d", step)}
+	}
+	wanted = append(wanted, "latents")
+	for _, name := range wanted {
+		if slices.Contains(names, name) {
+			return s.tensor(name)
+		}
+	}
+	if len(names) == 1 {
+		return s.tensor(names[0])
+	}
+	return nil, fmt.Errorf("--start-latents: %s has %s, among them %q; must have %s, or one tensor alone",
+		s.path, count(len(names), "tensor"), names[:min(len(names), 8)], strings.Join(wanted, " or "))
+}
+
+// tensor reads one as [n, S, C]; of [S, C] it makes [1, S, C], one state for all.
+func (s *states) tensor(name string) (map[string]any, error) {
+	if t := s.read[name]; t != nil {
+		return t, nil
+	}
+	info, _ := s.archive.Info(name)
+	data, err := s.archive.Bytes(name)
+	if err != nil {
+		return nil, fmt.Errorf("--start-latents: %w", err)
+	}
+	var shape []int64
+	if len(info.Shape) == 2 {
+		shape = []int64{1}
+	}
+	for _, d := range info.Shape {
+		shape = append(shape, int64(d))
+	}
+	t := map[string]any{"dtype": string(info.DType), "shape": shape, "data": slices.Clone(data)}
+	s.read[name] = t
+	return t, nil
+}
+
+// startOf is the start of a prompt's fields; nil: it has none.
+func startOf(body map[string]any) map[string]any {
+	start, _ := body["start"].(map[string]any)
+	return start
+}
+
+// begin gives a prompt the states of the file, unless it has its own.
+func (s *states) begin(p prompt, own bool) error {
+	if s == nil || own {
+		return nil
+	}
+	start := maps.Clone(startOf(p.body)) // prompts share what the flags say
+	step := int64(0)
+	if start["sigma"] != nil {
+		step = -1
+	} else if n, ok := start["step_index"].(int64); ok {
+		step = n
+	}
+	var err error
+	start["latents"], err = s.of(p.uid, step)
+	p.body["start"] = start
+	return err
+}
+
+// maxInlineLatents is how much of the states to start with a prompt carries itself.
 const maxInlineLatents = 64 << 10
 
-// offload moves large initial latents of a prompt to a blob.
+// offload moves large states that a prompt starts with to a blob.
 func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
-	t, ok := p.body["initial_latents"].(map[string]any)
+	t, ok := startOf(p.body)["latents"].(map[string]any)
 	if !ok {
 		return nil
 	}
@@ -53,7 +127,7 @@ func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
 	}
 	ref, err := b.PutBlob(ctx, data)
 	if err != nil {
-		return fmt.Errorf("store initial latents: %w", err)
+		return fmt.Errorf("store the states to start with: %w", err)
 	}
 	delete(t, "data")
 	t["ref"] = map[string]any{"bucket": ref.Bucket, "digest": ref.Digest, "size": ref.Size}

@@ -33,8 +33,11 @@ const (
 // or empty.
 type planCost struct {
 	Pictures string `json:"pictures"` // width x height in pixels
-	// NumInferenceSteps and SDESteps are those of one sample.
+	// NumInferenceSteps is T; StartStepIndex to StopStepIndex, exclusive, run of them, and SDESteps
+	// are those of one sample that are stochastic.
 	NumInferenceSteps int64   `json:"num_inference_steps"`
+	StartStepIndex    int64   `json:"start_step_index"`
+	StopStepIndex     int64   `json:"stop_step_index"`
 	SDESteps          int64   `json:"sde_steps"`
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
 	// LatentsKept is the states of one sample that are stored, each LatentsShape of
@@ -62,23 +65,38 @@ func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 	if err != nil {
 		return nil, err
 	}
-	steps := int64(len(e.Sigmas))
+	total := int64(len(e.Sigmas))
 	if e.Sigmas == nil {
-		steps = or(e.NumInferenceSteps, policy.NumInferenceSteps)
+		total = or(e.NumInferenceSteps, policy.NumInferenceSteps)
 	}
 	if !e.Evaluation {
-		if err := e.Rollout.ValidateSteps(steps); err != nil {
+		if err := e.Rollout.ValidateSteps(total); err != nil {
 			return nil, err
 		}
 	}
-	// The draw of a window needs the run: where the steps need not be neighbours, the states
-	// kept may be a few more or less.
-	sde, kept, err := intake.Steps("", e, int(steps))
+	sigmas, err := intake.Sigmas(e, policy, tokens)
 	if err != nil {
 		return nil, err
 	}
+	begin, end, err := intake.Segment(e, sigmas)
+	if err != nil {
+		return nil, err
+	}
+	// The draw of a window needs the run: where the steps need not be neighbours, the states
+	// kept may be a few more or less.
+	chosen, kept, err := intake.Steps("", e, int(total), begin, end)
+	if err != nil {
+		return nil, err
+	}
+	sde := int64(0)
+	for _, i := range chosen {
+		if begin <= i && i < end {
+			sde++
+		}
+	}
+	steps := int64(end - begin)
 	c := &planCost{
-		Pictures: fmt.Sprintf("%d x %d pixels", width, height), NumInferenceSteps: steps, SDESteps: int64(len(sde)), TrueCFGScale: or(e.TrueCFGScale, policy.TrueCFGScale),
+		Pictures: fmt.Sprintf("%d x %d pixels", width, height), NumInferenceSteps: total, StartStepIndex: int64(begin), StopStepIndex: int64(end), SDESteps: sde, TrueCFGScale: or(e.TrueCFGScale, policy.TrueCFGScale),
 		LatentsKept: int64(len(kept)), LatentsDType: cmp.Or(e.Rollout.LatentsDType, defaultLatents), LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
@@ -95,7 +113,9 @@ func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
 		c.Evaluations *= 2
 	}
 	c.StepBytes = c.LatentsKept*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
-	c.PictureBytes = 3 * height * width
+	if int64(end) == total || e.Stop.Decode {
+		c.PictureBytes = 3 * height * width
+	}
 	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(e.Prompt))
 	c.BytesOfSample = c.StepBytes + c.PictureBytes
 	return c, nil
@@ -117,6 +137,8 @@ func (c *planCost) sum(s *planCost, n int64) {
 	}
 	same(&c.Pictures, s.Pictures)
 	same(&c.NumInferenceSteps, s.NumInferenceSteps)
+	same(&c.StartStepIndex, s.StartStepIndex)
+	same(&c.StopStepIndex, s.StopStepIndex)
 	same(&c.SDESteps, s.SDESteps)
 	same(&c.TrueCFGScale, s.TrueCFGScale)
 	same(&c.LatentsKept, s.LatentsKept)
@@ -143,8 +165,12 @@ func same[T comparable](v *T, other T) {
 // print writes the lines of steps and latents.
 func (c *planCost) print(line func(name, format string, args ...any)) {
 	each := ""
-	if c.NumInferenceSteps > 0 {
-		each = fmt.Sprintf("%d a sample, ", c.NumInferenceSteps)
+	switch n := c.StopStepIndex - c.StartStepIndex; {
+	case n < 1 || c.NumInferenceSteps == 0:
+	case n < c.NumInferenceSteps:
+		each = fmt.Sprintf("%d a sample, from %d to %d of %d, ", n, c.StartStepIndex, c.StopStepIndex, c.NumInferenceSteps)
+	default:
+		each = fmt.Sprintf("%d a sample, ", n)
 	}
 	guidance := ""
 	if c.TrueCFGScale > 1 {

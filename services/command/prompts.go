@@ -36,7 +36,12 @@ type promptFlags struct {
 	debug         []string
 	initialNoise  string
 	sigmas        string
-	latents       string
+	startLatents  string
+	startStep     int64
+	startSigma    float64
+	stopStep      int64
+	stopSigma     float64
+	stopDecode    bool
 	zeroStd       string
 	failedGroups  string
 	refillRounds  int64
@@ -48,6 +53,9 @@ type promptFlags struct {
 	priority      int64
 	validate      bool
 	unknown       string
+
+	// states are those of --start-latents; nil: none.
+	states *states
 
 	set func(name string) bool
 	// flagOf names the flag behind each field of a prompt that one set.
@@ -83,7 +91,12 @@ func (p *promptFlags) sampling(f *pflag.FlagSet) {
 	f.StringSliceVar(&p.debug, "debug", nil, "extra tensors per step: noise, mean, std, model_output")
 	f.StringVar(&p.initialNoise, "initial-noise", "per_sample", "per_sample, or shared by the group")
 	f.StringVar(&p.sigmas, "sigmas", "", "pre-shift sigmas, one per step, e.g. 1,0.75,0.5,0.25")
-	f.StringVar(&p.latents, "initial-latents", "", "x_T from a safetensors file: one tensor, packed [n, S, C], for every prompt")
+	f.StringVar(&p.startLatents, "start-latents", "", "states to start with, from a safetensors file, packed [n, S, C] or [1, S, C] for all: what --save-latents wrote, or one tensor")
+	f.Int64Var(&p.startStep, "start-step", 0, "first step to run, with those states; the schedule and its noise stay the whole ones")
+	f.Float64Var(&p.startSigma, "start-sigma", 0, "the same by the sigma of the step, exactly one of the schedule's")
+	f.Int64Var(&p.stopStep, "stop-step", 0, "first step not to run; default all run. What stops with noise in it has no image")
+	f.Float64Var(&p.stopSigma, "stop-sigma", 0, "the same by the sigma of the step")
+	f.BoolVar(&p.stopDecode, "stop-decode", false, "make an image all the same, noise and all")
 	f.Int64Var(&p.priority, "priority", 0, "higher is sampled first")
 	f.StringVar(&p.unknown, "unknown-fields", schemas.UnknownRefuse, "fields of a file that no prompt has: refuse, or warn and go on without")
 	f.BoolVar(&p.validate, "validate", false, "evaluation: deterministic steps, no log-probs")
@@ -129,11 +142,6 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		errs = append(errs, err)
 		put("sigmas", "sigmas", values)
 	}
-	if p.latents != "" {
-		t, err := readLatents(p.latents)
-		errs = append(errs, err)
-		put("initial-latents", "initial_latents", t)
-	}
 	if p.deadline != 0 {
 		d["deadline"] = time.Now().Add(p.deadline).UnixNano()
 	}
@@ -173,6 +181,17 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		}
 		nested("rollout", "sde-window", "sde_window", w)
 	}
+
+	errs = append(errs, p.openStates())
+	if p.states != nil {
+		nested("start", "start-latents", "latents", noStates)
+	}
+	nested("start", "start-step", "step_index", p.startStep)
+	nested("start", "start-sigma", "sigma", p.startSigma)
+	nested("stop", "stop-step", "step_index", p.stopStep)
+	nested("stop", "stop-sigma", "sigma", p.stopSigma)
+	nested("stop", "stop-decode", "decode", p.stopDecode)
+	p.flagOf["start.latents"] = "start-latents"
 
 	specs, err := p.rewards()
 	errs = append(errs, err)

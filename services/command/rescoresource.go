@@ -86,7 +86,7 @@ func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error)
 		}
 		if t.StopReason == schemas.StopCompleted {
 			g.prompt = t.Prompt
-			g.trained = g.trained || slices.ContainsFunc(t.Transitions, func(k string) bool { return k != schemas.TransitionODE })
+			g.trained = g.trained || len(t.StochasticSteps()) > 0
 		}
 		g.seqs[t.SampleIndex] = t.message.Seq
 	}

@@ -22,11 +22,11 @@ func verifyCommand(a *app) *cobra.Command {
 		Long: `verify reads the stored trajectories of a run, evaluates the model at the stored
 latents, recomputes the log-prob of every stochastic step from the stored next
 latents, and compares: the ratio exp(recomputed - stored) must be exactly 1 with the
-same build, model and backend. It also checks schedules, digests of step events and
-what each trajectory says of itself.
+same build, model and backend. It also checks schedules, digests of step events, the
+states that samples started with, and what each trajectory says of itself.
 
 A step can be recomputed when the latents before and after it were kept
-(return_step_indices). What has been removed since, by age or by hand, is counted, and
+(return_step_indices); what a sample started with is known all the same. What has been removed since, by age or by hand, is counted, and
 the rest is checked.
 
 Exit status: 0 only if every log-prob that the run has latents for was recomputed, at
@@ -90,7 +90,7 @@ func printReport(out io.Writer, r *verify.Report) {
 	for _, part := range []struct {
 		n    int
 		what string
-	}{{r.Failed, "samples failed"}, {r.StepsSkipped, "more lack stored latents"}, {r.StepsGone, "step events are gone"}} {
+	}{{r.Failed, "samples failed"}, {r.StepsSkipped, "more lack stored latents"}, {r.StepsGone, "step events are gone"}, {r.StartsGone, "starts are gone"}} {
 		if part.n > 0 {
 			fmt.Fprintf(out, ", %d %s", part.n, part.what)
 		}

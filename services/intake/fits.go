@@ -6,7 +6,6 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -19,11 +18,7 @@ const resultMetrics = 256
 func fits(r *schemas.Request, limit int) error {
 	trained := 0
 	if value(r.Group.Advantage.Gamma, 1) != 1 { // else one advantage stands for all steps
-		for _, t := range r.Transitions {
-			if flow.Transition(t).Stochastic() {
-				trained++
-			}
-		}
+		trained = len(r.StochasticSteps())
 	}
 	group := func(n int) bool { return storable(largestResult(r, n, trained), limit) }
 	if n := int(r.GroupSize); !group(n) {

@@ -154,7 +154,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	began := time.Now()
 	s.metrics.resolving.Inc()
 	defer s.metrics.resolving.Dec()
-	if err := s.latents(ctx, p.InitialLatents); err != nil {
+	if err := s.states(ctx, p.Start); err != nil {
 		return err
 	}
 	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward, externalWait: s.cfg.ExternalWait})
@@ -177,11 +177,18 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", run).Str("uid", p.UID).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
-	return s.answer(m, &schemas.Receipt{
+	r := &schemas.Receipt{
 		Accepted: true, Run: run, UID: p.UID, Samples: int64(len(requests)),
-		NumInferenceSteps: int64(len(requests[0].Transitions)), SDEStepIndices: stochastic(requests[0].Transitions),
+		NumInferenceSteps: int64(len(requests[0].Transitions)), SDEStepIndices: requests[0].StochasticSteps(),
 		Warnings: warnings,
-	})
+	}
+	if start := requests[0].Start; start != nil {
+		r.StartStepIndex = start.StepIndex
+	}
+	if stop := requests[0].Stop; stop != nil {
+		r.StopStepIndex = stop.StepIndex
+	}
+	return s.answer(m, r)
 }
 
 // publish stores a request. A full stream of them is backpressure, no fault of the

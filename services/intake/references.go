@@ -9,25 +9,26 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// latents puts initial latents where each request can refer to them, and refuses those
-// that are not where the prompt says: every sample would fail by itself.
-func (s *service) latents(ctx context.Context, t *schemas.Tensor) error {
-	if t == nil {
+// states puts those that a group starts with where each request can refer to them, and
+// refuses what is not where the prompt says: every sample would fail by itself.
+func (s *service) states(ctx context.Context, start *schemas.Start) error {
+	if start == nil {
 		return nil
 	}
+	t := start.Latents
 	if t.Ref == nil {
 		ref, err := s.bus.PutBlob(ctx, t.Data)
 		if err != nil {
-			return fmt.Errorf("store initial latents: %w", err)
+			return fmt.Errorf("store the states to start with: %w", err)
 		}
 		t.Ref, t.Data = &ref, nil
 		return nil
 	}
 	switch err := s.bus.HasBlob(ctx, *t.Ref); {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("initial_latents.ref: %w; must be a blob that was stored before the prompt", err))
+		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.latents.ref: %w; must be a blob that was stored before the prompt", err))
 	case err != nil:
-		return fmt.Errorf("initial latents: %w", err)
+		return fmt.Errorf("look up the states to start with: %w", err)
 	}
 	return nil
 }

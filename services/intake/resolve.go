@@ -37,7 +37,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	if err != nil {
 		return nil, err
 	}
-	sigmas, err := sigmas(p, policy, tokens)
+	sigmas, err := Sigmas(p, policy, tokens)
 	if err != nil {
 		return nil, err
 	}
@@ -51,37 +51,42 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 			return nil, err
 		}
 	}
-	stochastic, returned, err := Steps(run, p, steps)
+	begin, end, err := Segment(p, sigmas)
 	if err != nil {
 		return nil, err
 	}
-	plan := flow.Plan{
-		Sigmas: sigmas, Transitions: flow.Transitions(flow.Transition(or(p.Rollout.SDEType, string(flow.SDE))), stochastic, steps),
-		NoiseLevel: value(p.Rollout.NoiseLevel, defaultNoiseLevel),
-		LogProb:    flow.LogProbKind(or(p.Rollout.LogProbKind, string(flow.Density))), Solver: flow.Solver(or(p.Rollout.Solver, string(flow.Euler))),
-		Storage: tensor.DType(or(p.Rollout.LatentsDType, string(tensor.F32))),
+	chosen, returned, err := Steps(run, p, steps, begin, end)
+	if err != nil {
+		return nil, err
 	}
+	plan := planOf(p, sigmas, chosen, begin, end)
 	if err := plan.Validate(); err != nil {
 		return nil, err
 	}
 
 	n := value(p.GroupSize, defaultGroupSize)
-	if err := checkInitialLatents(p.InitialLatents, n, int64(tokens), policy); err != nil {
+	if err := checkStates(p.Start, n, int64(tokens), policy); err != nil {
 		return nil, err
 	}
-	group, err := resolveGroup(p, policy, o, len(stochastic))
+	group, err := resolveGroup(p, policy, o, len(within(chosen, begin, end)))
 	if err != nil {
 		return nil, err
 	}
 	request := schemas.Request{
 		Run: run, UID: p.UID, GroupSize: n, Lane: policy.Lane,
 		Prompt: p.Prompt, TruncatePrompt: p.TruncatePrompt, Height: height, Width: width,
-		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale), InitialLatents: p.InitialLatents,
-		Sigmas: sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
+		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale),
+		Sigmas:       sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
 		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),
 		ReturnStepIndices: returned, Debug: slices.Clone(p.Rollout.Debug),
 		Priority: value(p.Priority, 0), MinPolicyVersion: value(p.MinPolicyVersion, 0),
 		Group: *group,
+	}
+	if p.Start != nil {
+		request.Start = &schemas.SegmentStart{StepIndex: int64(begin), Latents: *p.Start.Latents}
+	}
+	if end < steps {
+		request.Stop = &schemas.SegmentStop{StepIndex: int64(end), Decode: p.Stop.Decode}
 	}
 	if request.TrueCFGScale > 1 {
 		request.NegativePrompt = value(p.NegativePrompt, policy.NegativePrompt)
@@ -103,6 +108,16 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 		return nil, fmt.Errorf("resolved request: %w", err)
 	}
 	return requests, nil
+}
+
+// planOf is the plan of a prompt whose stochastic steps were chosen.
+func planOf(p *schemas.Prompt, sigmas []float32, chosen []int, begin, end int) flow.Plan {
+	return flow.Plan{
+		Sigmas: sigmas, Transitions: flow.Transitions(flow.Transition(or(p.Rollout.SDEType, string(flow.SDE))), chosen, len(sigmas)-1),
+		NoiseLevel: value(p.Rollout.NoiseLevel, defaultNoiseLevel),
+		LogProb:    flow.LogProbKind(or(p.Rollout.LogProbKind, string(flow.Density))), Solver: flow.Solver(or(p.Rollout.Solver, string(flow.Euler))),
+		Storage: tensor.DType(or(p.Rollout.LatentsDType, string(tensor.F32))), Begin: begin, End: end,
+	}
 }
 
 // Tokens is S, the latent tokens of a picture. Sizes are multiples of what one token covers,
@@ -130,16 +145,8 @@ func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	return int(height / edge * (width / edge)), nil
 }
 
-func checkInitialLatents(t *schemas.Tensor, n, tokens int64, policy *schemas.Policy) error {
-	want := []int64{n, tokens, policy.LatentChannels}
-	if t == nil || slices.Equal(t.Shape, want) {
-		return nil
-	}
-	return fmt.Errorf("initial_latents.shape: %v; must be %v: samples, tokens, channels", t.Shape, want)
-}
-
-// sigmas is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]
-func sigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
+// Sigmas is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]
+func Sigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
 	schedule, err := flow.ParseSchedule(policy.SchedulerConfig)
 	if err != nil {
 		return nil, fmt.Errorf("scheduler config of model %q: %w", policy.Model, err)
@@ -151,17 +158,6 @@ func sigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, e
 		return schedule.Shifted(p.Sigmas, tokens)
 	}
 	return schedule.Sigmas(int(value(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
-}
-
-// Steps lists the steps of a prompt's samples that are not ode, and the latents they keep,
-// both ascending. The run is that of the prompt: a window without a seed of its own is drawn
-// for it.
-func Steps(run string, p *schemas.Prompt, steps int) (stochastic []int, returned []int64, err error) {
-	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
-		return nil, nil, err
-	}
-	returned, err = returnedSteps(p, steps, stochastic)
-	return stochastic, returned, err
 }
 
 func stochasticSteps(run string, p *schemas.Prompt, steps int) ([]int, error) {
@@ -196,28 +192,6 @@ func windowSeed(run string, p *schemas.Prompt) uint64 {
 	return flow.GroupSeed(base, batch)
 }
 
-// returnedSteps lists latents within 0..T: those asked for, those a trainer of the chosen
-// steps needs, or all when no step was chosen.
-func returnedSteps(p *schemas.Prompt, steps int, stochastic []int) ([]int64, error) {
-	r := p.Rollout
-	asked := narrow(r.ReturnStepIndices)
-	chosen := (r.SDEStepIndices != nil || r.SDEWindow != nil) && len(stochastic) > 0
-	if asked == nil && !chosen {
-		for i := range steps + 1 {
-			asked = append(asked, i)
-		}
-	}
-	kept, err := flow.ReturnIndices(asked, stochastic, steps)
-	if err != nil {
-		return nil, err
-	}
-	wide := make([]int64, len(kept))
-	for i, k := range kept {
-		wide[i] = int64(k)
-	}
-	return wide, nil
-}
-
 // narrow keeps nil apart from empty: no list is not an empty list.
 func narrow(list []int64) []int {
 	if list == nil {
@@ -226,16 +200,6 @@ func narrow(list []int64) []int {
 	out := make([]int, len(list))
 	for i, v := range list {
 		out[i] = int(v)
-	}
-	return out
-}
-
-func stochastic(transitions []string) []int64 {
-	out := []int64{}
-	for i, t := range transitions {
-		if t != string(flow.ODE) {
-			out = append(out, int64(i))
-		}
 	}
 	return out
 }

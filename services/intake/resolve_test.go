@@ -71,7 +71,7 @@ func TestResolve_Steps(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Rollout: c.rollout, Evaluation: c.validate})[0]
-			if got := stochastic(r.Transitions); !slices.Equal(got, c.sde) {
+			if got := r.StochasticSteps(); !slices.Equal(got, c.sde) {
 				t.Errorf("stochastic steps %v, want %v", got, c.sde)
 			}
 			if !slices.Equal(r.ReturnStepIndices, c.kept) {

@@ -323,15 +323,9 @@ func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 
 // outline is the reward of a trajectory without its scores.
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
-	trained := int64(0)
-	for _, tr := range t.Transitions {
-		if tr != schemas.TransitionODE {
-			trained++
-		}
-	}
 	return &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
-		TrajectorySeq: seq, TrainedSteps: trained, ScheduleDigest: t.ScheduleDigest,
+		TrajectorySeq: seq, TrainedSteps: int64(len(t.StochasticSteps())), ScheduleDigest: t.ScheduleDigest,
 		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, Group: t.Group,
 		SampleStarted: max(0, t.Timings.Started), SampleFinished: max(0, t.Timings.Finished),
 	}

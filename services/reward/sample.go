@@ -54,10 +54,20 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	}
 	for i := range m.scores {
 		if m.scores[i] == nil {
-			m.scores[i] = &scored{Result: scorer.Result{Err: errors.New("the group was rated without this sample, which came too late")}}
+			err := errors.New("the group was rated without this sample, which came too late")
+			if t.Image == nil {
+				err = noImage(t)
+			}
+			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
 		}
 	}
 	return pause{}, s.finish(ctx, m, combined(t, seq, m.scores))
+}
+
+// noImage is why a function that looks at images gives a completed sample no score.
+func noImage(t *schemas.Trajectory) error {
+	_, end := t.Segment()
+	return fmt.Errorf("there is no image: the sample stops at step %d of %d with noise in it; stop.decode makes one", end, len(t.Transitions))
 }
 
 // finish publishes the reward of a sample.
@@ -110,6 +120,10 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
 		if m.scores[i] != nil || awaited(spec.Name) {
+			continue
+		}
+		if t.Image == nil { // only verdicts, which are awaited, are given without one
+			m.scores[i] = &scored{Result: scorer.Result{Err: noImage(t)}}
 			continue
 		}
 		e, err := s.catalog.find(spec.Name)

@@ -213,7 +213,7 @@ func (s *service) sound(ctx context.Context, t *schemas.Trajectory, members []st
 }
 
 // rateGroup lets the functions that rate the group as a whole do so, with the samples that
-// are there and have a picture. One group is rated at a time.
+// are there and have an image. One group is rated at a time.
 func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members []stored) (map[int64]map[int]scored, error) {
 	select {
 	case s.grouping <- struct{}{}:
@@ -224,7 +224,7 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members 
 	out := map[int64]map[int]scored{}
 	var made []stored
 	for _, x := range members {
-		if x.StopReason == schemas.StopCompleted {
+		if x.StopReason == schemas.StopCompleted && x.Image != nil {
 			made = append(made, x)
 			out[x.SampleIndex] = map[int]scored{}
 		}

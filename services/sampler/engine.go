@@ -17,10 +17,10 @@ type Engine interface {
 	// Card describes the model, for the announcement and the record of events.
 	Card() model.Card
 	// Start makes an episode of a valid request: it checks what only the model can, encodes
-	// the prompt and draws what the rollout begins with. latents is x_T as the request gives
-	// it, nil where it is to be drawn. A fault of the request is a bus.TerminalError. It may
-	// be called concurrently, also with Step.
-	Start(ctx context.Context, req *schemas.Request, latents *schemas.Tensor) (Episode, error)
+	// the prompt and draws what the rollout begins with. states are those of its group that
+	// the request begins with, [n, S, C] or [1, S, C]; nil where x_T is to be drawn. A fault
+	// of the request is a bus.TerminalError. It may be called concurrently, also with Step.
+	Start(ctx context.Context, req *schemas.Request, states *schemas.Tensor) (Episode, error)
 	// Step advances each episode, all of one bucket, by one boundary. An error is one of the
 	// whole call; what is wrong with an episode alone is in its Take. One goroutine calls it
 	// for an episode.
@@ -38,6 +38,6 @@ type Episode interface {
 	// Done says that all steps have been taken.
 	Done() bool
 	// Finish adds what only the engine knows to the trajectory of an episode that is done,
-	// and returns its image.
+	// and returns its image; nil where the trajectory is not to have one.
 	Finish(ctx context.Context, t *schemas.Trajectory) (*image.NRGBA, error)
 }

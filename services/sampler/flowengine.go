@@ -46,7 +46,7 @@ type flowEpisode struct {
 	err  error
 }
 
-func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, latents *schemas.Tensor) (Episode, error) {
+func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, states *schemas.Tensor) (Episode, error) {
 	tokens, err := e.card.Tokens(int(req.Height), int(req.Width))
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
@@ -57,7 +57,7 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, latents *s
 	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
 	}
-	x, err := e.initialLatents(req, latents, tokens)
+	x, err := e.first(req, states, tokens)
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
@@ -96,25 +96,21 @@ func planOf(req *schemas.Request) flow.Plan {
 	for _, t := range req.Transitions {
 		plan.Transitions = append(plan.Transitions, flow.Transition(t))
 	}
+	begin, end := req.Segment()
+	plan.Begin, plan.End = int(begin), int(end)
 	return plan
 }
 
-// initialLatents is x_T [S, C]: drawn, or this sample's part of what the prompt gave.
-func (e *flowEngine) initialLatents(req *schemas.Request, t *schemas.Tensor, tokens int) ([]float32, error) {
+// first is the state that the sample begins with [S, C]: x_T, drawn, or what the request
+// gives.
+func (e *flowEngine) first(req *schemas.Request, states *schemas.Tensor, tokens int) ([]float32, error) {
 	x := make([]float32, tokens*e.card.LatentChannels)
-	if t == nil {
+	if req.Start == nil {
 		flow.InitialNoise(x, req.NoiseSeed)
 		return x, nil
 	}
-	dtype := tensor.DType(t.DType)
-	size := len(x) * dtype.Size()
-	begin := int(req.SampleIndex) * size
-	if !slices.Equal(t.Shape, []int64{req.GroupSize, int64(tokens), int64(e.card.LatentChannels)}) || len(t.Data) < begin+size {
-		return nil, fmt.Errorf("initial_latents: %v in %d bytes; must be [%d %d %d]",
-			t.Shape, len(t.Data), req.GroupSize, tokens, e.card.LatentChannels)
-	}
-	if err := dtype.DecodeFloats(x, t.Data[begin:begin+size]); err != nil {
-		return nil, fmt.Errorf("initial_latents: %w", err)
+	if err := StartState(x, states, req.SampleIndex, []int64{int64(tokens), int64(e.card.LatentChannels)}); err != nil {
+		return nil, fmt.Errorf("start.latents.%w", err)
 	}
 	return x, nil
 }
@@ -179,11 +175,10 @@ func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
 	if step.LogProb != nil {
 		e.LogProb, e.LogProbSum = &step.LogProb.Mean, &step.LogProb.Sum
 	}
-	last := step.Index == len(r.Transitions)-1
 	if slices.Contains(r.ReturnStepIndices, int64(step.Index)) {
 		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index), Tensor: p.tensor(r.LatentsDType, step.X)})
 	}
-	if last && slices.Contains(r.ReturnStepIndices, int64(step.Index)+1) {
+	if p.rollout.Done() && slices.Contains(r.ReturnStepIndices, int64(step.Index)+1) {
 		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index) + 1, Tensor: p.tensor(r.LatentsDType, step.Next)})
 	}
 	for _, name := range r.Debug {
@@ -219,10 +214,13 @@ func (p *flowEpisode) tensor(dtype string, x []float32) schemas.Tensor {
 	return schemas.Tensor{DType: dtype, Shape: p.shape(), Data: tensor.DType(dtype).AppendFloats(nil, x)}
 }
 
-// Finish decodes the final latents.
+// Finish decodes the latents that the rollout ended with, where there is to be an image.
 func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (*image.NRGBA, error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
+	if !t.Decoded() {
+		return nil, nil
+	}
 	img, err := p.e.model.Decode(ctx, p.rollout.Latents(), int(p.req.Height), int(p.req.Width))
 	if errors.Is(err, model.ErrLatents) {
 		return nil, bus.Terminal(schemas.CodeFailed, err)

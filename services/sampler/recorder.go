@@ -24,13 +24,16 @@ type recorder struct {
 
 	received time.Time
 	encode   time.Duration
-	logProbs []*float64
+	logProbs []*float64 // of all steps of the schedule; nil where none ran
 	steps    []*bus.Future
 	content  [][32]byte // content digests of the steps
 }
 
 func (s *service) newRecorder(req *schemas.Request) *recorder {
-	return &recorder{s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), received: time.Now()}
+	return &recorder{
+		s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), received: time.Now(),
+		logProbs: make([]*float64, len(req.Transitions)),
+	}
 }
 
 // step publishes one step without waiting for it to be stored.
@@ -47,7 +50,7 @@ func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Durati
 		return fmt.Errorf("publish step %d: %w", e.StepIndex, err)
 	}
 	r.content = append(r.content, digest)
-	r.logProbs = append(r.logProbs, e.LogProb)
+	r.logProbs[e.StepIndex] = e.LogProb
 	r.steps = append(r.steps, future)
 	r.s.metrics.steps.Inc()
 	return nil
@@ -63,16 +66,17 @@ func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory,
 		return nil, err
 	}
 	decode := time.Since(began)
-	if t.Image, err = r.storeImage(ctx, img); err != nil {
-		return nil, err
+	if img != nil {
+		if t.Image, err = r.storeImage(ctx, img); err != nil {
+			return nil, err
+		}
 	}
 	t.StopReason = schemas.StopCompleted
-	t.LogProbs = r.logProbs
 	t.ContentDigest = schemas.StepsDigest(r.content)
 	for i, future := range r.steps {
 		ack, err := future.Wait(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("store step %d: %w", i, err)
+			return nil, fmt.Errorf("store step %d of %d: %w", i+1, len(r.steps), err)
 		}
 		t.Steps = append(t.Steps, schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest})
 	}
@@ -88,7 +92,6 @@ func (r *recorder) failed(cause error) *schemas.Trajectory {
 	now := r.received.UnixNano()
 	t := r.trajectory()
 	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
-	t.LogProbs = make([]*float64, len(r.req.Transitions))
 	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
 	return t
 }
@@ -99,8 +102,8 @@ func (r *recorder) trajectory() *schemas.Trajectory {
 	t := &schemas.Trajectory{
 		Run: q.Run, UID: q.UID, SampleIndex: q.SampleIndex, GroupSize: q.GroupSize, Lane: q.Lane, Attempt: r.token,
 		Prompt: q.Prompt, NegativePrompt: q.NegativePrompt, TruncatePrompt: q.TruncatePrompt, Height: q.Height, Width: q.Width,
-		TrueCFGScale: q.TrueCFGScale, CFGRule: s.card.CFGRule, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, InitialLatents: q.InitialLatents,
-		Sigmas: q.Sigmas, Transitions: q.Transitions, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
+		TrueCFGScale: q.TrueCFGScale, CFGRule: s.card.CFGRule, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, Start: q.Start, Stop: q.Stop,
+		Sigmas: q.Sigmas, Transitions: q.Transitions, LogProbs: r.logProbs, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
 		Solver: q.Solver, LatentsDType: q.LatentsDType, ScheduleDigest: q.ScheduleDigest,
 		WeightsDigest: s.card.WeightsDigest, PolicyVersionMin: s.cfg.PolicyVersion, PolicyVersionMax: s.cfg.PolicyVersion,
 		Sampler: s.cfg.Instance, Backend: s.card.Backend, Group: q.Group,

@@ -198,7 +198,7 @@ type service struct {
 	publisher *bus.Publisher
 	metrics   *instruments
 	joins     chan *attempt
-	// loading is held by whoever has the initial latents of a group in memory.
+	// loading is held by whoever has the states that a group starts with in memory.
 	loading chan struct{}
 	// token and count make the attempt token: unique per process and delivery, so
 	// that events of two attempts never share a subject.
@@ -301,38 +301,30 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	return s.publish(ctx, s.newRecorder(&req).failed(cause), &req)
 }
 
-// begin starts the episode of a request. Latents that a prompt gives are those of its whole
+// begin starts the episode of a request. States that a prompt gives are those of its whole
 // group: one request at a time has them in memory.
 func (s *service) begin(ctx context.Context, req *schemas.Request) (Episode, error) {
-	if req.InitialLatents != nil {
-		select {
-		case s.loading <- struct{}{}:
-			defer func() { <-s.loading }()
-		case <-ctx.Done():
-			return nil, ctx.Err()
+	if req.Start == nil {
+		return s.engine.Start(ctx, req, nil)
+	}
+	select {
+	case s.loading <- struct{}{}:
+		defer func() { <-s.loading }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	states := req.Start.Latents
+	if states.Ref != nil {
+		data, err := s.bus.GetBlob(ctx, *states.Ref)
+		switch {
+		case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+			return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.latents.ref: %w", err))
+		case err != nil:
+			return nil, fmt.Errorf("load the states to start with: %w", err)
 		}
+		states = schemas.Tensor{DType: states.DType, Shape: states.Shape, Data: data}
 	}
-	latents, err := s.initialLatents(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	return s.engine.Start(ctx, req, latents)
-}
-
-// initialLatents is what the prompt gave as x_T, with its data; nil: it is to be drawn.
-func (s *service) initialLatents(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
-	t := req.InitialLatents
-	if t == nil || t.Ref == nil {
-		return t, nil
-	}
-	data, err := s.bus.GetBlob(ctx, *t.Ref)
-	switch {
-	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("initial_latents.ref: %w", err))
-	case err != nil:
-		return nil, fmt.Errorf("load initial latents: %w", err)
-	}
-	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: data}, nil
+	return s.engine.Start(ctx, req, &states)
 }
 
 // publish stores the trajectory that a request asked for, unless another attempt was first.

@@ -13,6 +13,8 @@ type Report struct {
 	StepsSkipped int `json:"steps_skipped"`
 	// StepsGone are events that trajectories name and that are stored no more, or not whole.
 	StepsGone int `json:"steps_gone"`
+	// StartsGone of the samples began with states that are stored no more.
+	StartsGone int `json:"starts_gone"`
 	// MaxRatio is the largest |exp(recomputed - stored) - 1| of a log-prob in nats; +Inf where
 	// one is no number.
 	MaxRatio float64 `json:"max_abs_ratio_minus_1"`
@@ -37,6 +39,8 @@ func (r *Report) judge() {
 	case len(r.Mismatches) > 0:
 	case r.StepsGone > 0:
 		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", events(r.StepsGone))
+	case r.StartsGone > 0:
+		r.Unproven = fmt.Sprintf("what %d of the samples started with is gone: removed by age or by hand", r.StartsGone)
 	case r.Steps > 0:
 	case r.Failed == r.Trajectories:
 		r.Unproven = "nothing was checked: every sample failed"

@@ -64,6 +64,7 @@ type verifier struct {
 	model      model.Model // opened at the first trajectory, which names it
 	velocities *sampler.Velocities
 	report     Report
+	states     *schemas.Tensor // those that a group was given last, with their ref and data
 }
 
 func (v *verifier) close() {
@@ -134,12 +135,15 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 		return err
 	}
 	s.latents = s.storedLatents(steps)
+	if err := s.start(ctx); err != nil {
+		return err
+	}
 	if err := s.encode(ctx); err != nil {
 		s.fault(-1, "encode prompt: %v", err)
 		return ctx.Err()
 	}
 	plan := planOf(t)
-	for i := range t.Transitions {
+	for i := plan.Begin; i < plan.End; i++ {
 		if err := s.logProb(ctx, plan, i); err != nil {
 			return err
 		}
@@ -212,17 +216,16 @@ func (s *sample) logProb(ctx context.Context, plan flow.Plan, i int) error {
 // are gone are counted and nil.
 func (s *sample) steps(ctx context.Context) ([]*schemas.Step, error) {
 	t := s.t
-	if len(t.Steps) != len(t.Transitions) {
-		s.fault(-1, "steps: %d stored, %d were taken", len(t.Steps), len(t.Transitions))
-	}
+	begin, _ := t.Segment() // of a valid trajectory there is one for each that ran
 	steps := make([]*schemas.Step, len(t.Steps))
 	var content [][32]byte
 	for i, ref := range t.Steps {
+		at := begin + int64(i)
 		m, err := s.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
 		var step *schemas.Step
 		if err == nil {
 			if sum := sha256.Sum256(m.Data); hex.EncodeToString(sum[:]) != ref.Digest {
-				s.fault(int64(i), "digest: the stored event has %x, the trajectory says %.16s", sum[:8], ref.Digest)
+				s.fault(at, "digest: the stored event has %x, the trajectory says %.16s", sum[:8], ref.Digest)
 				continue
 			}
 			step, err = s.bus.LoadStep(ctx, m)
@@ -234,15 +237,15 @@ func (s *sample) steps(ctx context.Context) ([]*schemas.Step, error) {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case err != nil && m == nil: // the server does not answer
-			return nil, fmt.Errorf("step %d, sequence %d: %w", i, ref.Seq, err)
+			return nil, fmt.Errorf("step %d, sequence %d: %w", at, ref.Seq, err)
 		case err != nil:
-			s.fault(int64(i), "%v", err)
+			s.fault(at, "%v", err)
 			continue
 		}
-		s.checkStep(int64(i), step, ref)
+		s.checkStep(at, step, ref)
 		digest, err := step.ContentDigest()
 		if err != nil {
-			s.fault(int64(i), "%v", err)
+			s.fault(at, "%v", err)
 			continue
 		}
 		content = append(content, digest)
@@ -274,20 +277,26 @@ func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 	t := s.t
 	latents := map[int64][]float32{}
+	begin, end := t.Segment()
 	whole := true
 	for i, step := range steps {
 		if step == nil {
 			whole = false
 			continue
 		}
+		at := begin + int64(i)
 		for _, l := range step.Latents {
+			if l.Index != at && at != end-1 {
+				s.fault(at, "latents %d: of the state after a step that is not the last", l.Index)
+				continue
+			}
 			if !slices.Equal(l.Tensor.Shape, t.LatentsShape) || len(t.LatentsShape) != 2 {
-				s.fault(int64(i), "latents %d: shape %v, the trajectory has %v", l.Index, l.Tensor.Shape, t.LatentsShape)
+				s.fault(at, "latents %d: shape %v, the trajectory has %v", l.Index, l.Tensor.Shape, t.LatentsShape)
 				continue
 			}
 			x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
 			if err := tensor.DType(l.Tensor.DType).DecodeFloats(x, l.Tensor.Data); err != nil {
-				s.fault(int64(i), "latents %d: %v", l.Index, err)
+				s.fault(at, "latents %d: %v", l.Index, err)
 				continue
 			}
 			latents[l.Index] = x
@@ -297,6 +306,65 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 		s.fault(-1, "latent_step_indices: stored %v, the trajectory says %v", kept, t.LatentStepIndices)
 	}
 	return latents
+}
+
+// start compares the first stored state with what the trajectory says that the sample began
+// with, noise that is drawn again or a state that the prompt gave, and stands in for it where
+// it was not kept.
+func (s *sample) start(ctx context.Context) error {
+	t := s.t
+	begin, _ := t.Segment()
+	card := s.model.Card()
+	tokens, err := card.Tokens(int(t.Height), int(t.Width))
+	if err != nil {
+		s.fault(-1, "%v", err)
+		return nil
+	}
+	if want := []int64{int64(tokens), int64(card.LatentChannels)}; !slices.Equal(t.LatentsShape, want) {
+		s.fault(-1, "latents_shape: %v; the model has %v", t.LatentsShape, want)
+		return nil
+	}
+	x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
+	if t.Start == nil {
+		flow.InitialNoise(x, t.NoiseSeed)
+	} else {
+		states, err := s.given(ctx, &t.Start.Latents)
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+			s.report.StartsGone++
+			return nil
+		case err == nil:
+			err = sampler.StartState(x, states, t.SampleIndex, t.LatentsShape)
+		case !errors.Is(err, bus.ErrCorrupt):
+			return fmt.Errorf("load the states it started with: %w", err)
+		}
+		if err != nil {
+			s.fault(begin, "start.latents: %v", err)
+			return nil
+		}
+	}
+	tensor.DType(t.LatentsDType).Round(x)
+	if stored, kept := s.latents[begin]; !kept {
+		s.latents[begin] = x
+	} else if !slices.Equal(stored, x) {
+		s.fault(begin, "latents %d: not those that the sample starts with", begin)
+	}
+	return nil
+}
+
+// given loads states that a prompt gave, those of a group once.
+func (v *verifier) given(ctx context.Context, t *schemas.Tensor) (*schemas.Tensor, error) {
+	if t.Ref == nil {
+		return t, nil
+	}
+	if v.states == nil || *v.states.Ref != *t.Ref {
+		data, err := v.bus.GetBlob(ctx, *t.Ref)
+		if err != nil {
+			return nil, err
+		}
+		v.states = &schemas.Tensor{Ref: t.Ref, Data: data}
+	}
+	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: v.states.Data}, nil
 }
 
 // velocity is the guided model output [S, C] at (x, sigma).
@@ -320,6 +388,8 @@ func planOf(t *schemas.Trajectory) flow.Plan {
 	for _, kind := range t.Transitions {
 		p.Transitions = append(p.Transitions, flow.Transition(kind))
 	}
+	begin, end := t.Segment()
+	p.Begin, p.End = int(begin), int(end)
 	return p
 }
 

@@ -1,0 +1,178 @@
+package schemas
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+)
+
+// Start is where the samples of a prompt begin: before a step of their schedule, which
+// stays the whole one, with the noise that each step would have had.
+type Start struct {
+	// Latents are the states there, F32, F16 or BF16: [n, S, C], one [S, C] per sample, or
+	// [1, S, C], one for all. Large ones are a ref to a blob. They are rounded to latents_dtype.
+	Latents *Tensor `msgpack:"latents,omitempty"`
+	// StepIndex is the first step to run; default 0, where the state is x_T.
+	StepIndex *int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1" default:"0"`
+	// Sigma names the first step by its sigma, as trajectories have it; not beside StepIndex.
+	Sigma *float64 `msgpack:"sigma,omitempty" range:"(0..MaxSigma]"`
+}
+
+// Stop is where the samples of a prompt end: with the state before a step of their schedule.
+type Stop struct {
+	// StepIndex is the first step not to run; default T: all run.
+	StepIndex *int64 `msgpack:"step_index,omitempty" range:"1..MaxSteps" absent:"T"`
+	// Sigma names it by its sigma, 0 for T; not beside StepIndex.
+	Sigma *float64 `msgpack:"sigma,omitempty" range:"0..MaxSigma"`
+	// Decode asks for an image of latents that still have noise in them, as they are; default
+	// false: only a sample that stops at T has one.
+	Decode bool `msgpack:"decode,omitempty" default:"false"`
+}
+
+// SegmentStart is a Start that is resolved.
+type SegmentStart struct {
+	// StepIndex is the first step that runs.
+	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
+	// Latents are the states before it, [n, S, C] or [1, S, C], as a blob.
+	Latents Tensor `msgpack:"latents"`
+}
+
+// SegmentStop is a Stop before T that is resolved.
+type SegmentStop struct {
+	// StepIndex is the first step that does not run.
+	StepIndex int64 `msgpack:"step_index" range:"1..MaxSteps-1"`
+	// Decode says that there is an image all the same.
+	Decode bool `msgpack:"decode,omitempty"`
+}
+
+// Segment returns the steps that the request asks for, [begin, end): all of 0..T where it
+// has neither start nor stop.
+func (e *Request) Segment() (begin, end int64) { return segment(e.Start, e.Stop, len(e.Transitions)) }
+
+// Segment returns the steps that the sample ran, or was to run, [begin, end). Steps[i] is
+// step begin+i.
+func (e *Trajectory) Segment() (begin, end int64) {
+	return segment(e.Start, e.Stop, len(e.Transitions))
+}
+
+func segment(start *SegmentStart, stop *SegmentStop, steps int) (begin, end int64) {
+	end = int64(steps)
+	if start != nil {
+		begin = start.StepIndex
+	}
+	if stop != nil {
+		end = stop.StepIndex
+	}
+	return begin, end
+}
+
+// StochasticSteps are those that are not ode, of the steps that the request asks for, ascending.
+func (e *Request) StochasticSteps() []int64 { return stochasticSteps(e.Segment, e.Transitions) }
+
+// StochasticSteps are those that are not ode, of the steps of Segment, ascending: what there is
+// to train on.
+func (e *Trajectory) StochasticSteps() []int64 { return stochasticSteps(e.Segment, e.Transitions) }
+
+func stochasticSteps(segment func() (begin, end int64), transitions []string) []int64 {
+	begin, end := segment()
+	steps := []int64{}
+	for i, t := range transitions {
+		if ran := begin <= int64(i) && int64(i) < end; ran && t != TransitionODE {
+			steps = append(steps, int64(i))
+		}
+	}
+	return steps
+}
+
+// Decoded says that the sample has an image once it is completed: it ends without noise, or
+// is to be decoded all the same.
+func (e *Trajectory) Decoded() bool { return e.Stop == nil || e.Stop.Decode }
+
+// segment checks what Start and Stop say of each other, of the steps and of the group.
+func (p *Prompt) segment(f *faults) {
+	first := int64(0)
+	if p.Start != nil {
+		g := f.in("start")
+		if p.InitialNoise != "" {
+			f.add("initial_noise", quote(p.InitialNoise), "must be absent beside start, which gives the state to begin with")
+		}
+		if p.Start.Latents == nil {
+			g.add("latents", "null", "must be the states to begin with, [n, S, C] or [1, S, C]")
+		} else {
+			p.Start.Latents.states(g.in("latents"), p.groupSize())
+		}
+		first = place(g, p.Start.StepIndex, p.Start.Sigma, 0, most(p.steps())-1, &Range{High: MaxSteps - 1}) + 1
+	}
+	if p.Stop != nil {
+		place(f.in("stop"), p.Stop.StepIndex, p.Stop.Sigma, max(first, 1), most(p.steps()), &Range{Low: 1, High: MaxSteps})
+	}
+}
+
+// most is the number of steps, or the largest that it can be.
+func most(steps int64) int64 {
+	if steps > 0 {
+		return min(steps, MaxSteps)
+	}
+	return MaxSteps
+}
+
+// place checks the two ways to name a step, from low to high, and returns it, 0 where it is not
+// known. What is not in the range of its tag is named by that.
+func place(f *faults, index *int64, sigma *float64, low, high int64, tag *Range) int64 {
+	if index != nil && sigma != nil {
+		f.add("sigma", formatFloat(*sigma), "must be absent beside step_index")
+	}
+	if index == nil || !tag.Holds(float64(*index)) {
+		return 0
+	}
+	f.within("step_index", *index, low, high)
+	return min(*index, high)
+}
+
+// segment checks a resolved one of a schedule of that many steps, and returns its steps; all
+// of them where it is faulty, so that a fault is said once.
+func (f *faults) segment(start *SegmentStart, stop *SegmentStop, groupSize int64, steps int) (begin, end int64) {
+	all := most(int64(steps))
+	begin, end = segment(start, stop, int(all))
+	if start != nil {
+		g := f.in("start")
+		if begin >= all && begin < MaxSteps {
+			g.within("step_index", begin, 0, all-1)
+		}
+		start.Latents.states(g.in("latents"), groupSize)
+	}
+	if stop != nil && (end <= begin || end >= all) && end >= 1 && end < MaxSteps {
+		f.in("stop").within("step_index", end, begin+1, all-1)
+	}
+	if begin < 0 || end <= begin || end > all {
+		return 0, all
+	}
+	return begin, end
+}
+
+// states checks latents that a group begins with, [n, S, C] or [1, S, C]; groupSize is n, or
+// 0 for not known.
+func (t *Tensor) states(f *faults, groupSize int64) {
+	if slices.Contains(DTypes, t.DType) { // another is named by its tag
+		f.enum("dtype", t.DType, LatentsDTypes)
+	}
+	if len(t.Shape) != 3 {
+		f.add("shape", fmt.Sprint(t.Shape[:min(len(t.Shape), MaxTensorDims)]), "must be [samples, tokens, channels]")
+	} else if n := t.Shape[0]; groupSize > 0 && n != 1 && n != groupSize {
+		f.add("shape", fmt.Sprint(t.Shape), fmt.Sprintf("must begin with %d, the group_size, or 1 for all", groupSize))
+	}
+	if t.Parts != nil {
+		f.add("parts", "given", "must be data or ref: only steps have parts")
+	}
+}
+
+// sameSegment says in what the trajectory has otherwise begun or ended than was asked for.
+func (e *Request) sameSegment(t *Trajectory) (field string, same bool) {
+	switch {
+	case !reflect.DeepEqual(e.Start, t.Start):
+		return "start", false
+	case !reflect.DeepEqual(e.Stop, t.Stop):
+		return "stop", false
+	}
+	return "", true
+}

@@ -1,0 +1,112 @@
+package intake
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/schemas"
+)
+
+func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) error {
+	if start == nil {
+		return nil
+	}
+	got, want := start.Latents.Shape, []int64{n, tokens, policy.LatentChannels}
+	if slices.Equal(got, want) || got[0] == 1 && slices.Equal(got[1:], want[1:]) {
+		return nil
+	}
+	return fmt.Errorf("start.latents.shape: %v; must be %v: samples (or 1 for all), tokens, channels", got, want)
+}
+
+// Segment is the part of a schedule, sigmas [T+1], that the samples of a valid prompt run: the
+// steps [begin, end).
+func Segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
+	end = len(sigmas) - 1
+	var errs []error
+	if p.Start != nil {
+		begin, err = place("start", p.Start.StepIndex, p.Start.Sigma, sigmas, begin)
+		errs = append(errs, err)
+	}
+	if p.Stop != nil {
+		end, err = place("stop", p.Stop.StepIndex, p.Stop.Sigma, sigmas, end)
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return 0, 0, err
+	}
+	if begin >= len(sigmas)-1 {
+		return 0, 0, fmt.Errorf("start.step_index: %d; must be between 0 and %d", begin, len(sigmas)-2)
+	}
+	if end <= begin || end >= len(sigmas) {
+		return 0, 0, fmt.Errorf("stop.step_index: %d; must be between %d and %d", end, begin+1, len(sigmas)-1)
+	}
+	return begin, end, nil
+}
+
+// place is the step that an index or a sigma names.
+func place(field string, index *int64, sigma *float64, sigmas []float32, def int) (int, error) {
+	if sigma == nil {
+		return int(value(index, int64(def))), nil
+	}
+	want := float32(*sigma)
+	near := 0
+	for i, s := range sigmas {
+		if s == want {
+			return i, nil
+		}
+		if math.Abs(float64(s-want)) < math.Abs(float64(sigmas[near]-want)) {
+			near = i
+		}
+	}
+	return 0, fmt.Errorf("%s.sigma: %v; must be one of the schedule, to the bit of a float32, such as %v of step %d", field, *sigma, sigmas[near], near)
+}
+
+// Steps lists the steps of a schedule that are not ode, and the latents that samples which run
+// [begin, end) of it keep, both ascending. The run is that of the prompt: a window without a
+// seed of its own is drawn for it.
+func Steps(run string, p *schemas.Prompt, steps, begin, end int) (stochastic []int, returned []int64, err error) {
+	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
+		return nil, nil, err
+	}
+	returned, err = returnedSteps(p, steps, begin, end, within(stochastic, begin, end))
+	return stochastic, returned, err
+}
+
+// within are the steps of an ascending list that a segment runs.
+func within(steps []int, begin, end int) []int {
+	first, _ := slices.BinarySearch(steps, begin)
+	last, _ := slices.BinarySearch(steps, end)
+	return steps[first:last]
+}
+
+// returnedSteps lists latents within begin..end: those asked for, those a trainer of the chosen
+// steps needs and the one that a sample stops with before T, or all when no step was chosen.
+func returnedSteps(p *schemas.Prompt, steps, begin, end int, stochastic []int) ([]int64, error) {
+	r := p.Rollout
+	asked := narrow(r.ReturnStepIndices)
+	for i, index := range asked {
+		if index < begin || index > end {
+			return nil, fmt.Errorf("rollout.return_step_indices[%d]: %d; must be between %d and %d, the states of the steps that run", i, index, begin, end)
+		}
+	}
+	if asked == nil && ((r.SDEStepIndices == nil && r.SDEWindow == nil) || len(stochastic) == 0) {
+		for i := begin; i <= end; i++ {
+			asked = append(asked, i)
+		}
+	}
+	kept, err := flow.ReturnIndices(asked, stochastic, steps)
+	if err != nil {
+		return nil, err
+	}
+	if asked == nil && end < steps && !slices.Contains(kept, end) {
+		kept = append(kept, end)
+	}
+	wide := make([]int64, len(kept))
+	for i, k := range kept {
+		wide[i] = int64(k)
+	}
+	return wide, nil
+}
