@@ -2,17 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -29,15 +23,9 @@ type gemmBench struct {
 func (g *gemmBench) register(text func(*string, string, string, string), span func(*time.Duration, string, time.Duration, string)) {
 	text(&g.model, "model", "signs", "folder in the diffusers layout, or the name of a shipped model")
 	text(&g.prompt, "prompt", `a blue sign that says "4071"`, "prompt, for its length")
-	text(&g.negative, "negative-prompt", " ", "negative prompt, for its length")
+	text(&g.negative, "negative-prompt", "", "negative prompt, for its length; default the model's")
 	text(&g.kernels, "kernels", "", "inner loops to measure; default the fastest of this machine")
 	span(&g.round, "round", 300*time.Millisecond, "time spent on each shape")
-}
-
-// gemmShape is one product of the transformer: dst [m, n] = x [m, k] w^T.
-type gemmShape struct {
-	name    string
-	m, n, k int
 }
 
 func (g *gemmBench) run(ctx context.Context, dir string, out io.Writer) error {
@@ -52,25 +40,25 @@ func (g *gemmBench) run(ctx context.Context, dir string, out io.Writer) error {
 	if err != nil {
 		return boot.Usage(fmt.Errorf("--kernels: %w", err))
 	}
-	fmt.Fprintf(out, "One thread, kernels %s, with bias; best of rounds of a fraction of a millisecond within %v.\n\n", kernels, g.round)
-	fmt.Fprint(out, "| batch | product | rows | n | k | GFLOP/s | share of the peak |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	fmt.Fprintf(out, "One thread, kernels %s, with bias; times in one evaluation; best of rounds of a fraction of a millisecond within %v.\n\n", kernels, g.round)
+	fmt.Fprint(out, "| batch | times | rows | n | k | GFLOP/s | share of the peak |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	least, peak := math.Inf(1), 0.0
 	for _, batch := range g.batches {
-		shapes, err := g.shapes(ctx, dir, batch)
+		products, err := productsOf(ctx, dir, batch, g.prompt, g.negative)
 		if err != nil {
 			return err
 		}
-		for _, s := range shapes {
+		for _, p := range products {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			got, most := g.measure(c, s)
+			got, most := g.measure(c, p.gemmShape)
 			share := "unknown"
 			if most > 0 { // plain Go has no loop that shows it
 				peak, least = max(peak, most), min(least, got/most)
 				share = fmt.Sprintf("%.0f %%", 100*got/most)
 			}
-			fmt.Fprintf(out, "| %d | %s | %d | %d | %d | %.1f | %s |\n", batch, s.name, s.m, s.n, s.k, got, share)
+			fmt.Fprintf(out, "| %d | %d | %d | %d | %d | %.1f | %s |\n", batch, p.times, p.m, p.n, p.k, got, share)
 		}
 	}
 	if peak > 0 {
@@ -78,50 +66,6 @@ func (g *gemmBench) run(ctx context.Context, dir string, out io.Writer) error {
 	}
 	return nil
 }
-
-// shapes of one step with guidance: text and image rows of both halves lie together.
-func (g *gemmBench) shapes(ctx context.Context, dir string, batch int) ([]gemmShape, error) {
-	data, err := os.ReadFile(filepath.Join(dir, "transformer", "config.json"))
-	if err != nil {
-		return nil, fmt.Errorf("read the transformer's configuration: %w", err)
-	}
-	var c struct {
-		Heads     int `json:"num_attention_heads"`
-		HeadDim   int `json:"attention_head_dim"`
-		TextWidth int `json:"joint_attention_dim"`
-	}
-	if err := json.Unmarshal(data, &c); err != nil {
-		return nil, fmt.Errorf("transformer/config.json: %w", err)
-	}
-	m, err := families.All().Open(dir, model.Options{Threads: 1})
-	if err != nil {
-		return nil, err
-	}
-	card := m.Card()
-	conds, err := m.Encode(ctx, []string{g.prompt, g.negative})
-	if err = errors.Join(err, m.Close()); err != nil {
-		return nil, err
-	}
-	tokens, err := card.Tokens(card.Height, card.Width)
-	if err != nil {
-		return nil, err
-	}
-	d := c.Heads * c.HeadDim
-	image, text := 2*batch*tokens, batch*(rowsOf(conds[0])+rowsOf(conds[1]))
-	shapes := []gemmShape{{"image in", image, d, card.LatentChannels}, {"text in", text, d, c.TextWidth}}
-	for _, s := range []struct {
-		name string
-		rows int
-	}{{"image", image}, {"text", text}} {
-		shapes = append(shapes,
-			gemmShape{s.name + " q, k, v", s.rows, 3 * d, d}, gemmShape{s.name + " attention out", s.rows, d, d},
-			gemmShape{s.name + " mlp up", s.rows, 4 * d, d}, gemmShape{s.name + " mlp down", s.rows, d, 4 * d})
-	}
-	return append(shapes, gemmShape{"image out", image, card.LatentChannels, d}), nil
-}
-
-// rowsOf is the tokens of a prompt: the rows of its first tensor.
-func rowsOf(c *model.Conditioning) int { return c.Tensors[0].Shape[0] }
 
 // measure returns the best rate of the product and of the peak loop, in GFLOP/s.
 func (g *gemmBench) measure(c *cpu.CPU, s gemmShape) (best, peak float64) {

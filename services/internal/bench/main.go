@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -49,7 +51,7 @@ func execute(ctx context.Context, args []string) error {
 func noArgs(c *cobra.Command, args []string) error { return boot.Usage(cobra.NoArgs(c, args)) }
 
 func benchSamplerCommand() *cobra.Command {
-	b := samplerBench{prompt: `a blue sign that says "4071"`, negative: " ", scale: 4, steps: 20}
+	b := samplerBench{prompt: `a blue sign that says "4071"`, scale: 4, steps: 20}
 	c := &cobra.Command{
 		Use:   "sampler",
 		Short: "pictures per second, time per step, share of each operation, memory",
@@ -76,7 +78,7 @@ program. The report is Markdown.`,
 	f.IntVar(&b.steps, "steps", b.steps, "denoising steps")
 	f.Float64Var(&b.scale, "true-cfg-scale", b.scale, "guidance scale, above 1")
 	f.StringVar(&b.prompt, "prompt", b.prompt, "prompt of all samples")
-	f.StringVar(&b.negative, "negative-prompt", b.negative, "what guidance leads away from")
+	f.StringVar(&b.negative, "negative-prompt", b.negative, "what guidance leads away from; default the model's")
 	f.IntVar(&b.rounds, "rounds", 7, "measured rounds of each engine; the medians are reported")
 	f.DurationVar(&b.round, "round", 500*time.Millisecond, "a round repeats its call for at least this long")
 	f.DurationVar(&b.profile, "profile", 4*time.Second, "time spent on the share of each operation; 0 for none")
@@ -97,10 +99,11 @@ runs on the core only ever makes a round longer. The report is Markdown.`,
   bench gemm --batch 8 --kernels avx2`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			dir, err := findFolder(g.model)
+			dir, card, err := findFolder(g.model)
 			if err != nil {
 				return err
 			}
+			g.negative = cmp.Or(g.negative, card.NegativePrompt)
 			fmt.Fprintf(c.OutOrStdout(), "%s\n\n", machine())
 			return g.run(c.Context(), dir, c.OutOrStdout())
 		},
@@ -111,16 +114,20 @@ runs on the core only ever makes a round longer. The report is Markdown.`,
 	return c
 }
 
-// findFolder is the folder of what is measured here: real checkpoints only.
-func findFolder(name string) (string, error) {
+// findFolder is the folder and the card of what is measured here: real checkpoints only.
+func findFolder(name string) (string, model.Card, error) {
 	dir, family, err := families.All().Find(name)
 	if err == nil && dir == "" {
 		err = fmt.Errorf("--model: the %s model has no network to measure; name a folder in the diffusers layout", family.Name)
 	}
 	if err != nil {
-		return "", boot.Usage(err)
+		return "", model.Card{}, boot.Usage(err)
 	}
-	return dir, nil
+	info, err := family.Inspect(dir)
+	if err != nil {
+		return "", model.Card{}, err
+	}
+	return dir, info.Card, nil
 }
 
 // machine describes what was measured on, without its name.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,8 @@ type samplerBench struct {
 	profile          time.Duration
 	peer             string
 
-	dir string
+	dir  string
+	card model.Card // without what only the weights tell
 }
 
 func (b *samplerBench) check() error {
@@ -41,7 +43,8 @@ func (b *samplerBench) check() error {
 	if err != nil {
 		return boot.Usage(err)
 	}
-	b.dir, err = findFolder(b.model)
+	b.dir, b.card, err = findFolder(b.model)
+	b.negative = cmp.Or(b.negative, b.card.NegativePrompt)
 	return err
 }
 
@@ -127,12 +130,8 @@ func mib(n int) float64 { return float64(n) / (1 << 20) }
 func (b *samplerBench) speed(ctx context.Context, out, stderr io.Writer) (err error) {
 	var other *peer
 	if b.peer != "" {
-		card, err := b.card()
-		if err != nil {
-			return err
-		}
 		other, err = startPeer(ctx, b.peer, peerConfig{
-			Model: b.dir, Height: card.Height, Width: card.Width, Steps: b.steps, Scale: b.scale, Prompt: b.prompt, Negative: b.negative,
+			Model: b.dir, Height: b.card.Height, Width: b.card.Width, Steps: b.steps, Scale: b.scale, Prompt: b.prompt, Negative: b.negative,
 		}, stderr)
 		if err != nil {
 			return err
@@ -165,14 +164,6 @@ func (b *samplerBench) speed(ctx context.Context, out, stderr io.Writer) (err er
 		}
 	}
 	return nil
-}
-
-func (b *samplerBench) card() (model.Card, error) {
-	m, err := b.open(1)
-	if err != nil {
-		return model.Card{}, err
-	}
-	return m.Card(), m.Close()
 }
 
 // compare measures one combination. Who goes first alternates.
