@@ -63,6 +63,10 @@ var layers = map[string][]string{
 	"pkg/client/policyloss":             nil,
 	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor"},
 
+	// What a run has stored, assembled; its contact sheets.
+	"pkg/sheet":   nil,
+	"pkg/results": {"schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/safetensors", "pkg/sheet", "pkg/tensor"},
+
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
 	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/safetensors", "services/internal/instrument"},
@@ -80,11 +84,11 @@ var layers = map[string][]string{
 	"services/cmd/meander": {"services/command"},
 	// What a program can do with services, without a command line: it stands above them.
 	"services/pipeline": {
-		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
+		"pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
 	},
 	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "services/sampler"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/results",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/verify", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
@@ -111,8 +115,9 @@ var testLayers = map[string][]string{
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},
 	"services/command":             {"pkg/model/modeltest"},
-	"services/pipeline":            {"pkg/natsd", "pkg/client"},
-	"services/verify":              {"pkg/natsd", "pkg/client", "services/pipeline"},
+	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
+	"services/pipeline":            {"schemas", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
+	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/internal/bench":      {"pkg/model/modeltest"},
 }
 
@@ -131,7 +136,7 @@ var dependencies = map[string]dependency{
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration"}},
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration"}},
-	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}},
+	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}, tests: true},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "services/internal/bench"}},
 	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"services/command", "services/internal/boot"}},
@@ -140,7 +145,7 @@ var dependencies = map[string]dependency{
 	"github.com/yalue/onnxruntime_go":       {why: "ONNX Runtime for onnx:NAME, with the tag onnx only", users: []string{"pkg/scorer/onnxscore"}},
 	"go.uber.org/goleak":                    {why: "no goroutine outlives its owner", tests: true},
 	"go.yaml.in/yaml":                       {why: "YAML with order and comments: --print-config, AsyncAPI", users: []string{"services/internal/boot", "schemas/document", "pkg/scorer/scorerfile"}, tests: true},
-	"golang.org/x/image":                    {why: "text and scaling on contact sheets, pictures enlarged for tesseract", users: []string{"services/command", "pkg/scorer", "pkg/scorer/onnxscore"}},
+	"golang.org/x/image":                    {why: "text and scaling on contact sheets, pictures enlarged for tesseract", users: []string{"pkg/sheet", "pkg/scorer", "pkg/scorer/onnxscore"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
 	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration"}},
 	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/command"}},

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"iter"
 	"math"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -74,27 +73,4 @@ func latestRun(ctx context.Context, b *bus.Bus) (string, error) {
 func runOfSubject(subject string) string {
 	run, _ := schemas.RunOf(subject)
 	return run
-}
-
-// storedTrajectory is a trajectory and the message that it is stored in.
-type storedTrajectory struct {
-	*schemas.Trajectory
-	message *bus.Message
-}
-
-// storedTrajectories yields those of a run, or of one group of it (uid "*": of all).
-func storedTrajectories(ctx context.Context, b *bus.Bus, run, uid string) iter.Seq2[storedTrajectory, error] {
-	return func(yield func(storedTrajectory, error) bool) {
-		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + "." + uid + ".*"}, bus.ReadOptions{}) {
-			t := storedTrajectory{&schemas.Trajectory{}, m}
-			if err != nil {
-				err = fmt.Errorf("read trajectories: %w", err)
-			} else if bus.Fits(m, t.Trajectory) != nil {
-				continue // its sample's trajectory will take its place
-			}
-			if !yield(t, err) || err != nil {
-				return
-			}
-		}
-	}
 }

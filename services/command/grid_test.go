@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/meander-rl/meander/pkg/results"
 )
 
 // A grid never goes beyond the width it is given, and shows every cell once.
@@ -30,7 +32,7 @@ func TestGrid(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	got := failures([]memberResult{
+	got := failures([]results.Member{
 		{SampleIndex: 0, Status: "scored"},
 		{SampleIndex: 1, Status: "failed", Error: "no tesseract\nsecond line"},
 		{SampleIndex: 2, Status: "missing"},

@@ -8,10 +8,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/safetensors"
-	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/schemas"
 )
 
 // states are those of a safetensors file that samples begin with.
@@ -132,55 +129,4 @@ func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
 	delete(t, "data")
 	t["ref"] = map[string]any{"bucket": ref.Bucket, "digest": ref.Digest, "size": ref.Size}
 	return nil
-}
-
-// saveLatents writes every kept state of the run to a safetensors file: per group and
-// index a tensor [n, S, C] in F32, called "<uid>.latents.<index>", or "latents.<index>"
-// for a single group. Only completed groups have all their samples.
-func (r *results) saveLatents(ctx context.Context, b *bus.Bus, path string) error {
-	var out []safetensors.Tensor
-	for _, g := range r.Groups {
-		prefix := "latents."
-		if len(r.Groups) > 1 {
-			prefix = g.UID + ".latents."
-		}
-		tensors, err := groupLatents(ctx, b, g, prefix)
-		if err != nil {
-			return fmt.Errorf("save latents of %s: %w", g.UID, err)
-		}
-		out = append(out, tensors...)
-	}
-	if err := safetensors.WriteFile(path, out, map[string]string{"run": r.Summary.Run, "format": "packed [n, S, C], index i is before step i"}); err != nil {
-		return fmt.Errorf("save latents: %w", err)
-	}
-	return nil
-}
-
-func groupLatents(ctx context.Context, b *bus.Bus, g *groupResult, prefix string) ([]safetensors.Tensor, error) {
-	byIndex := map[int64][]float32{}
-	var order, shape []int64
-	for i := range g.Members {
-		t := g.Members[i].trajectory
-		if t == nil || t.StopReason != schemas.StopCompleted {
-			return nil, fmt.Errorf("sample %d did not complete", g.Members[i].SampleIndex)
-		}
-		shape, order = t.LatentsShape, t.LatentStepIndices
-		kept, err := client.New(b).Latents(ctx, t)
-		if err != nil {
-			return nil, err
-		}
-		for index, x := range kept {
-			byIndex[index] = append(byIndex[index], x...)
-		}
-	}
-	var out []safetensors.Tensor
-	for _, index := range order {
-		t, err := safetensors.FloatTensor(fmt.Sprintf("%s%d", prefix, index), tensor.F32,
-			[]int{len(g.Members), int(shape[0]), int(shape[1])}, byIndex[index])
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, t)
-	}
-	return out, nil
 }

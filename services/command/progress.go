@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -44,8 +44,11 @@ type progress struct {
 	scored int
 }
 
-func newProgress(out io.Writer, machine bool, run string, groups int, pending map[string]bool) *progress {
-	p := &progress{out: out, run: run, total: groups, uids: maps.Clone(pending), seen: map[string]bool{}, ended: make(chan struct{})}
+func newProgress(out io.Writer, machine bool, run string, prompts []results.Prompt, o *results.Outcomes) *progress {
+	p := &progress{out: out, run: run, total: len(prompts), uids: map[string]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
+	for _, prompt := range prompts {
+		p.uids[prompt.UID] = o.Open(prompt.UID)
+	}
 	p.changed()
 	if boot.IsTerminal(out) && !machine {
 		name := run + " "

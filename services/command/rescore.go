@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -8,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -245,7 +246,7 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	})
 	var advantages map[string]*schemas.Advantage
 	if err == nil {
-		advantages, err = r.results(work, conn, source)
+		advantages, err = r.advantages(work, conn, source)
 	}
 	if cause := context.Cause(work); err != nil && cause != nil {
 		err = cause
@@ -257,8 +258,8 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	return advantages, err
 }
 
-// results waits for the advantages of the pass.
-func (r *rescorer) results(ctx context.Context, conn *connection, source *sourceRun) (map[string]*schemas.Advantage, error) {
+// advantages waits for those of the pass.
+func (r *rescorer) advantages(ctx context.Context, conn *connection, source *sourceRun) (map[string]*schemas.Advantage, error) {
 	out := map[string]*schemas.Advantage{}
 	for m, err := range conn.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(r.pass, "*")}, bus.ReadOptions{Live: true}) {
 		if err != nil {
@@ -280,33 +281,30 @@ func (r *rescorer) results(ctx context.Context, conn *connection, source *source
 
 // report prints and writes the results and returns the exit status.
 func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceRun, advantages map[string]*schemas.Advantage, took time.Duration, stdout, stderr io.Writer) error {
-	results, err := r.collect(ctx, conn.Bus, source, advantages)
+	var groups []results.Scored
+	for _, uid := range sortedKeys(source.groups) {
+		g := source.groups[uid]
+		groups = append(groups, results.Scored{UID: uid, Prompt: g.prompt, Before: g.result, After: advantages[uid]})
+	}
+	p, err := results.CollectPass(ctx, conn.Bus, r.pass, r.run, groups)
 	if err != nil {
 		return err
 	}
-	results.Summary.Seconds = took.Seconds()
-	dir := r.out
-	if dir == "" {
-		dir = filepath.Join("meander-out", r.pass)
-	}
-	if dir != "-" {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make %s: %w", dir, err)
-		}
-		results.Summary.Out = dir
-		if err := writeResults(dir, results.printJSON); err != nil {
+	p.Summary.Seconds = took.Seconds()
+	if dir := cmp.Or(r.out, filepath.Join("meander-out", r.pass)); dir != "-" {
+		if err := p.Write(dir); err != nil {
 			return err
 		}
 	}
 	if r.json {
-		err = results.printJSON(stdout)
+		err = p.WriteJSON(stdout)
 	} else {
-		err = results.print(stdout)
+		err = printPass(stdout, p)
 	}
 	if err != nil {
 		return err
 	}
-	if results.Summary.Complete < results.Summary.Groups {
+	if p.Summary.Complete < p.Summary.Groups {
 		return &exitError{status: exitFailed}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/reward"
@@ -75,7 +76,7 @@ type sourceGroup struct {
 // samples may be on their way.
 func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error) {
 	s := &sourceRun{groups: map[string]*sourceGroup{}}
-	for t, err := range storedTrajectories(ctx, b, run, "*") {
+	for t, err := range results.Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return nil, err
 		}
@@ -88,7 +89,7 @@ func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error)
 			g.prompt = t.Prompt
 			g.trained = g.trained || len(t.StochasticSteps()) > 0
 		}
-		g.seqs[t.SampleIndex] = t.message.Seq
+		g.seqs[t.SampleIndex] = t.Seq
 	}
 	stored, err := b.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")})
 	if err != nil {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/reward"
 )
@@ -129,7 +131,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		}
 		served <- err
 	}()
-	outcome, err := r.follow(work, conn, prompts, stderr, log)
+	outcomes, err := r.follow(work, conn, prompts, stderr, log)
 	stop(nil)
 	serveErr := <-served
 	switch {
@@ -140,46 +142,29 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	case err != nil:
 		return err
 	}
-	outcome.seconds = time.Since(began).Seconds()
-	return r.report(context.WithoutCancel(ctx), conn, prompts, outcome, stdout, stderr)
-}
-
-// outcome is what became of each prompt.
-type outcome struct {
-	// advantages by the uid of the prompt: of its group, or of the last one that stood in for
-	// it.
-	advantages map[string]*schemas.Advantage
-	refused    map[string]*schemas.Dead // by uid
-	refills    int
-	seconds    float64
+	return r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
 }
 
 // follow publishes what is not done yet and waits until every group has a result.
-func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt, stderr io.Writer, log zerolog.Logger) (*outcome, error) {
+func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt, stderr io.Writer, log zerolog.Logger) (*results.Outcomes, error) {
 	if err := r.claim(ctx, conn, prompts); err != nil {
 		return nil, err
 	}
-	o := &outcome{advantages: map[string]*schemas.Advantage{}, refused: map[string]*schemas.Dead{}}
-	pending := map[string]bool{}
-	for _, p := range prompts {
-		pending[p.uid] = true
+	asked := make([]results.Prompt, len(prompts))
+	for i, p := range prompts {
+		asked[i] = results.Prompt{UID: p.uid, Text: p.text}
 	}
-	stored, err := conn.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(r.id, "*")})
-	if err != nil {
-		return nil, fmt.Errorf("read stored advantages: %w", err)
+	o := results.NewOutcomes(asked)
+	if err := o.Read(ctx, conn.Bus, r.id); err != nil {
+		return nil, err
 	}
-	for _, m := range stored {
-		if err := o.take(m, pending); err != nil {
-			return nil, err
-		}
-	}
-	if done := len(prompts) - len(pending); done > 0 {
+	if done := len(prompts) - o.Left(); done > 0 {
 		fmt.Fprintf(stderr, "run %s: %d of %d groups are done already, resuming\n", r.id, done, len(prompts))
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	progress := newProgress(stderr, r.json, r.id, len(prompts), pending)
+	progress := newProgress(stderr, r.json, r.id, asked, o)
 	defer progress.close()
 	progress.watch(ctx, conn.Bus)
 	var watching sync.WaitGroup
@@ -192,10 +177,23 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 		return nil, fmt.Errorf("subscribe to receipts: %w", err)
 	}
 	defer func() { _ = receipts.Unsubscribe() }()
-	// The dead letters of a prompt carry its stream sequence.
+	bySeq, err := r.publish(ctx, conn, prompts, o, inbox)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.await(ctx, conn, o, bySeq, func() { progress.groups(len(prompts)-o.Left(), o.Refills()) }); err != nil {
+		return nil, err
+	}
+	log.Debug().Str("run", r.id).Msg("all groups have closed")
+	return o, nil
+}
+
+// publish sends the prompts that have no outcome; their receipts go to inbox. It returns the
+// uids by stream sequence, which the dead letters of a prompt carry.
+func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, inbox string) (map[uint64]string, error) {
 	bySeq := map[uint64]string{}
 	for _, p := range prompts {
-		if !pending[p.uid] {
+		if !o.Open(p.uid) {
 			continue
 		}
 		if err := p.offload(ctx, conn.Bus); err != nil {
@@ -211,6 +209,12 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 		}
 		bySeq[ack.Seq] = p.uid
 	}
+	return bySeq, nil
+}
+
+// await reads advantages and refusals until every prompt has an outcome. It calls changed
+// after each.
+func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]string, changed func()) error {
 	type item struct {
 		m   *bus.Message
 		err error
@@ -227,54 +231,27 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 	}
 	go feed(schemas.StreamAdvantages, schemas.AdvantageSubject(r.id, "*"))
 	go feed(schemas.StreamDead, schemas.Prefix+"dead.intake.*.*")
-	for len(pending) > 0 {
+	for o.Left() > 0 {
 		select {
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		case e := <-events:
-			if e.err != nil {
-				return nil, fmt.Errorf("follow run %s: %w", r.id, e.err)
-			}
-			if e.m.Stream == schemas.StreamAdvantages {
-				if err := o.take(e.m, pending); err != nil {
-					return nil, err
+			switch {
+			case e.err != nil:
+				return fmt.Errorf("follow run %s: %w", r.id, e.err)
+			case e.m.Stream == schemas.StreamAdvantages:
+				o.Take(e.m)
+			default:
+				var d schemas.Dead
+				if err := schemas.Decode(e.m.Data, &d); err != nil {
+					break // whoever wrote it: intake's own can be read
 				}
-				break
-			}
-			var d schemas.Dead
-			if err := schemas.Decode(e.m.Data, &d); err != nil {
-				break // whoever wrote it: intake's own can be read
-			}
-			if uid, ours := bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts && pending[uid] {
-				o.refused[uid] = &d
-				delete(pending, uid)
+				if uid, ours := bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts {
+					o.Refuse(uid, d.Reason)
+				}
 			}
 		}
-		progress.groups(len(prompts)-len(pending), o.refills)
-	}
-	log.Debug().Str("run", r.id).Msg("all groups have closed")
-	return o, nil
-}
-
-func (o *outcome) take(m *bus.Message, pending map[string]bool) error {
-	var a schemas.Advantage
-	if bus.Fits(m, &a) != nil {
-		return nil // the group's result will take its place
-	}
-	uid := a.UID
-	if a.Refill != nil {
-		uid = a.Refill.Root
-	}
-	switch {
-	case !pending[uid]:
-	case a.RefilledBy != "": // a fresh group is on its way
-		o.refills++
-	case a.Status == schemas.StatusRefused: // which the dead letter says, too
-		o.refused[uid] = &schemas.Dead{Reason: a.Error}
-		delete(pending, uid)
-	default:
-		o.advantages[uid] = &a
-		delete(pending, uid)
+		changed()
 	}
 	return nil
 }
@@ -313,39 +290,35 @@ func (r *runner) claim(ctx context.Context, conn *connection, prompts []prompt) 
 }
 
 // report prints and writes the results and returns the exit status.
-func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt, o *outcome, stdout, stderr io.Writer) error {
-	results, err := collect(ctx, conn.Bus, r.id, prompts, o)
+func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, took time.Duration, stdout, stderr io.Writer) error {
+	run, err := results.Collect(ctx, conn.Bus, r.id, o)
 	if err != nil {
 		return err
 	}
-	results.Summary.Seconds = o.seconds
-	dir := r.out
-	if dir == "" {
-		dir = filepath.Join("meander-out", r.id)
-	}
-	if dir != "-" {
-		if err := results.write(ctx, conn.Bus, dir); err != nil {
+	run.Summary.Seconds = took.Seconds()
+	if dir := cmp.Or(r.out, filepath.Join("meander-out", r.id)); dir != "-" {
+		if err := run.Write(ctx, conn.Bus, dir); err != nil {
 			return err
 		}
 	}
 	if r.saveLatents != "" {
-		if err := results.saveLatents(ctx, conn.Bus, r.saveLatents); err != nil {
+		if err := run.WriteLatents(ctx, conn.Bus, r.saveLatents); err != nil {
 			return err
 		}
 	}
 	if r.json {
-		err = results.printJSON(stdout)
+		err = run.WriteJSON(stdout)
 	} else {
-		err = results.print(stdout)
+		err = printRun(stdout, run)
 	}
 	if err != nil {
 		return err
 	}
 	r.reportRefused(prompts, o, stderr)
-	switch s := results.Summary; {
+	switch s := run.Summary; {
 	case s.Complete == len(prompts):
 		return nil
-	case len(o.refused) == len(prompts):
+	case s.Refused == len(prompts):
 		return &exitError{status: exitUsage}
 	default:
 		return &exitError{status: exitFailed}
@@ -353,15 +326,15 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 }
 
 // reportRefused says each reason once, with the prompts that it holds for.
-func (r *runner) reportRefused(prompts []prompt, o *outcome, stderr io.Writer) {
+func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.Writer) {
 	uids := map[string][]string{}
 	var reasons []string
 	for _, p := range prompts {
-		d := o.refused[p.uid]
-		if d == nil {
+		reason, refused := o.Refused(p.uid)
+		if !refused {
 			continue
 		}
-		reason := blame(d.Reason, r.prompts.flagOf)
+		reason = blame(reason, r.prompts.flagOf)
 		if uids[reason] == nil {
 			reasons = append(reasons, reason)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -101,7 +102,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io
 		source = adv.SourceRun
 	}
 	var trajectories []*schemas.Trajectory
-	for t, err := range storedTrajectories(ctx, b, source, uid) {
+	for t, err := range results.Trajectories(ctx, b, source, uid) {
 		if err != nil {
 			return err
 		}
@@ -140,14 +141,14 @@ func failuresOf(ctx context.Context, b *bus.Bus, run, uid string, adv *schemas.A
 			}
 		}
 	}
-	rewards, err := readRewards(ctx, b, run, uid)
+	rewards, err := results.Rewards(ctx, b, run, uid)
 	if err != nil {
 		return nil, err
 	}
-	var members []memberResult
+	var members []results.Member
 	for _, m := range adv.Members {
-		r := memberResult{SampleIndex: m.SampleIndex, Status: m.Status}
-		if reward := rewards[memberKey(uid, m.SampleIndex)]; reward != nil {
+		r := results.Member{SampleIndex: m.SampleIndex, Status: m.Status}
+		if reward := rewards[results.Sample{UID: uid, Index: m.SampleIndex}]; reward != nil {
 			r.Error = reward.Error
 		}
 		for _, t := range trajectories {

@@ -1,15 +1,16 @@
 package command
 
 import (
-	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
 
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -20,17 +21,17 @@ const (
 	fewSamples = 8
 )
 
-// print is the table for people.
-func (r *results) print(w io.Writer) error {
+// printRun is the table for people.
+func printRun(w io.Writer, r *results.Run) error {
 	if len(r.Groups) <= fewGroups {
-		r.printGroups(w)
-	} else if err := r.printLines(w); err != nil {
+		printGroups(w, r)
+	} else if err := printLines(w, r); err != nil {
 		return err
 	}
 	s := r.Summary
 	lines := append([]string{
 		fmt.Sprintf("run %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s", s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds),
-	}, s.measures()...)
+	}, measures(&s)...)
 	fmt.Fprintln(w)
 	for _, line := range lines {
 		fmt.Fprintln(w, breakLines(line, lineWidth(w), "\n  "))
@@ -47,7 +48,7 @@ func (r *results) print(w io.Writer) error {
 
 // printGroups shows every sample, the best first: its reward, the single scores where
 // there are several, what was read, and the advantage; then why samples failed.
-func (r *results) printGroups(w io.Writer) {
+func printGroups(w io.Writer, r *results.Run) {
 	for i, g := range r.Groups {
 		if i > 0 {
 			fmt.Fprintln(w)
@@ -67,17 +68,14 @@ func (r *results) printGroups(w io.Writer) {
 			between = "\n  "
 		}
 		fmt.Fprintf(w, "%s%s%s\n", g.Prompt, between, breakLines(head, lineWidth(w), "\n  "))
-		members := slices.Clone(g.Members)
-		slices.SortStableFunc(members, func(a, b memberResult) int {
-			return cmp.Or(compareDown(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
-		})
+		members := g.Best()
 		more := max(0, len(members)-fewSamples)
 		members = members[:len(members)-more]
 		if len(members) == 0 {
 			continue
 		}
 		table := &grid{}
-		row := func(name string, cell func(m *memberResult) string) {
+		row := func(name string, cell func(m *results.Member) string) {
 			cells := make([]string, len(members))
 			filled := false
 			for k := range members {
@@ -88,21 +86,21 @@ func (r *results) printGroups(w io.Writer) {
 				table.row(name, cells)
 			}
 		}
-		row("sample", func(m *memberResult) string { return fmt.Sprintf("#%d", m.SampleIndex) })
-		row("read", (*memberResult).detail)
+		row("sample", func(m *results.Member) string { return fmt.Sprintf("#%d", m.SampleIndex) })
+		row("read", (*results.Member).Read)
 		names := scoreNames(members)
 		if len(names) > 1 {
 			for _, name := range names {
-				row(name, func(m *memberResult) string { return m.score(name) })
+				row(name, func(m *results.Member) string { return score(m, name) })
 			}
 		}
-		row("reward", func(m *memberResult) string {
+		row("reward", func(m *results.Member) string {
 			if m.Status != "scored" {
 				return m.Status
 			}
 			return number(m.Reward, "%.3f")
 		})
-		row("advantage", func(m *memberResult) string { return number(m.Advantage, "%+.3f") })
+		row("advantage", func(m *results.Member) string { return number(m.Advantage, "%+.3f") })
 		table.print(w, width(w))
 		if more > 0 {
 			fmt.Fprintf(w, "%sand %s\n", gridGap, count(more, "more sample"))
@@ -114,7 +112,7 @@ func (r *results) printGroups(w io.Writer) {
 }
 
 // failures says of samples without a reward why, each reason once.
-func failures(members []memberResult) []string {
+func failures(members []results.Member) []string {
 	var reasons []string
 	samples := map[string][]string{}
 	for _, m := range members {
@@ -141,7 +139,7 @@ func failures(members []memberResult) []string {
 }
 
 // printLines is a line for each group, then why samples failed.
-func (r *results) printLines(w io.Writer) error {
+func printLines(w io.Writer, r *results.Run) error {
 	columns := width(w)
 	widest := 0
 	for _, g := range r.Groups {
@@ -152,9 +150,9 @@ func (r *results) printLines(w io.Writer) error {
 	shown := min(max((columns-widest-30)/14, 1), fewSamples)
 	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
-	var all []memberResult
+	var all []results.Member
 	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(g.UID, widest), g.Status, number(g.Mean, "%.3f"), number(g.Std, "%.3f"), g.members(shown))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(g.UID, widest), g.Status, number(g.Mean, "%.3f"), number(g.Std, "%.3f"), members(g, shown))
 		all = append(all, g.Members...)
 	}
 	if err := t.Flush(); err != nil {
@@ -173,7 +171,7 @@ func (r *results) printLines(w io.Writer) error {
 }
 
 // members is the short form of a table row, of that many samples at most.
-func (g *groupResult) members(most int) string {
+func members(g *results.Group, most int) string {
 	if g.Status == "refused" {
 		return firstLine(g.Error)
 	}
@@ -192,7 +190,7 @@ func (g *groupResult) members(most int) string {
 }
 
 // scoreNames are the reward functions of a group, in their order.
-func scoreNames(members []memberResult) []string {
+func scoreNames(members []results.Member) []string {
 	for _, m := range members {
 		if len(m.Scores) > 0 {
 			names := make([]string, len(m.Scores))
@@ -206,7 +204,7 @@ func scoreNames(members []memberResult) []string {
 }
 
 // score is a single score in a table.
-func (m *memberResult) score(name string) string {
+func score(m *results.Member, name string) string {
 	for _, s := range m.Scores {
 		if s.Name == name {
 			if s.Value == nil {
@@ -218,19 +216,43 @@ func (m *memberResult) score(name string) string {
 	return "-"
 }
 
-// maxDetailShown is how much of what was read fits a column or a caption.
-const maxDetailShown = 14
-
-// detail is what a reward function read in the picture, in quotes; empty: none said.
-func (m *memberResult) detail() string {
-	for _, s := range m.Scores {
-		if s.Detail != "" {
-			text := s.Detail
-			if utf8.RuneCountInString(text) > maxDetailShown {
-				text = string([]rune(text)[:maxDetailShown-1]) + "…"
-			}
-			return fmt.Sprintf("%q", text)
+// measures are the lines of the summary that say how the rewards are.
+func measures(s *results.Summary) []string {
+	var lines []string
+	m := s.Metrics
+	if _, ok := m["critic/rewards/mean"]; ok {
+		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f, %.0f %% of groups without variance",
+			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
+		if s.Refills > 0 {
+			line += fmt.Sprintf(", %d groups refilled", s.Refills)
+		}
+		lines = append(lines, line)
+	}
+	evaluations := map[string][]string{} // by source and score
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		rest, core := strings.CutPrefix(name, "val-core/")
+		rest = strings.TrimSuffix(rest, "/mean")
+		if at := strings.LastIndexByte(rest, '/'); core && !strings.HasSuffix(rest, "/std") {
+			evaluations[rest[:at]] = append(evaluations[rest[:at]], fmt.Sprintf("%s %.3f", rest[at+1:], m[name]))
 		}
 	}
-	return ""
+	for _, of := range slices.Sorted(maps.Keys(evaluations)) {
+		lines = append(lines, "evaluation "+of+": "+strings.Join(evaluations[of], ", "))
+	}
+	return lines
+}
+
+func number(v *float64, format string) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf(format, *v)
+}
+
+func firstLine(s string) string {
+	first, _, more := strings.Cut(s, "\n")
+	if more {
+		return first + " ..."
+	}
+	return s
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -227,7 +228,7 @@ type waitingSample struct {
 }
 
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out, stderr io.Writer) error {
-	rewards, err := readRewards(ctx, b, run, "*")
+	rewards, err := results.Rewards(ctx, b, run, "*")
 	if err != nil {
 		return err
 	}
@@ -237,11 +238,11 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out,
 		}
 	}
 	var waiting []waitingSample
-	for t, err := range storedTrajectories(ctx, b, run, "*") {
+	for t, err := range results.Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return err
 		}
-		if rewards[memberKey(t.UID, t.SampleIndex)] != nil || t.Image == nil {
+		if rewards[results.Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.Image == nil {
 			continue
 		}
 		for _, name := range externals(&t.Group) {

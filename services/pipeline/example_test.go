@@ -10,16 +10,21 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/verify"
 )
 
-// A trainer with the whole pipeline and a server in its own process.
+// A trainer with the whole pipeline and a server in its own process: a prompt, its group, the
+// results of the run and the proof of its log-probs.
 func Example() {
 	if err := train(context.Background()); err != nil {
 		fmt.Println(err)
 	}
-	// Output: complete: 4 samples
+	// Output:
+	// complete: 4 samples
+	// 1 of 1 groups, every log-prob right: true
 }
 
 func train(ctx context.Context) error {
@@ -60,6 +65,15 @@ func train(ctx context.Context) error {
 		fmt.Printf("%s: %d samples\n", group.Status, len(group.Members))
 		break
 	}
+	run, err := results.Read(ctx, b, "demo")
+	if err != nil {
+		return err
+	}
+	proof, err := verify.Run(ctx, b, "demo", verify.Options{})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d of %d groups, every log-prob right: %v\n", run.Summary.Complete, run.Summary.Groups, proof.OK(0))
 	stop()
 	return <-served
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
 	"github.com/meander-rl/meander/services/verify"
@@ -25,30 +25,11 @@ const steps, stochastic, samples = 4, 2, 2
 // sampled is a bus that holds the run r1.
 func sampled(t *testing.T) *bus.Bus {
 	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Close() })
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.Close() })
-	if err := b.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	plane := bustest.New(t)
+	b := plane.Bus
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
-	ctx, stop := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	go func() { served <- pipeline.Run(ctx, b, config, zerolog.Nop()) }()
-	defer func() {
-		stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	}()
+	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
 	prompt := &schemas.Prompt{
 		UID: "p1", Prompt: "a red fox", Seed: new(int64(5)), GroupSize: new(int64(samples)), NumInferenceSteps: new(int64(steps)),
 		Height: new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0), NegativePrompt: new("a fox"),
@@ -57,12 +38,8 @@ func sampled(t *testing.T) *bus.Bus {
 	if _, err := client.New(b).Publish(t.Context(), "r1", prompt); err != nil {
 		t.Fatal(err)
 	}
-	for group, err := range client.New(b).Groups(t.Context(), "r1", "") {
-		if err != nil || group.Status != schemas.StatusComplete {
-			t.Fatal(err, group)
-		}
-		break
-	}
+	bustest.Await(t, b, 1, schemas.StreamAdvantages)
+	service.Stop() // it would put away what is forged
 	return b
 }
 

@@ -1,44 +1,9 @@
-package command
+package results
 
 import (
-	"context"
-	"fmt"
-	"maps"
-	"slices"
-	"strings"
-
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
 )
-
-// readRewards returns the rewards of a run, or of one group of it (uid "*": of all), by
-// memberKey.
-func readRewards(ctx context.Context, b *bus.Bus, run, uid string) (map[string]*schemas.Reward, error) {
-	out := map[string]*schemas.Reward{}
-	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
-		if err != nil {
-			return nil, fmt.Errorf("read rewards: %w", err)
-		}
-		var r schemas.Reward
-		if bus.Fits(m, &r) != nil {
-			continue // its sample's reward will take its place
-		}
-		out[memberKey(r.UID, r.SampleIndex)] = &r
-	}
-	return out, nil
-}
-
-// take puts the scores of a sample into its result.
-func (m *memberResult) take(r *schemas.Reward) {
-	m.Error = r.Error
-	for _, s := range r.Scores {
-		m.Scores = append(m.Scores, scoreResult{
-			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail,
-			Seconds: float64(s.DurationNS) / 1e9,
-		})
-	}
-}
 
 // measures gather the metrics of a run over all of its groups, as Batch events have them
 // for each batch.
@@ -72,7 +37,7 @@ func (x *measures) sample(a *schemas.Advantage, m *schemas.Member, r *schemas.Re
 }
 
 // group takes the groups of evaluations.
-func (x *measures) group(a *schemas.Advantage, rewards map[string]*schemas.Reward) {
+func (x *measures) group(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
 	if !a.Evaluation {
 		return
 	}
@@ -85,7 +50,7 @@ func (x *measures) group(a *schemas.Advantage, rewards map[string]*schemas.Rewar
 	at := map[string]int{}
 	reader := "" // the reward function whose readings are the answers to vote on
 	for i := range a.Members {
-		r := rewards[memberKey(a.UID, a.Members[i].SampleIndex)]
+		r := rewards[Sample{a.UID, a.Members[i].SampleIndex}]
 		if r == nil || r.Reward == nil {
 			continue
 		}
@@ -125,30 +90,4 @@ func (x *measures) metrics() map[string]float64 {
 		out[m.Name] = m.Value
 	}
 	return out
-}
-
-// measures are the lines of the summary that say how the rewards are.
-func (s *summary) measures() []string {
-	var lines []string
-	m := s.Metrics
-	if _, ok := m["critic/rewards/mean"]; ok {
-		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f, %.0f %% of groups without variance",
-			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
-		if s.Refills > 0 {
-			line += fmt.Sprintf(", %d groups refilled", s.Refills)
-		}
-		lines = append(lines, line)
-	}
-	evaluations := map[string][]string{} // by source and score
-	for _, name := range slices.Sorted(maps.Keys(m)) {
-		rest, core := strings.CutPrefix(name, "val-core/")
-		rest = strings.TrimSuffix(rest, "/mean")
-		if at := strings.LastIndexByte(rest, '/'); core && !strings.HasSuffix(rest, "/std") {
-			evaluations[rest[:at]] = append(evaluations[rest[:at]], fmt.Sprintf("%s %.3f", rest[at+1:], m[name]))
-		}
-	}
-	for _, of := range slices.Sorted(maps.Keys(evaluations)) {
-		lines = append(lines, "evaluation "+of+": "+strings.Join(evaluations[of], ", "))
-	}
-	return lines
 }

@@ -1,0 +1,132 @@
+package results
+
+import (
+	"context"
+	"io"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Pass is what scoring a run's samples again came to, beside the run. Its JSON is that of
+// meander rescore --json.
+type Pass struct {
+	Groups  []*PassGroup
+	Summary PassSummary
+}
+
+// PassGroup is a group of a pass.
+type PassGroup struct {
+	UID    string   `json:"uid"`
+	Prompt string   `json:"prompt"`
+	Status string   `json:"status"`
+	Error  string   `json:"error,omitempty"`
+	Mean   *float64 `json:"mean"`
+	Std    *float64 `json:"std"`
+	// SourceMean and SourceStd are those of the run; null where it has no result.
+	SourceMean *float64     `json:"source_mean"`
+	SourceStd  *float64     `json:"source_std"`
+	Members    []PassMember `json:"members"`
+}
+
+// PassMember is one sample of it.
+type PassMember struct {
+	SampleIndex     int64     `json:"sample_index"`
+	Status          string    `json:"status"`
+	Error           string    `json:"error,omitempty"`
+	Reward          *float64  `json:"reward"`
+	Advantage       *float64  `json:"advantage"`
+	StepAdvantages  []float64 `json:"step_advantages,omitempty"`
+	Scores          []Score   `json:"scores"`
+	SourceStatus    string    `json:"source_status"`
+	SourceReward    *float64  `json:"source_reward"`
+	SourceAdvantage *float64  `json:"source_advantage"`
+}
+
+// PassSummary counts what a pass came to.
+type PassSummary struct {
+	Run      string  `json:"run"`
+	Source   string  `json:"source_run"`
+	Groups   int     `json:"groups"`
+	Complete int     `json:"complete"`
+	Samples  int     `json:"samples"`
+	Scored   int     `json:"scored"`
+	Digest   string  `json:"digest"`
+	Seconds  float64 `json:"seconds"`
+	Out      string  `json:"out,omitempty"`
+}
+
+// Scored is a group before and after a pass.
+type Scored struct {
+	UID, Prompt string
+	// Before is the result in the run, nil where it has none; After that in the pass.
+	Before, After *schemas.Advantage
+}
+
+// CollectPass reads what a pass over a run stored of the groups.
+func CollectPass(ctx context.Context, b *bus.Bus, pass, run string, groups []Scored) (*Pass, error) {
+	rewards, err := Rewards(ctx, b, pass, "*")
+	if err != nil {
+		return nil, err
+	}
+	out := &Pass{Summary: PassSummary{Run: pass, Source: run, Groups: len(groups)}}
+	var content digest
+	for _, s := range groups {
+		if err := content.add("advantage."+s.UID, s.After); err != nil {
+			return nil, err
+		}
+		g := s.group(rewards)
+		for _, m := range g.Members {
+			if m.Status == schemas.StatusScored {
+				out.Summary.Scored++
+			}
+		}
+		out.Summary.Samples += len(g.Members)
+		if g.Status == schemas.StatusComplete {
+			out.Summary.Complete++
+		}
+		out.Groups = append(out.Groups, g)
+	}
+	out.Summary.Digest = content.String()
+	return out, nil
+}
+
+// group joins both results.
+func (s *Scored) group(rewards map[Sample]*schemas.Reward) *PassGroup {
+	a := s.After
+	g := &PassGroup{UID: s.UID, Prompt: s.Prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std, Members: []PassMember{}}
+	before := map[int64]schemas.Member{}
+	if s.Before != nil {
+		g.SourceMean, g.SourceStd = s.Before.Mean, s.Before.Std
+		for _, m := range s.Before.Members {
+			before[m.SampleIndex] = m
+		}
+	}
+	for _, m := range a.Members {
+		old := before[m.SampleIndex]
+		x := PassMember{
+			SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages,
+			SourceStatus: old.Status, SourceReward: old.Reward, SourceAdvantage: old.Advantage,
+		}
+		if r := rewards[Sample{s.UID, m.SampleIndex}]; r != nil {
+			x.Error, x.Scores = r.Error, scoresOf(r)
+		}
+		g.Members = append(g.Members, x)
+	}
+	return g
+}
+
+// Read is what a reward function read in the image, as Member has it.
+func (m *PassMember) Read() string { return readIn(m.Scores) }
+
+// WriteJSON writes one object a line: each group, then the summary as the value of summary.
+func (p *Pass) WriteJSON(w io.Writer) error { return writeLines(w, p.Groups, p.Summary) }
+
+// Write makes the file dir/results.jsonl, and notes the folder in p.
+func (p *Pass) Write(dir string) error {
+	if err := makeFolder(dir); err != nil {
+		return err
+	}
+	p.Summary.Out = dir
+	return writeFile(dir, p.WriteJSON)
+}

@@ -1,0 +1,242 @@
+// Package results assembles what a run has stored: groups with their samples, rewards and
+// advantages, the metrics, a digest of it all, and files of them.
+package results
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Run is what a run came to. Its JSON is that of meander run --json.
+type Run struct {
+	Groups  []*Group // in the order of the prompts
+	Summary Summary
+}
+
+// Group is what became of a prompt.
+type Group struct {
+	UID    string `json:"uid"`
+	Prompt string `json:"prompt"`
+	// Status is that of the advantage event, refused, or open where there is no result yet.
+	Status string `json:"status"`
+	// Group is the uid of the group that stood in for the prompt's own, where one did.
+	Group string `json:"group,omitempty"`
+	Error string `json:"error,omitempty"`
+	// Mean and Std are of the rewards; null without any.
+	Mean    *float64 `json:"mean"`
+	Std     *float64 `json:"std"`
+	Members []Member `json:"members"`
+}
+
+// Member is one sample of a group.
+type Member struct {
+	SampleIndex int64    `json:"sample_index"`
+	Status      string   `json:"status"`
+	Error       string   `json:"error,omitempty"`
+	Reward      *float64 `json:"reward"`
+	Advantage   *float64 `json:"advantage"`
+	// StepAdvantages are there when they differ over the trained steps.
+	StepAdvantages []float64 `json:"step_advantages,omitempty"`
+	Scores         []Score   `json:"scores,omitempty"`
+	// LogProbs are in nats, one a step, null where a step is ode; Transitions are the steps'
+	// kinds, Latents the indices of the states kept.
+	LogProbs    []*float64 `json:"log_probs"`
+	Transitions []string   `json:"transitions"`
+	Latents     []int64    `json:"latent_step_indices"`
+	Seed        uint64     `json:"sample_seed,string"`
+	Digest      string     `json:"content_digest"`
+	Image       string     `json:"image,omitempty"`
+	trajectory  *schemas.Trajectory
+}
+
+// Score is the outcome of one reward function.
+type Score struct {
+	Name    string   `json:"name"`
+	Version string   `json:"version,omitempty"`
+	Status  string   `json:"status"`
+	Value   *float64 `json:"value"`
+	Error   string   `json:"error,omitempty"`
+	Detail  string   `json:"detail,omitempty"`
+	Seconds float64  `json:"seconds"`
+}
+
+// Summary counts what a run came to.
+type Summary struct {
+	Run          string  `json:"run"`
+	Groups       int     `json:"groups"`
+	Complete     int     `json:"complete"`
+	Refused      int     `json:"refused"`
+	Refills      int     `json:"refills,omitempty"`
+	Samples      int     `json:"samples"`
+	Trajectories int     `json:"trajectories"`
+	StepsStored  int     `json:"steps_stored"`
+	Digest       string  `json:"digest"`
+	Seconds      float64 `json:"seconds"`
+	// Metrics are named as verl names them; those of evaluations begin with val-.
+	Metrics map[string]float64 `json:"metrics,omitempty"`
+	Out     string             `json:"out,omitempty"`
+	Sheet   string             `json:"sheet,omitempty"`
+}
+
+// StatusOpen is a group without a result.
+const StatusOpen = "open"
+
+// Read is what a run has come to so far: of every prompt that was accepted or refused with a
+// uid, in the order of the uids.
+func Read(ctx context.Context, b *bus.Bus, run string) (*Run, error) {
+	var prompts []Prompt
+	records, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.GroupSubject(run, "*")})
+	if err != nil {
+		return nil, fmt.Errorf("read groups: %w", err)
+	}
+	for _, m := range records {
+		var g schemas.GroupRecord
+		if bus.Fits(m, &g) == nil && g.Group.Refill == nil { // else it stands in for one of these
+			prompts = append(prompts, Prompt{UID: g.UID, Text: g.Prompt})
+		}
+	}
+	slices.SortFunc(prompts, func(a, b Prompt) int { return cmp.Compare(a.UID, b.UID) })
+	o := NewOutcomes(prompts)
+	if err := o.Read(ctx, b, run); err != nil {
+		return nil, err
+	}
+	return Collect(ctx, b, run, o)
+}
+
+// Collect reads what the run stored of the prompts of o. The digest is over the content of all
+// trajectories and advantages in key order: equal for equal seeds and prompts, however the
+// work was packed, timed or repeated.
+func Collect(ctx context.Context, b *bus.Bus, run string, o *Outcomes) (*Run, error) {
+	c := &collection{trajectories: map[Sample]*schemas.Trajectory{}}
+	for t, err := range Trajectories(ctx, b, run, "*") {
+		if err != nil {
+			return nil, err
+		}
+		c.trajectories[Sample{t.UID, t.SampleIndex}] = t.Trajectory
+	}
+	// Step events, not their parts, of all attempts.
+	steps, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Prefix+"step."+run+".*.*.*.*")
+	if err != nil {
+		return nil, err
+	}
+	if c.rewards, err = Rewards(ctx, b, run, "*"); err != nil {
+		return nil, err
+	}
+	r := &Run{Summary: Summary{
+		Run: run, Groups: len(o.prompts), Refused: len(o.refused), Refills: len(o.refilled), Trajectories: len(c.trajectories), StepsStored: len(steps),
+	}}
+	for _, p := range o.prompts {
+		g := &Group{UID: p.UID, Prompt: p.Text, Status: StatusOpen, Members: []Member{}}
+		if a := o.Advantage(p.UID); a != nil {
+			if err := c.fill(g, a); err != nil {
+				return nil, err
+			}
+		} else if reason, refused := o.Refused(p.UID); refused {
+			g.Status, g.Error = schemas.StatusRefused, reason
+		}
+		r.Groups = append(r.Groups, g)
+		r.Summary.Samples += len(g.Members)
+		if g.Status == schemas.StatusComplete {
+			r.Summary.Complete++
+		}
+	}
+	r.Summary.Metrics = c.measured.metrics()
+	r.Summary.Digest = c.digest.String()
+	return r, nil
+}
+
+// collection is what a run stored, and what was found of it.
+type collection struct {
+	trajectories map[Sample]*schemas.Trajectory
+	rewards      map[Sample]*schemas.Reward
+	measured     measures
+	digest       digest
+}
+
+// fill gives a group its result.
+func (c *collection) fill(g *Group, a *schemas.Advantage) error {
+	if err := c.digest.add("advantage."+a.UID, a); err != nil {
+		return err
+	}
+	g.Status, g.Error, g.Mean, g.Std = a.Status, a.Error, a.Mean, a.Std
+	if a.UID != g.UID {
+		g.Group = a.UID
+	}
+	for _, m := range a.Members {
+		sample := Sample{a.UID, m.SampleIndex}
+		member := Member{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages}
+		if reward := c.rewards[sample]; reward != nil {
+			member.Error, member.Scores = reward.Error, scoresOf(reward)
+			c.measured.sample(a, &m, reward)
+		}
+		if t := c.trajectories[sample]; t != nil {
+			if err := c.digest.add("trajectory."+sample.String(), t); err != nil {
+				return err
+			}
+			member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
+			member.Error = cmp.Or(t.Error, member.Error)
+			member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
+		}
+		g.Members = append(g.Members, member)
+	}
+	c.measured.group(a, c.rewards)
+	return nil
+}
+
+// Best are the members by falling reward, those without one last.
+func (g *Group) Best() []Member {
+	members := slices.Clone(g.Members)
+	slices.SortStableFunc(members, func(a, b Member) int {
+		return cmp.Or(compareDown(a.Reward, b.Reward), cmp.Compare(a.SampleIndex, b.SampleIndex))
+	})
+	return members
+}
+
+// compareDown puts larger values first and missing ones last.
+func compareDown(a, b *float64) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return cmp.Compare(*b, *a)
+}
+
+// mostRead is how much of what was read fits a column or a caption.
+const mostRead = 14
+
+// Read is what a reward function read in the image, in quotes, cut to a caption's length;
+// empty: none said.
+func (m *Member) Read() string { return readIn(m.Scores) }
+
+func readIn(scores []Score) string {
+	for _, s := range scores {
+		if s.Detail != "" {
+			text := s.Detail
+			if utf8.RuneCountInString(text) > mostRead {
+				text = string([]rune(text)[:mostRead-1]) + "…"
+			}
+			return fmt.Sprintf("%q", text)
+		}
+	}
+	return ""
+}
+
+func scoresOf(r *schemas.Reward) (scores []Score) {
+	for _, s := range r.Scores {
+		scores = append(scores, Score{
+			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail,
+			Seconds: float64(s.DurationNS) / 1e9,
+		})
+	}
+	return scores
+}

@@ -1,0 +1,237 @@
+package results_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"image/png"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+)
+
+// serve starts a pipeline that takes so many samples at once.
+func serve(t *testing.T, batch int) *bus.Bus {
+	t.Helper()
+	plane := bustest.New(t)
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model, config.Sampler.Batch = "synthetic", batch
+	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	return plane.Bus
+}
+
+// publish sends a small prompt of two samples.
+func publish(t *testing.T, b *bus.Bus, run, uid string, change func(*schemas.Prompt)) {
+	t.Helper()
+	p := &schemas.Prompt{
+		UID: uid, Prompt: "a fox, " + uid, Seed: new(int64(5)), GroupSize: new(int64(2)), NumInferenceSteps: new(int64(3)),
+		Height: new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEStepIndices: []int64{1}},
+	}
+	if change != nil {
+		change(p)
+	}
+	if _, err := client.New(b).Publish(t.Context(), run, p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRead(t *testing.T) {
+	digests := map[string]bool{}
+	for _, batch := range []int{1, 4} {
+		b := serve(t, batch)
+		publish(t, b, "r1", "b", nil)
+		publish(t, b, "r1", "a", nil)
+		publish(t, b, "r1", "waits", func(p *schemas.Prompt) {
+			p.Reward, p.Deadline = []schemas.RewardSpec{{Name: "external"}}, new(time.Now().Add(time.Hour).UnixNano())
+		})
+		bustest.Await(t, b, 2, schemas.StreamAdvantages)
+		bustest.Await(t, b, 6, schemas.StreamTrajectories)
+		run, err := results.Read(t.Context(), b, "r1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, g := range run.Groups {
+			got = append(got, fmt.Sprintf("%s %s %d", g.UID, g.Status, len(g.Members)))
+		}
+		if want := []string{"a complete 2", "b complete 2", "waits open 0"}; !slices.Equal(got, want) {
+			t.Fatalf("groups %q, want %q", got, want)
+		}
+		s := run.Summary
+		if s.Groups != 3 || s.Complete != 2 || s.Refused != 0 || s.Samples != 4 || s.Trajectories != 6 || s.StepsStored != 18 {
+			t.Errorf("summary %+v", s)
+		}
+		g := run.Groups[0]
+		for i, m := range g.Members {
+			if m.SampleIndex != int64(i) || m.Reward == nil || m.Advantage == nil || len(m.Scores) != 1 || len(m.LogProbs) != 3 || m.LogProbs[1] == nil || m.LogProbs[0] != nil {
+				t.Errorf("member %d: %+v", i, m)
+			}
+		}
+		if mean := (*g.Members[0].Reward + *g.Members[1].Reward) / 2; mean != *g.Mean {
+			t.Errorf("mean %g, that of the members is %g", *g.Mean, mean)
+		}
+		if best := g.Best(); *best[0].Reward < *best[1].Reward {
+			t.Errorf("the best is not first: %g, %g", *best[0].Reward, *best[1].Reward)
+		}
+		if got := s.Metrics["critic/rewards/max"]; got < s.Metrics["critic/rewards/mean"] || got == 0 {
+			t.Errorf("metrics %v", s.Metrics)
+		}
+		digests[s.Digest] = true
+	}
+	if len(digests) != 1 {
+		t.Errorf("digests %v of the same prompts in other batches; want one", digests)
+	}
+}
+
+// Files hold what the run has.
+func TestRun_Write(t *testing.T) {
+	b := serve(t, 4)
+	publish(t, b, "r1", "p", nil)
+	bustest.Await(t, b, 1, schemas.StreamAdvantages)
+	run, err := results.Read(t.Context(), b, "r1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "out")
+	if err := run.Write(t.Context(), b, dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range run.Groups[0].Members {
+		data, err := os.ReadFile(m.Image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if im, err := png.Decode(bytes.NewReader(data)); err != nil || im.Bounds().Dx() != 64 {
+			t.Errorf("image of sample %d: %v, %v", m.SampleIndex, im, err)
+		}
+	}
+	if run.Summary.Sheet != filepath.Join(dir, "p-sheet.png") {
+		t.Errorf("sheet %q", run.Summary.Sheet)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "results.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	var group results.Group
+	var last struct{ Summary results.Summary }
+	if err := json.Unmarshal([]byte(lines[0]), &group); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) != 2 || group.UID != "p" || last.Summary.Digest != run.Summary.Digest {
+		t.Errorf("results.jsonl has\n%s", data)
+	}
+
+	path := filepath.Join(t.TempDir(), "latents.safetensors")
+	if err := run.WriteLatents(t.Context(), b, path); err != nil {
+		t.Fatal(err)
+	}
+	file, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if names := file.Names(); !slices.Equal(names, []string{"latents.1", "latents.2"}) {
+		t.Errorf("tensors %q, want the states before and after the stochastic step", names)
+	}
+	if info, _ := file.Info("latents.1"); len(info.Shape) != 3 || info.Shape[0] != 2 {
+		t.Errorf("shape %v, want both samples", info.Shape)
+	}
+}
+
+// The outcome of a prompt is that of the last group that stood in for it; what is foreign,
+// false or repeated changes nothing.
+func TestOutcomes(t *testing.T) {
+	b := serve(t, 4)
+	publish(t, b, "r1", "a", nil)
+	var stored schemas.Advantage
+	for _, m := range bustest.Await(t, b, 1, schemas.StreamAdvantages) {
+		if err := bus.Fits(m, &stored); err != nil {
+			t.Fatal(err)
+		}
+	}
+	message := func(uid string, change func(a *schemas.Advantage)) *bus.Message {
+		a := stored
+		a.UID = uid
+		change(&a)
+		return &bus.Message{Stream: schemas.StreamAdvantages, Subject: a.Subject(), Data: bustest.Encode(t, &a)}
+	}
+	o := results.NewOutcomes([]results.Prompt{{UID: "a"}, {UID: "b"}, {UID: "c"}})
+	given := message("a", func(a *schemas.Advantage) { a.RefilledBy = "a-1" })
+	o.Take(given)
+	o.Take(given)
+	if !o.Open("a") || o.Refills() != 1 {
+		t.Errorf("a group given up, told twice: open %v, %d refills; want open, 1", o.Open("a"), o.Refills())
+	}
+	last := message("a-1", func(a *schemas.Advantage) { a.Refill = &schemas.Refill{Root: "a", Round: 1} })
+	o.Take(last)
+	if a := o.Advantage("a"); o.Open("a") || a == nil || a.UID != "a-1" {
+		t.Errorf("the group that stood in: open %v, result %+v", o.Open("a"), a)
+	}
+	o.Refuse("a", "too late")
+	if _, refused := o.Refused("a"); refused {
+		t.Error("a prompt with a result is refused")
+	}
+	o.Take(message("stranger", func(*schemas.Advantage) {}))
+	forged := message("b", func(*schemas.Advantage) {})
+	forged.Subject = schemas.AdvantageSubject("r1", "c")
+	o.Take(forged)
+	o.Take(&bus.Message{Subject: schemas.AdvantageSubject("r1", "b"), Data: []byte("no event")})
+	if o.Left() != 2 {
+		t.Errorf("%d prompts left after nonsense, want 2", o.Left())
+	}
+	o.Refuse("b", "no such model")
+	if reason, refused := o.Refused("b"); !refused || reason != "no such model" || o.Left() != 1 {
+		t.Errorf("refused %v: %q, %d left", refused, reason, o.Left())
+	}
+}
+
+// A pass shows each sample before and after.
+func TestCollectPass(t *testing.T) {
+	b := serve(t, 4)
+	publish(t, b, "r1", "a", nil)
+	bustest.Await(t, b, 1, schemas.StreamAdvantages)
+	o := results.NewOutcomes([]results.Prompt{{UID: "a"}})
+	if err := o.Read(t.Context(), b, "r1"); err != nil {
+		t.Fatal(err)
+	}
+	after := o.Advantage("a")
+	before := *after
+	before.Members = []schemas.Member{{SampleIndex: 1, Status: schemas.StatusScored, Reward: new(9.0)}}
+	pass, err := results.CollectPass(t.Context(), b, "r1", "r0", []results.Scored{{UID: "a", Prompt: "a fox", Before: &before, After: after}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := pass.Summary
+	if s.Run != "r1" || s.Source != "r0" || s.Groups != 1 || s.Complete != 1 || s.Samples != 2 || s.Scored != 2 {
+		t.Errorf("summary %+v", s)
+	}
+	members := pass.Groups[0].Members
+	if members[0].SourceReward != nil || *members[1].SourceReward != 9 || *members[1].Reward != *after.Members[1].Reward || len(members[1].Scores) != 1 {
+		t.Errorf("members %+v", members)
+	}
+	dir := t.TempDir()
+	if err := pass.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "results.jsonl")); err != nil || strings.Count(string(data), "\n") != 2 {
+		t.Errorf("results.jsonl: %v\n%s", err, data)
+	}
+}

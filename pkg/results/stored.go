@@ -1,0 +1,87 @@
+package results
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Sample names one sample of a run.
+type Sample struct {
+	UID   string
+	Index int64
+}
+
+// String sorts like the pair.
+func (s Sample) String() string { return fmt.Sprintf("%s.%06d", s.UID, s.Index) }
+
+// Trajectory is one that is stored, and its sequence in the stream.
+type Trajectory struct {
+	*schemas.Trajectory
+	Seq uint64
+}
+
+// Trajectories yields those of a run that are stored, or of one group of it (uid "*": of all).
+func Trajectories(ctx context.Context, b *bus.Bus, run, uid string) iter.Seq2[Trajectory, error] {
+	return func(yield func(Trajectory, error) bool) {
+		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + "." + uid + ".*"}, bus.ReadOptions{}) {
+			if err != nil {
+				yield(Trajectory{}, fmt.Errorf("read trajectories: %w", err))
+				return
+			}
+			t := Trajectory{&schemas.Trajectory{}, m.Seq}
+			if bus.Fits(m, t.Trajectory) != nil {
+				continue // its sample's trajectory will take its place
+			}
+			if !yield(t, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Rewards returns those of a run that are stored, or of one group of it (uid "*": of all).
+func Rewards(ctx context.Context, b *bus.Bus, run, uid string) (map[Sample]*schemas.Reward, error) {
+	out := map[Sample]*schemas.Reward{}
+	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
+		if err != nil {
+			return nil, fmt.Errorf("read rewards: %w", err)
+		}
+		var r schemas.Reward
+		if bus.Fits(m, &r) != nil {
+			continue // its sample's reward will take its place
+		}
+		out[Sample{r.UID, r.SampleIndex}] = &r
+	}
+	return out, nil
+}
+
+// digest is over the content of events, in the order of their keys.
+type digest struct{ contents map[string][32]byte }
+
+func (d *digest) add(key string, e schemas.Event) (err error) {
+	if d.contents == nil {
+		d.contents = map[string][32]byte{}
+	}
+	if d.contents[key], err = schemas.ContentDigest(e); err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	return nil
+}
+
+func (d *digest) String() string {
+	h := sha256.New()
+	for _, key := range slices.Sorted(maps.Keys(d.contents)) {
+		content := d.contents[key]
+		fmt.Fprintf(h, "%s\x00", key)
+		h.Write(content[:])
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}

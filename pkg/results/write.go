@@ -1,0 +1,158 @@
+package results
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/sheet"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// WriteJSON writes one object a line: each group, then the summary as the value of summary.
+func (r *Run) WriteJSON(w io.Writer) error { return writeLines(w, r.Groups, r.Summary) }
+
+func writeLines[G any](w io.Writer, groups []G, summary any) error {
+	enc := json.NewEncoder(w)
+	for _, g := range groups {
+		if err := enc.Encode(g); err != nil {
+			return err
+		}
+	}
+	return enc.Encode(map[string]any{"summary": summary})
+}
+
+// writeFile makes the file dir/results.jsonl.
+func writeFile(dir string, write func(io.Writer) error) error {
+	f, err := os.Create(filepath.Join(dir, "results.jsonl"))
+	if err != nil {
+		return fmt.Errorf("write results: %w", err)
+	}
+	if err := write(f); err != nil {
+		f.Close()
+		return fmt.Errorf("write results: %w", err)
+	}
+	return f.Close()
+}
+
+func makeFolder(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Write makes the folder dir: the images as PNG, a contact sheet of each group that has any,
+// and results.jsonl. It notes where they are in r.
+func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
+	if err := makeFolder(dir); err != nil {
+		return err
+	}
+	r.Summary.Out = dir
+	for _, g := range r.Groups {
+		images, err := g.writeImages(ctx, b, dir)
+		if err != nil {
+			return err
+		}
+		var tiles []sheet.Tile
+		for _, m := range g.Best() {
+			if data := images[m.SampleIndex]; data != nil {
+				tiles = append(tiles, sheet.Tile{PNG: data, Sample: m.SampleIndex, Reward: m.Reward, Advantage: m.Advantage, Caption: m.Read()})
+			}
+		}
+		if len(tiles) == 0 {
+			continue
+		}
+		drawn, err := sheet.Draw(g.Prompt, tiles)
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(dir, g.UID+"-sheet.png")
+		if err := os.WriteFile(path, drawn, 0o644); err != nil {
+			return fmt.Errorf("write contact sheet: %w", err)
+		}
+		if r.Summary.Sheet == "" {
+			r.Summary.Sheet = path
+		}
+	}
+	return writeFile(dir, r.WriteJSON)
+}
+
+// writeImages writes and returns the group's images, by sample index.
+func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[int64][]byte, error) {
+	images := map[int64][]byte{}
+	for i := range g.Members {
+		m := &g.Members[i]
+		if m.trajectory == nil || m.trajectory.Image == nil {
+			continue
+		}
+		data, err := client.New(b).Image(ctx, m.trajectory)
+		if err != nil {
+			return nil, fmt.Errorf("image of %s sample %d: %w", g.UID, m.SampleIndex, err)
+		}
+		m.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", g.UID, m.SampleIndex))
+		if err := os.WriteFile(m.Image, data, 0o644); err != nil {
+			return nil, fmt.Errorf("write image: %w", err)
+		}
+		images[m.SampleIndex] = data
+	}
+	return images, nil
+}
+
+// WriteLatents writes every kept state of the run to a safetensors file: per group and
+// index a tensor [n, S, C] in F32, called "<uid>.latents.<index>", or "latents.<index>"
+// for a single group. Only completed groups have all their samples.
+func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) error {
+	var out []safetensors.Tensor
+	for _, g := range r.Groups {
+		prefix := "latents."
+		if len(r.Groups) > 1 {
+			prefix = g.UID + ".latents."
+		}
+		tensors, err := groupLatents(ctx, b, g, prefix)
+		if err != nil {
+			return fmt.Errorf("save latents of %s: %w", g.UID, err)
+		}
+		out = append(out, tensors...)
+	}
+	if err := safetensors.WriteFile(path, out, map[string]string{"run": r.Summary.Run, "format": "packed [n, S, C], index i is before step i"}); err != nil {
+		return fmt.Errorf("save latents: %w", err)
+	}
+	return nil
+}
+
+func groupLatents(ctx context.Context, b *bus.Bus, g *Group, prefix string) ([]safetensors.Tensor, error) {
+	byIndex := map[int64][]float32{}
+	var order, shape []int64
+	for i := range g.Members {
+		t := g.Members[i].trajectory
+		if t == nil || t.StopReason != schemas.StopCompleted {
+			return nil, fmt.Errorf("sample %d did not complete", g.Members[i].SampleIndex)
+		}
+		shape, order = t.LatentsShape, t.LatentStepIndices
+		kept, err := client.New(b).Latents(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		for index, x := range kept {
+			byIndex[index] = append(byIndex[index], x...)
+		}
+	}
+	var out []safetensors.Tensor
+	for _, index := range order {
+		t, err := safetensors.FloatTensor(fmt.Sprintf("%s%d", prefix, index), tensor.F32,
+			[]int{len(g.Members), int(shape[0]), int(shape[1])}, byIndex[index])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}

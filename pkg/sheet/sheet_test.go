@@ -1,0 +1,94 @@
+package sheet_test
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/sheet"
+)
+
+// square is a PNG of one colour.
+func square(side int, c color.Color) []byte {
+	im := image.NewNRGBA(image.Rect(0, 0, side, side))
+	for i := range side * side {
+		im.Set(i%side, i/side, c)
+	}
+	var buf bytes.Buffer
+	if err := png.Encode(&buf, im); err != nil {
+		panic(err)
+	}
+	return buf.Bytes()
+}
+
+func Example() {
+	data, err := sheet.Draw("a red square", []sheet.Tile{
+		{PNG: square(64, color.White), Sample: 1, Reward: new(0.9), Advantage: new(1.2)},
+		{PNG: square(64, color.Black), Sample: 0, Reward: new(0.1), Advantage: new(-1.2), Caption: "dark"},
+		{PNG: square(64, color.Black), Sample: 2},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	im, err := png.Decode(bytes.NewReader(data))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(im.Bounds().Max)
+	// Output: (644,316)
+}
+
+// Every image is on the sheet, in the order given, as large as the others.
+func TestDraw_Order(t *testing.T) {
+	colours := []color.NRGBA{{200, 0, 0, 255}, {0, 200, 0, 255}, {0, 0, 200, 255}, {200, 200, 0, 255}, {0, 200, 200, 255}, {200, 0, 200, 255}, {90, 0, 0, 255}, {0, 90, 0, 255}, {0, 0, 90, 255}}
+	var tiles []sheet.Tile
+	for i, c := range colours {
+		tiles = append(tiles, sheet.Tile{PNG: square(32, c), Sample: int64(i), Reward: new(float64(i))})
+	}
+	data, err := sheet.Draw("title", tiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := png.Decode(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	area := map[color.NRGBA]int{}
+	var order []color.NRGBA
+	for y := range im.Bounds().Dy() {
+		for x := range im.Bounds().Dx() {
+			c := color.NRGBAModel.Convert(im.At(x, y)).(color.NRGBA)
+			for _, known := range colours {
+				if c == known {
+					if area[c]++; area[c] == 1 {
+						order = append(order, c)
+					}
+				}
+			}
+		}
+	}
+	for i, c := range colours {
+		if i >= len(order) || order[i] != c {
+			t.Fatalf("images in the order %v, want %v", order, colours)
+		}
+		if area[c] != 160*160 { // the least side, a whole multiple of 32
+			t.Errorf("image %d covers %d pixels, want %d", i, area[c], 160*160)
+		}
+	}
+}
+
+func TestDraw_Errors(t *testing.T) {
+	if _, err := sheet.Draw("nothing", nil); err == nil {
+		t.Error("a sheet of no images")
+	}
+	_, err := sheet.Draw("broken", []sheet.Tile{{PNG: []byte("no image"), Sample: 7}})
+	if err == nil || !strings.Contains(err.Error(), "sample 7") {
+		t.Errorf("broken image: %v; want its sample named", err)
+	}
+}
