@@ -18,7 +18,7 @@ import (
 )
 
 // beside is what the reward service may take beside its pictures, in MiB, as its setting
-// picture_mib and ARCHITECTURE.md say.
+// image_mib and ARCHITECTURE.md say.
 const beside = 512
 
 // However many samples have large pictures, and however many are scored at once, the
@@ -68,7 +68,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 	put("bomb", 0, 1, 16, 16, large)
 	put("huge", 0, 1, schemas.MaxSide, schemas.MaxSide*2/3/16*16, []byte("not even looked at"))
 	v := raise(t, &victim{name: "reward", path: program(t, "meander-reward"), dir: t.TempDir(), args: []string{
-		"--nats-url", c.server.ClientURL(), "--health-addr", "", "--workers", strconv.Itoa(samples), "--picture-mib", strconv.Itoa(mib),
+		"--nats-url", c.server.ClientURL(), "--health-addr", "", "--workers", strconv.Itoa(samples), "--image-mib", strconv.Itoa(mib),
 	}})
 	wanted := samples + 2
 	eventually(t, 5*time.Minute, "all rewards", func() error {
@@ -78,7 +78,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 		return nil
 	})
 	peak := peakMiB(t, v)
-	t.Logf("peak of %d MiB with %d pictures of %dx%d, picture_mib %d", peak, samples, side, side, mib)
+	t.Logf("peak of %d MiB with %d pictures of %dx%d, image_mib %d", peak, samples, side, side, mib)
 	if ceiling := mib + beside; peak > ceiling {
 		t.Errorf("peak of %d MiB; must stay below %d", peak, ceiling)
 	}

@@ -154,9 +154,9 @@ func checkLittleRun(t *testing.T, families map[string]*family) {
 		{"meander_intake_deliveries_total", []string{`delivery="first"`}, 3},
 		{"meander_intake_resolving_prompts", nil, 0},
 		{"meander_intake_stalled_publishes", nil, 0},
-		{"meander_sampler_pictures_total", []string{`stop_reason="completed"`}, 8},
-		{"meander_sampler_pictures_total", []string{`stop_reason="failed"`}, 0},
-		{"meander_sampler_picture_seconds", nil, 8},
+		{"meander_sampler_images_total", []string{`stop_reason="completed"`}, 8},
+		{"meander_sampler_images_total", []string{`stop_reason="failed"`}, 0},
+		{"meander_sampler_image_seconds", nil, 8},
 		{"meander_sampler_denoising_samples", nil, 0},
 		{"meander_sampler_joining_samples", nil, 0},
 		{"meander_sampler_publish_pending_bytes", nil, 0},
@@ -418,7 +418,7 @@ func TestMetrics_OfARun(t *testing.T) {
 	}()
 	addr := healthAddr(t, log)
 	eventually(t, 20*time.Second, "two pictures", func() error {
-		if n := total(scrape(t, addr), "meander_sampler_pictures_total"); n != 2 {
+		if n := total(scrape(t, addr), "meander_sampler_images_total"); n != 2 {
 			return fmt.Errorf("%v", n)
 		}
 		return nil

@@ -120,7 +120,7 @@ func planOf(p *schemas.Prompt, sigmas []float32, chosen []int, begin, end int) f
 	}
 }
 
-// Tokens is S, the latent tokens of a picture. Sizes are multiples of what one token covers,
+// Tokens is S, the latent tokens of an image. Sizes are multiples of what one token covers,
 // which is twice the autoencoder's scale; diffusers would round others down.
 func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	edge := policy.PixelsPerToken

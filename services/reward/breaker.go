@@ -7,7 +7,7 @@ import (
 
 // breaker spares a function that does not answer: after breakerLimit failed calls in a
 // row it lets nothing through for a while, then one sample to see, and waits longer each
-// time that one fails, too. It is part of a lane, and guarded by the lane's lock.
+// time that one fails, too. It is part of a pool, and guarded by the pool's lock.
 type breaker struct {
 	failures int // in a row
 	probes   int // in a row that failed
@@ -35,7 +35,7 @@ func (e *sparedError) Unwrap() error { return e.err }
 
 func (b *breaker) open() bool { return b.failures >= breakerLimit }
 
-// admit says whether a sample may join the lane, and whether it is the one that goes to
+// admit says whether a sample may join the pool, and whether it is the one that goes to
 // see.
 func (b *breaker) admit(now time.Time) (probe bool, err error) {
 	if !b.open() {

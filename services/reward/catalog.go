@@ -18,7 +18,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// catalog is every reward function of the service, each with its lane.
+// catalog is every reward function of the service, each with its pool.
 type catalog struct {
 	cfg      Config
 	nc       *nats.Conn
@@ -31,14 +31,14 @@ type catalog struct {
 	missing map[string]error
 }
 
-// entry is a function and its lane; those that compute in this process share one.
+// entry is a function and its pool; those that compute in this process share one.
 type entry struct {
 	scorer scorer.Scorer
-	lane   *lane
+	pool   *pool
 }
 
 // maxLanes bounds the functions that prompts may name into being.
-const maxLanes = 256
+const maxPools = 256
 
 // openCatalog opens what needs no configuration, what the file configures, and refuses to
 // be without what is required. nc may be nil to see whether all that works.
@@ -54,7 +54,7 @@ func openCatalog(cfg Config, nc *nats.Conn, metrics *instruments, stopping <-cha
 }
 
 func (c *catalog) open(log zerolog.Logger) error {
-	local := (&lane{name: "local", calls: c.cfg.Workers, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}).start(c.stopping)
+	local := (&pool{name: "local", calls: c.cfg.Workers, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}).start(c.stopping)
 	for _, name := range scorer.Names() {
 		if name == scorer.OCR || scorer.NewGroup(name) != nil {
 			continue
@@ -94,26 +94,26 @@ func (c *catalog) open(log zerolog.Logger) error {
 	return nil
 }
 
-// add gives a function a lane of its own: as many calls at once as it says, or calls.
+// add gives a function a pool of its own: as many calls at once as it says, or calls.
 func (c *catalog) add(s scorer.Scorer, calls int) entry {
 	if k, ok := s.(interface{ Concurrency() int }); ok {
 		calls = k.Concurrency()
 	}
-	l := &lane{name: s.Name(), calls: calls, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}
+	l := &pool{name: s.Name(), calls: calls, batch: 1, timeout: c.cfg.ScoreTimeout, metrics: c.metrics}
 	if b, ok := s.(scorer.BatchScorer); ok && b.MaxBatch() > 1 {
 		l.batch, l.linger = b.MaxBatch(), c.cfg.Linger
 	}
-	l.line = min(max(minLine, 2*l.calls*l.batch), max(maxLine, l.batch))
+	l.queueLimit = min(max(minQueue, 2*l.calls*l.batch), max(maxQueue, l.batch))
 	e := entry{s, l.start(c.stopping)}
 	c.entries[s.Name()] = e
 	return e
 }
 
-// minLine and maxLine bound the samples that wait in the line of one function: enough
+// minQueue and maxQueue bound the samples that wait for one function: enough
 // that it does not run out of work before others come again.
 const (
-	minLine = 16
-	maxLine = 256
+	minQueue = 16
+	maxQueue = 256
 )
 
 // find returns a function by its name. Workers on NATS need no configuration.
@@ -132,8 +132,8 @@ func (c *catalog) find(name string) (entry, error) {
 		return entry{}, err
 	case kind != scorer.NATS:
 		return entry{}, fmt.Errorf("reward function %q is not configured here; add it to the scorers file (there are %s)", name, strings.Join(c.names(), ", "))
-	case len(c.entries) >= maxLanes:
-		return entry{}, fmt.Errorf("reward function %q: there are %d already, the most that one service has", name, maxLanes)
+	case len(c.entries) >= maxPools:
+		return entry{}, fmt.Errorf("reward function %q: there are %d already, the most that one service has", name, maxPools)
 	}
 	s, err := natsscore.New(c.nc, instance, natsscore.DefaultConfig())
 	if err != nil {
@@ -157,7 +157,7 @@ func (c *catalog) check(names []string) error {
 
 func (c *catalog) names() []string { return slices.Sorted(maps.Keys(c.entries)) }
 
-// presence is what the service has, for those who ask before pictures are made.
+// presence is what the service has, for those who ask before images are made.
 func (c *catalog) presence(instance string) *schemas.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,21 +185,21 @@ func (c *catalog) versions() map[string]string {
 	return out
 }
 
-// slots is how many samples may be in hand at once: as many as all lines and calls hold,
-// and some that find every line full, so that the others are never starved.
+// slots is how many samples may be in hand at once: as many as all queues and calls hold,
+// and some that find every queue full, so that the others are never starved.
 func (c *catalog) slots() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := spareSlots
 	for _, e := range c.entries {
-		if e.lane.line > 0 {
-			n += e.lane.line + e.lane.calls*e.lane.batch
+		if e.pool.queueLimit > 0 {
+			n += e.pool.queueLimit + e.pool.calls*e.pool.batch
 		}
 	}
 	return n
 }
 
-// spareSlots are for what computes here, what waits for nothing, and lanes that prompts
+// spareSlots are for what computes here, what waits for nothing, and pools that prompts
 // name into being.
 const spareSlots = 256
 
@@ -207,7 +207,7 @@ func (c *catalog) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range c.entries {
-		e.lane.close()
+		e.pool.close()
 		if closer, ok := e.scorer.(io.Closer); ok {
 			_ = closer.Close() // idle connections, which end with the process anyway
 		}

@@ -25,15 +25,15 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		putBack:  s.Counter("put_back_total", "samples put back to come again, by function and reason: busy or away", "scorer", "reason"),
 		batches:  s.Counter("batches_total", "calls of functions that take several samples at once", "scorer"),
 		verdicts: instrument.Zero(s.Counter("verdicts_total", "verdicts from outside, by what became of them: used, kept or dead", "fate"), "used", "kept", "dead"),
-		waiting:  s.Gauge("waiting_samples", "samples in the line of a function; local is those that run in this process", "scorer"),
+		waiting:  s.Gauge("waiting_samples", "samples in the queue of a function; local is those that run in this process", "scorer"),
 		inFlight: s.Gauge("in_flight_samples", "samples that a function is working on", "scorer"),
 		breaker:  s.Gauge("breaker_open", "copies of the service that leave a function alone because it does not answer", "scorer"),
 		seconds:  s.Seconds("score_seconds", "time of a call, by function", "scorer"),
 	}
 }
 
-// lane makes what is known of a function from the start.
-func (i *instruments) lane(name string) {
+// pool makes what is known of a function from the start.
+func (i *instruments) pool(name string) {
 	i.putBack.WithLabelValues(name, "busy")
 	i.putBack.WithLabelValues(name, "away")
 	i.batches.WithLabelValues(name)

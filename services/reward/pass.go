@@ -84,7 +84,7 @@ func (s *service) rescore(ctx context.Context, pass Pass, x PassSample) error {
 	}
 	for {
 		p, err := s.advance(ctx, t, m.Seq)
-		if bus.Code(err) == schemas.CodeDecode { // the picture is none
+		if bus.Code(err) == schemas.CodeDecode { // the image is none
 			return s.publish(ctx, failed(t, m.Seq, err.Error()))
 		}
 		if err != nil || p.after == 0 {

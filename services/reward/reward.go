@@ -1,7 +1,7 @@
 // Package reward scores trajectories as they land. A score that failed is a
 // state, never a number: the sample's reward says failed, and its group can close.
 //
-// Every reward function has a lane of its own (lane.go), so that one which hangs or is
+// Every reward function has a pool of its own (pool.go), so that one which hangs or is
 // away holds up only the samples that need it, and these wait in the stream and not
 // here. What lacks a verdict from outside or the rest of its group waits there, too
 // (waiting.go).
@@ -26,7 +26,7 @@ import (
 )
 
 // Summary is what the service does, for help and service discovery.
-const Summary = "scores the pictures of trajectories"
+const Summary = "scores the images of trajectories"
 
 // Config of the reward service.
 type Config struct {
@@ -48,9 +48,9 @@ type Config struct {
 	GroupWait time.Duration `koanf:"group_wait" help:"time that functions which rate a whole group wait for it, when its prompt has no deadline"`
 	// MaxWaiting bounds the samples that wait, over all replicas.
 	MaxWaiting int `koanf:"max_waiting" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, none is taken"`
-	// PictureMiB bounds the memory of the pictures in hand, at 16 bytes a pixel; larger ones
+	// ImageMiB bounds the memory of the images in hand, at 16 bytes a pixel; larger ones
 	// are not scored.
-	PictureMiB int `koanf:"picture_mib" help:"MiB of pictures in memory at once, at 16 bytes a pixel; the program stays below this and 512 MiB; one that is larger by itself is not scored"`
+	ImageMiB int `koanf:"image_mib" help:"MiB of images in memory at once, at 16 bytes a pixel; the program stays below this and 512 MiB; one that is larger by itself is not scored"`
 	// AckWait is how long the server waits for a heartbeat before it redelivers a trajectory.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
 	// DrainTimeout bounds the work in hand at shutdown.
@@ -63,7 +63,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Workers: 8, Linger: 10 * time.Millisecond, ScoreTimeout: time.Minute, ScorePatience: 2 * time.Minute,
-		GroupWait: time.Hour, MaxWaiting: 100_000, PictureMiB: 512, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
+		GroupWait: time.Hour, MaxWaiting: 100_000, ImageMiB: 512, AckWait: 30 * time.Second, DrainTimeout: 10 * time.Second,
 	}
 }
 
@@ -104,7 +104,7 @@ func (c Config) Validate() error {
 	positive("score_patience", c.ScorePatience)
 	positive("group_wait", c.GroupWait)
 	count("max_waiting", c.MaxWaiting, 1000, 10_000_000)
-	count("picture_mib", c.PictureMiB, 16, 1<<20)
+	count("image_mib", c.ImageMiB, 16, 1<<20)
 	if c.AckWait < time.Second {
 		errs = append(errs, fmt.Errorf("ack_wait: %v; must be at least 1s", c.AckWait))
 	}
@@ -174,7 +174,7 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 	if err != nil {
 		return nil, err
 	}
-	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, memory: newMemory(), room: newRoom(cfg.PictureMiB), grouping: make(chan struct{}, 1)}, nil
+	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, memory: newMemory(), room: newRoom(cfg.ImageMiB), grouping: make(chan struct{}, 1)}, nil
 }
 
 // handle scores one trajectory and publishes its reward, or puts it back.

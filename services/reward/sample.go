@@ -41,8 +41,8 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 		return pause{}, err
 	}
 	after, err := s.rate(ctx, t, m, due)
-	if p, ok := errors.AsType[*pictureError](err); ok && errors.Is(err, bus.ErrNotFound) {
-		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("the picture is no longer stored: %v", p.error)))
+	if p, ok := errors.AsType[*imageError](err); ok && errors.Is(err, bus.ErrNotFound) {
+		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("the image is no longer stored: %v", p.error)))
 	}
 	switch {
 	case err != nil:
@@ -115,7 +115,7 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	shared := &picture{bus: s.bus, room: s.room, stored: t.Image}
+	shared := &sharedImage{bus: s.bus, room: s.room, stored: t.Image}
 	results := make([]*scored, len(m.scores))
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
@@ -132,7 +132,7 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 			continue
 		}
 		calls.Go(func() {
-			r := e.lane.score(limited, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
+			r := e.pool.score(limited, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
 				im, err := shared.hold(ctx, wait)
 				return scorer.Input{Image: im, Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}, shared.release, err
 			})
@@ -147,7 +147,7 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 		if r == nil {
 			continue
 		}
-		if p, ok := errors.AsType[*pictureError](r.Err); ok {
+		if p, ok := errors.AsType[*imageError](r.Err); ok {
 			err = p
 			continue
 		}

@@ -26,7 +26,7 @@ import (
 // longestWait is how long a sample stays away that something else will complete.
 const longestWait = 10 * time.Minute
 
-// awaited says whether a function has no lane, because its scores come with others.
+// awaited says whether a function has no pool, because its scores come with others.
 func awaited(name string) bool { return scorer.NewGroup(name) != nil || scorer.VerdictName(name) != "" }
 
 func needsGroup(t *schemas.Trajectory) bool {
@@ -237,7 +237,7 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members 
 		began := time.Now()
 		var passing error
 		results := rater.ScoreGroup(ctx, len(made), func(k int) (scorer.Input, func(), error) {
-			p := &picture{bus: s.bus, room: s.room, stored: made[k].Image}
+			p := &sharedImage{bus: s.bus, room: s.room, stored: made[k].Image}
 			im, err := p.hold(ctx, true)
 			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad && !errors.Is(err, bus.ErrNotFound) {
 				passing = fmt.Errorf("sample %d: %w", made[k].SampleIndex, err)

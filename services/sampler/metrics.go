@@ -13,7 +13,7 @@ import (
 // instruments are what the service counts, for all copies of a process.
 type instruments struct {
 	set                                     instrument.Set
-	pictures                                *prometheus.CounterVec
+	images                                  *prometheus.CounterVec
 	steps                                   prometheus.Counter
 	joining, denoising, places              prometheus.Gauge
 	step, fill                              prometheus.Observer
@@ -24,7 +24,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "sampler")
 	return &instruments{
 		set:       s,
-		pictures:  instrument.Zero(s.Counter("pictures_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
+		images:    instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
 		steps:     s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
 		joining:   s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
 		denoising: s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
@@ -35,13 +35,13 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		denoise:   s.Seconds("denoise_seconds", "time of a sample in micro-batches").WithLabelValues(),
 		decode:    s.Seconds("decode_seconds", "time to decode the latents of a sample").WithLabelValues(),
 		publish:   s.Seconds("publish_seconds", "time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
-		whole:     s.Seconds("picture_seconds", "time of a sample from its request to its stored trajectory").WithLabelValues(),
+		whole:     s.Seconds("image_seconds", "time of a sample from its request to its stored trajectory").WithLabelValues(),
 	}
 }
 
 // stored counts a trajectory.
 func (i *instruments) stored(t *schemas.Trajectory) {
-	i.pictures.WithLabelValues(t.StopReason).Inc()
+	i.images.WithLabelValues(t.StopReason).Inc()
 	if t.StopReason != schemas.StopCompleted {
 		return
 	}

@@ -1,6 +1,6 @@
 // Package sampler turns requests into step events and trajectories: it encodes
 // the prompt, denoises in micro-batches that requests join and leave at step
-// boundaries, publishes one event per step as it happens, decodes the picture and
+// boundaries, publishes one event per step as it happens, decodes the image and
 // publishes the trajectory once all its steps are stored.
 //
 // It joins two packages that know nothing of each other: pkg/flow, the sampling

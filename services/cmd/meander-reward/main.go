@@ -1,4 +1,4 @@
-// Command meander-reward scores the pictures of trajectories. See --help.
+// Command meander-reward scores the images of trajectories. See --help.
 package main
 
 import (

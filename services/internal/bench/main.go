@@ -54,9 +54,9 @@ func benchSamplerCommand() *cobra.Command {
 	b := samplerBench{prompt: `a blue sign that says "4071"`, scale: 4, steps: 20}
 	c := &cobra.Command{
 		Use:   "sampler",
-		Short: "pictures per second, time per step, share of each operation, memory",
+		Short: "images per second, time per step, share of each operation, memory",
 		Long: `sampler measures what a sampler does for a group of samples of one prompt: encode the
-prompt and the negative prompt, follow the ODE with guidance, decode the pictures.
+prompt and the negative prompt, follow the ODE with guidance, decode the images.
 Prompt embeddings are not taken from the cache. No events are stored.
 
 With --peer it measures another engine beside it: rounds of both take turns, so that

@@ -70,7 +70,7 @@ func newPainter(m model.Model, b *samplerBench, threads int) (*painter, error) {
 	}, nil
 }
 
-// paint makes n pictures of the prompt from noise of its own.
+// paint makes n images of the prompt from noise of its own.
 func (p *painter) paint(ctx context.Context, n int) (timing, error) {
 	var t timing
 	cpu, began := cpuSeconds(), time.Now()

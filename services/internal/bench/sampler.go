@@ -144,7 +144,7 @@ func (b *samplerBench) speed(ctx context.Context, out, stderr io.Writer) (err er
 		fmt.Fprintf(out, "The other engine is %s. Ratio: its time over ours, the median of rounds side by side (smallest - largest); "+
 			"then that of the fastest rounds, and that of processor time.\n", other.name)
 	}
-	fmt.Fprint(out, "\n| threads | batch | engine | pictures/s | ms per step | encode ms | denoise ms | decode ms | CPU ms per picture | ratio | fastest | CPU |\n")
+	fmt.Fprint(out, "\n| threads | batch | engine | images/s | ms per step | encode ms | denoise ms | decode ms | CPU ms per image | ratio | fastest | CPU |\n")
 	fmt.Fprint(out, "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	procs := runtime.GOMAXPROCS(0)
 	defer runtime.GOMAXPROCS(procs)

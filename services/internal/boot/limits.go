@@ -80,7 +80,7 @@ type Limits struct {
 	MaxRewardsBytes      Bytes `koanf:"max_rewards_bytes" stream:"MDR_REWARDS" help:"size of MDR_REWARDS"`
 	MaxAdvantagesBytes   Bytes `koanf:"max_advantages_bytes" stream:"MDR_ADVANTAGES" help:"size of MDR_ADVANTAGES"`
 	MaxDeadBytes         Bytes `koanf:"max_dead_bytes" stream:"MDR_DEAD" help:"size of MDR_DEAD, which drops its oldest letters"`
-	MaxBlobsBytes        Bytes `koanf:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: pictures, embeddings"`
+	MaxBlobsBytes        Bytes `koanf:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: images, embeddings"`
 	MaxPromptsAge        Age   `koanf:"max_prompts_age" stream:"MDR_PROMPTS" help:"how long prompts are kept, e.g. 14d or forever"`
 	MaxStepsAge          Age   `koanf:"max_steps_age" stream:"MDR_STEPS" help:"how long steps are kept; not below the trajectories'"`
 	MaxTrajectoriesAge   Age   `koanf:"max_trajectories_age" stream:"MDR_TRAJECTORIES" help:"how long trajectories are kept"`

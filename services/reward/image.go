@@ -19,19 +19,19 @@ import (
 
 const (
 	// pixelBytes is what one pixel counts for: 4 bytes decoded, as many again while another
-	// layout is converted, and 8 for what functions make of the picture.
+	// layout is converted, and 8 for what functions make of the image.
 	pixelBytes = 16
-	// filePixelBytes and fileBytes bound the file of a picture by its size: no PNG is larger.
+	// filePixelBytes and fileBytes bound the file of an image by its size: no PNG is larger.
 	filePixelBytes = 8
 	fileBytes      = 64 << 10
-	// fetchTimeout bounds the way of a picture from the store.
+	// fetchTimeout bounds the way of an image from the store.
 	fetchTimeout = time.Minute
 )
 
-// errNoRoom says that other pictures take the memory.
-var errNoRoom = errors.New("no room for the picture now")
+// errNoRoom says that other images take the memory.
+var errNoRoom = errors.New("no room for the image now")
 
-// room bounds the memory of all pictures that are in hand. Whoever holds one never waits
+// room bounds the memory of all images that are in hand. Whoever holds one never waits
 // for another: two that did would wait for each other.
 type room struct {
 	left *semaphore.Weighted
@@ -40,7 +40,7 @@ type room struct {
 
 func newRoom(mib int) *room { return &room{semaphore.NewWeighted(int64(mib) << 20), mib} }
 
-// cost is what a picture takes, by what its trajectory says; more than there is at all is
+// cost is what an image takes, by what its trajectory says; more than there is at all is
 // a terminal error.
 func (r *room) cost(im *schemas.Image) (int64, error) {
 	pixels, file := im.Width*im.Height, int64(len(im.Data))
@@ -48,19 +48,19 @@ func (r *room) cost(im *schemas.Image) (int64, error) {
 		file = im.Ref.Size
 	}
 	if most := filePixelBytes*pixels + fileBytes; file > most {
-		return 0, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %d bytes; a PNG of %dx%d pixels has at most %d", file, im.Width, im.Height, most))
+		return 0, bus.Terminal(schemas.CodeDecode, fmt.Errorf("image: %d bytes; a PNG of %dx%d pixels has at most %d", file, im.Width, im.Height, most))
 	}
 	cost := pixelBytes*pixels + file
 	if most := int64(r.mib) << 20; cost > most {
-		return 0, bus.Terminal(schemas.CodeTooLarge, fmt.Errorf("picture: %dx%d pixels count for %d MiB; must be at most picture_mib, %d",
+		return 0, bus.Terminal(schemas.CodeTooLarge, fmt.Errorf("image: %dx%d pixels count for %d MiB; must be at most image_mib, %d",
 			im.Width, im.Height, (cost+1<<20-1)>>20, r.mib))
 	}
 	return cost, nil
 }
 
-// picture is the picture of a sample, decoded only while somebody looks at it: samples
+// sharedImage is the image of a sample, decoded only while somebody looks at it: samples
 // that wait hold no pixels.
-type picture struct {
+type sharedImage struct {
 	bus    *bus.Bus
 	room   *room
 	stored *schemas.Image
@@ -71,9 +71,9 @@ type picture struct {
 	decoded *image.NRGBA
 }
 
-// hold fetches the picture, or shares it with those who hold it already. With wait it
+// hold fetches the image, or shares it with those who hold it already. With wait it
 // waits until there is room; that is for who holds no other. Without, it is errNoRoom.
-func (p *picture) hold(ctx context.Context, wait bool) (*image.NRGBA, error) {
+func (p *sharedImage) hold(ctx context.Context, wait bool) (*image.NRGBA, error) {
 	if wait {
 		p.mu.Lock()
 	} else if !p.mu.TryLock() {
@@ -104,7 +104,7 @@ func (p *picture) hold(ctx context.Context, wait bool) (*image.NRGBA, error) {
 	return p.decoded, nil
 }
 
-func (p *picture) release() {
+func (p *sharedImage) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.users--; p.users == 0 {
@@ -113,26 +113,26 @@ func (p *picture) release() {
 	}
 }
 
-// load fetches and decodes a picture. Bytes that are not the picture the event describes
+// load fetches and decodes an image. Bytes that are not the image the event describes
 // are a terminal error.
 func load(ctx context.Context, b *bus.Bus, im *schemas.Image) (*image.NRGBA, error) {
 	data := im.Data
 	if im.Ref != nil {
 		var err error
 		if data, err = b.GetBlob(ctx, *im.Ref); err != nil {
-			return nil, fmt.Errorf("load picture: %w", err)
+			return nil, fmt.Errorf("load image: %w", err)
 		}
 	}
 	conf, err := png.DecodeConfig(bytes.NewReader(data))
 	if err != nil {
-		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %w", err))
+		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("image: %w", err))
 	}
 	if int64(conf.Width) != im.Width || int64(conf.Height) != im.Height {
-		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %dx%d; the trajectory says %dx%d", conf.Width, conf.Height, im.Width, im.Height))
+		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("image: %dx%d; the trajectory says %dx%d", conf.Width, conf.Height, im.Width, im.Height))
 	}
 	decoded, err := png.Decode(bytes.NewReader(data))
 	if err != nil {
-		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("picture: %w", err))
+		return nil, bus.Terminal(schemas.CodeDecode, fmt.Errorf("image: %w", err))
 	}
 	switch d := decoded.(type) {
 	case *image.NRGBA:

@@ -54,17 +54,17 @@ func ready(context.Context, bool) (scorer.Input, func(), error) {
 	return scorer.Input{}, func() {}, nil
 }
 
-func openLane(t *testing.T, l *lane) *lane {
-	if l.timeout == 0 {
-		l.timeout = time.Minute
+func openPool(t *testing.T, p *pool) *pool {
+	if p.timeout == 0 {
+		p.timeout = time.Minute
 	}
-	l.name, l.metrics = "http:fake", newInstruments(nil)
-	l.start(nil)
-	t.Cleanup(l.close)
-	return l
+	p.name, p.metrics = "http:fake", newInstruments(nil)
+	p.start(nil)
+	t.Cleanup(p.close)
+	return p
 }
 
-func TestLane_BatchesAreGathered(t *testing.T) {
+func TestPool_BatchesAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{batch: 4, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
 			time.Sleep(time.Second)
@@ -74,12 +74,12 @@ func TestLane_BatchesAreGathered(t *testing.T) {
 			}
 			return out
 		}}
-		l := openLane(t, &lane{calls: 1, batch: 4, line: 16, linger: 10 * time.Millisecond})
+		p := openPool(t, &pool{calls: 1, batch: 4, queueLimit: 16, linger: 10 * time.Millisecond})
 		var wrong atomic.Int32
 		var all sync.WaitGroup
 		for i := range 10 {
 			all.Go(func() {
-				r := l.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) {
+				r := p.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) {
 					return scorer.Input{Prompt: fmt.Sprintf("%0*d", i+1, 0)}, func() {}, nil
 				})
 				if r.Err != nil || r.Value != float64(i+1) || r.version != "7" {
@@ -95,21 +95,21 @@ func TestLane_BatchesAreGathered(t *testing.T) {
 }
 
 // A sample that arrives alone is not kept waiting for longer than the linger.
-func TestLane_LingersShortly(t *testing.T) {
+func TestPool_LingersShortly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{batch: 8, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
 			return each(len(in), scorer.Result{Value: 1})
 		}}
-		l := openLane(t, &lane{calls: 2, batch: 8, line: 32, linger: 10 * time.Millisecond})
+		p := openPool(t, &pool{calls: 2, batch: 8, queueLimit: 32, linger: 10 * time.Millisecond})
 		began := time.Now()
-		if r := l.score(t.Context(), f, ready); r.Err != nil || time.Since(began) != 10*time.Millisecond {
+		if r := p.score(t.Context(), f, ready); r.Err != nil || time.Since(began) != 10*time.Millisecond {
 			t.Errorf("%+v after %v, want a score after 10 ms", r, time.Since(began))
 		}
 	})
 }
 
 // One who gives up takes nothing from those it would have been scored with.
-func TestLane_CancellationIsOfOneSample(t *testing.T) {
+func TestPool_CancellationIsOfOneSample(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{batch: 2, call: func(ctx context.Context, in []scorer.Input) []scorer.Result {
 			select {
@@ -119,13 +119,13 @@ func TestLane_CancellationIsOfOneSample(t *testing.T) {
 				return each(len(in), scorer.Result{Err: ctx.Err()})
 			}
 		}}
-		l := openLane(t, &lane{calls: 1, batch: 2, line: 16})
+		p := openPool(t, &pool{calls: 1, batch: 2, queueLimit: 16})
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(500*time.Millisecond, cancel)
 		var all sync.WaitGroup
 		var first, second scored
-		all.Go(func() { first = l.score(ctx, f, ready) })
-		all.Go(func() { second = l.score(t.Context(), f, ready) })
+		all.Go(func() { first = p.score(ctx, f, ready) })
+		all.Go(func() { second = p.score(t.Context(), f, ready) })
 		all.Wait()
 		if !errors.Is(first.Err, context.Canceled) || second.Err != nil || second.Value != 1 {
 			t.Errorf("cancelled: %v, the other: %+v; want canceled, and a score", first.Err, second.Result)
@@ -133,15 +133,15 @@ func TestLane_CancellationIsOfOneSample(t *testing.T) {
 	})
 }
 
-// Joining never blocks: a full line says when to come again, and samples that do come
+// Joining never blocks: a full queue says when to come again, and samples that do come
 // again are spread over the time that the function needs for them.
-func TestLane_FullLineGivesTurns(t *testing.T) {
+func TestPool_FullQueueGivesTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{batch: 1, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
 			time.Sleep(100 * time.Millisecond)
 			return each(1, scorer.Result{Value: 1})
 		}}
-		l := openLane(t, &lane{calls: 2, batch: 1, line: 4})
+		p := openPool(t, &pool{calls: 2, batch: 1, queueLimit: 4})
 		const n = 200
 		var all sync.WaitGroup
 		var asked atomic.Int32
@@ -150,7 +150,7 @@ func TestLane_FullLineGivesTurns(t *testing.T) {
 			all.Go(func() {
 				for {
 					asked.Add(1)
-					r := l.score(t.Context(), f, ready)
+					r := p.score(t.Context(), f, ready)
 					busy, full := errors.AsType[*busyError](r.Err)
 					if !full {
 						return
@@ -170,7 +170,7 @@ func TestLane_FullLineGivesTurns(t *testing.T) {
 	})
 }
 
-func TestLane_BreakerSparesAndReturns(t *testing.T) {
+func TestPool_BreakerSparesAndReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		down.Store(true)
@@ -180,9 +180,9 @@ func TestLane_BreakerSparesAndReturns(t *testing.T) {
 			}
 			return each(1, scorer.Result{Value: 1})
 		}}
-		l := openLane(t, &lane{calls: 2, batch: 1, line: 16})
+		p := openPool(t, &pool{calls: 2, batch: 1, queueLimit: 16})
 		for range 100 {
-			if r := l.score(t.Context(), f, ready); !errors.Is(r.Err, scorer.ErrUnavailable) {
+			if r := p.score(t.Context(), f, ready); !errors.Is(r.Err, scorer.ErrUnavailable) {
 				t.Fatalf("got %+v, want an error that may pass", r.Result)
 			}
 		}
@@ -193,7 +193,7 @@ func TestLane_BreakerSparesAndReturns(t *testing.T) {
 		for range 60 {
 			time.Sleep(time.Second)
 			for range 10 {
-				l.score(t.Context(), f, ready)
+				p.score(t.Context(), f, ready)
 			}
 		}
 		if n := len(f.calls()); n < breakerLimit+4 || n > breakerLimit+10 {
@@ -202,7 +202,7 @@ func TestLane_BreakerSparesAndReturns(t *testing.T) {
 		down.Store(false)
 		time.Sleep(breakerLongest)
 		for i := range 5 {
-			if r := l.score(t.Context(), f, ready); r.Err != nil {
+			if r := p.score(t.Context(), f, ready); r.Err != nil {
 				t.Errorf("sample %d after it came back: %v", i, r.Err)
 			}
 		}
@@ -211,24 +211,24 @@ func TestLane_BreakerSparesAndReturns(t *testing.T) {
 
 // A function that hangs costs one sample at a time once the breaker is open, and its
 // time limit is an error that may pass.
-func TestLane_Hangs(t *testing.T) {
+func TestPool_Hangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{batch: 1, call: func(ctx context.Context, _ []scorer.Input) []scorer.Result {
 			<-ctx.Done()
 			return each(1, scorer.Result{Err: ctx.Err()})
 		}}
-		l := openLane(t, &lane{calls: breakerLimit, batch: 1, line: 16, timeout: 10 * time.Second})
+		p := openPool(t, &pool{calls: breakerLimit, batch: 1, queueLimit: 16, timeout: 10 * time.Second})
 		began := time.Now()
 		var all sync.WaitGroup
 		for range breakerLimit + 16 {
 			all.Go(func() {
-				if r := l.score(t.Context(), f, ready); !errors.Is(r.Err, scorer.ErrUnavailable) {
+				if r := p.score(t.Context(), f, ready); !errors.Is(r.Err, scorer.ErrUnavailable) {
 					t.Errorf("got %+v, want an error that may pass", r.Result)
 				}
 			})
 		}
 		all.Wait()
-		// Those in the line hear of it with the call that opens the breaker, not after a time
+		// Those in the queue hear of it with the call that opens the breaker, not after a time
 		// limit of their own. Until then each call that ends makes room for another.
 		if took, n := time.Since(began), len(f.calls()); took > 20*time.Second || n >= 2*breakerLimit {
 			t.Errorf("%v and %d calls, want at most 20s and %d", took, n, 2*breakerLimit-1)
@@ -236,7 +236,7 @@ func TestLane_Hangs(t *testing.T) {
 	})
 }
 
-func TestLane_NoNumberNoPanic(t *testing.T) {
+func TestPool_NoNumberNoPanic(t *testing.T) {
 	for name, call := range map[string]func(context.Context, []scorer.Input) []scorer.Result{
 		"NaN": func(context.Context, []scorer.Input) []scorer.Result {
 			return each(1, scorer.Result{Value: math.NaN()})
@@ -248,44 +248,44 @@ func TestLane_NoNumberNoPanic(t *testing.T) {
 		"too few":  func(context.Context, []scorer.Input) []scorer.Result { return nil },
 		"too many": func(context.Context, []scorer.Input) []scorer.Result { return each(2, scorer.Result{Value: 1}) },
 	} {
-		l := openLane(t, &lane{calls: 1, batch: 1, line: 16})
-		if r := l.score(t.Context(), &fake{batch: 1, call: call}, ready); r.Err == nil || errors.Is(r.Err, scorer.ErrUnavailable) {
+		p := openPool(t, &pool{calls: 1, batch: 1, queueLimit: 16})
+		if r := p.score(t.Context(), &fake{batch: 1, call: call}, ready); r.Err == nil || errors.Is(r.Err, scorer.ErrUnavailable) {
 			t.Errorf("%s: %+v, want a final error", name, r.Result)
 		}
 	}
 }
 
-// A picture that cannot be loaded says nothing about the function.
-func TestLane_BadPicture(t *testing.T) {
-	l := openLane(t, &lane{calls: 1, batch: 1, line: 16})
+// An image that cannot be loaded says nothing about the function.
+func TestPool_BadImage(t *testing.T) {
+	p := openPool(t, &pool{calls: 1, batch: 1, queueLimit: 16})
 	f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result { return each(1, scorer.Result{Value: 1}) }}
 	gone := errors.New("gone")
 	for range 2 * breakerLimit {
-		r := l.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) { return scorer.Input{}, nil, gone })
-		if _, ok := errors.AsType[*pictureError](r.Err); !ok || !errors.Is(r.Err, gone) {
-			t.Fatalf("got %v, want the picture's error", r.Err)
+		r := p.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) { return scorer.Input{}, nil, gone })
+		if _, ok := errors.AsType[*imageError](r.Err); !ok || !errors.Is(r.Err, gone) {
+			t.Fatalf("got %v, want the image's error", r.Err)
 		}
 	}
-	if r := l.score(t.Context(), f, ready); r.Err != nil || len(f.calls()) != 1 {
+	if r := p.score(t.Context(), f, ready); r.Err != nil || len(f.calls()) != 1 {
 		t.Errorf("then %+v in %d calls, want a score in one", r.Result, len(f.calls()))
 	}
 }
 
 // At shutdown what waits is handed back at once, and what is being scored is not.
-func TestLane_Stopping(t *testing.T) {
+func TestPool_Stopping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stop := make(chan struct{})
 		f := &fake{batch: 1, call: func(context.Context, []scorer.Input) []scorer.Result {
 			time.Sleep(time.Second)
 			return each(1, scorer.Result{Value: 1})
 		}}
-		l := openLane(t, &lane{calls: 1, batch: 1, line: 16})
-		l.stopping = stop
+		p := openPool(t, &pool{calls: 1, batch: 1, queueLimit: 16})
+		p.stopping = stop
 		var all sync.WaitGroup
 		var scores, handed atomic.Int32
 		for range 5 {
 			all.Go(func() {
-				switch r := l.score(t.Context(), f, ready); {
+				switch r := p.score(t.Context(), f, ready); {
 				case r.Err == nil:
 					scores.Add(1)
 				case errors.Is(r.Err, errStopping):
