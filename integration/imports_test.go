@@ -43,6 +43,7 @@ var layers = map[string][]string{
 
 	"schemas/document":                  {"schemas"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                       {"schemas/document"},
+	"pkg/fieldflag":                     {"schemas"},
 	"pkg/tensor/cpu/internal/kernelgen": nil,
 	"pkg/safetensors":                   {"pkg/tensor"},
 	"pkg/tensor/cpu":                    {"pkg/tensor"},
@@ -88,7 +89,7 @@ var layers = map[string][]string{
 	},
 	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "services/sampler"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/results",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/verify", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
@@ -114,6 +115,7 @@ var testLayers = map[string][]string{
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},
+	"pkg/fieldflag":                {"schemas/document"},
 	"services/command":             {"pkg/model/modeltest"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":            {"schemas", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
@@ -139,7 +141,7 @@ var dependencies = map[string]dependency{
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}, tests: true},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
 	"github.com/spf13/cobra":                {why: "subcommands of the command line", users: []string{"services/command", "services/internal/bench"}},
-	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"services/command", "services/internal/boot"}},
+	"github.com/spf13/pflag":                {why: "flags in the usual spelling; cobra's own", users: []string{"pkg/fieldflag", "services/command", "services/internal/boot"}},
 	"github.com/vbauerster/mpb":             {why: "progress bars of meander run", users: []string{"services/command"}},
 	"github.com/vmihailenco/msgpack":        {why: "the events' encoding", users: []string{"schemas/...", "services/command", "pkg/scorer/..."}, tests: true},
 	"github.com/yalue/onnxruntime_go":       {why: "ONNX Runtime for onnx:NAME, with the tag onnx only", users: []string{"pkg/scorer/onnxscore"}},

@@ -196,3 +196,39 @@ func (f *faults) text(c *Field, s string, i int) {
 		f.add(c.at(i), quote(s), "must be UTF-8")
 	}
 }
+
+// SetDefaults gives every absent field of a struct that has a default it, and so every
+// struct in it that is there; those behind an absent pointer stay absent. The struct is
+// given by its pointer. What pointers lead to is not changed: it may be shared.
+func SetDefaults(e any) { setDefaults(reflect.ValueOf(e).Elem()) }
+
+func setDefaults(v reflect.Value) {
+	for _, f := range Fields(v.Type()) {
+		field := v.Field(f.Index)
+		elem := field.Type()
+		pointer := elem.Kind() == reflect.Pointer
+		if pointer {
+			elem = elem.Elem()
+		}
+		switch {
+		case elem.Kind() == reflect.Struct && pointer && !field.IsNil():
+			own := reflect.New(elem)
+			own.Elem().Set(field.Elem())
+			setDefaults(own.Elem())
+			field.Set(own)
+		case elem.Kind() == reflect.Struct && !pointer:
+			setDefaults(field)
+		case f.Default != "" && field.IsZero():
+			value, err := f.DefaultValue()
+			if err != nil {
+				panic("schemas: " + f.Name + ": " + err.Error()) // Fields read it before
+			}
+			given := reflect.ValueOf(value).Convert(elem)
+			if pointer {
+				field.Set(reflect.New(elem))
+				field = field.Elem()
+			}
+			field.Set(given)
+		}
+	}
+}

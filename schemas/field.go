@@ -146,6 +146,16 @@ func newField(s reflect.StructField, index int) (Field, error) {
 	return f, err
 }
 
+// Phrase is a description without the name of the field that it begins with, and without
+// the verb where that says nothing.
+func (f *Field) Phrase(description string) string {
+	text := strings.TrimPrefix(description, f.Name+" ")
+	for _, verb := range []string{"is ", "are "} {
+		text = strings.TrimPrefix(text, verb)
+	}
+	return text
+}
+
 // DefaultValue is the default as a value of the field: an int64, a float64, a bool or a
 // string; nil without one.
 func (f *Field) DefaultValue() (any, error) {

@@ -11,22 +11,23 @@ import (
 type Start struct {
 	// Latents are the states there, F32, F16 or BF16: [n, S, C], one [S, C] per sample, or
 	// [1, S, C], one for all. Large ones are a ref to a blob. They are rounded to latents_dtype.
-	Latents *Tensor `msgpack:"latents,omitempty"`
-	// StepIndex is the first step to run; default 0, where the state is x_T.
-	StepIndex *int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1" default:"0"`
+	Latents *Tensor `msgpack:"latents,omitempty" flag:"start-latents"`
+	// StepIndex is the first step to run with those states. The schedule and its noise stay the
+	// whole ones; the state of step 0 is x_T.
+	StepIndex *int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1" default:"0" flag:"start-step"`
 	// Sigma names the first step by its sigma, as trajectories have it; not beside StepIndex.
-	Sigma *float64 `msgpack:"sigma,omitempty" range:"(0..MaxSigma]"`
+	Sigma *float64 `msgpack:"sigma,omitempty" range:"(0..MaxSigma]" flag:"start-sigma"`
 }
 
 // Stop is where the samples of a prompt end: with the state before a step of their schedule.
 type Stop struct {
-	// StepIndex is the first step not to run; default T: all run.
-	StepIndex *int64 `msgpack:"step_index,omitempty" range:"1..MaxSteps" absent:"T"`
-	// Sigma names it by its sigma, 0 for T; not beside StepIndex.
-	Sigma *float64 `msgpack:"sigma,omitempty" range:"0..MaxSigma"`
-	// Decode asks for an image of latents that still have noise in them, as they are; default
-	// false: only a sample that stops at T has one.
-	Decode bool `msgpack:"decode,omitempty" default:"false"`
+	// StepIndex is the first step not to run. What stops with noise in it has no image.
+	StepIndex *int64 `msgpack:"step_index,omitempty" range:"1..MaxSteps" absent:"T, where all have run" flag:"stop-step"`
+	// Sigma names the first step not to run by its sigma, 0 for T; not beside StepIndex.
+	Sigma *float64 `msgpack:"sigma,omitempty" range:"0..MaxSigma" flag:"stop-sigma"`
+	// Decode asks for an image of latents that still have noise in them, as they are.
+	// Without it only a sample that stops at T has one.
+	Decode bool `msgpack:"decode,omitempty" default:"false" flag:"stop-decode"`
 }
 
 // SegmentStart is a Start that is resolved.

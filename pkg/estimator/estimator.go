@@ -232,6 +232,9 @@ var foreign = map[string]string{
 // Names lists the estimators, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(methods)) }
 
+// Modes are the variants of an estimator; nil for one that has none, or that is not known.
+func Modes(name string) []string { return slices.Clone(methods[name].modes) }
+
 // Default is an estimator with its own defaults: one trained step, and the options that
 // its source has. An unknown name is an error that lists the names.
 func Default(name string) (Config, error) {

@@ -18,13 +18,13 @@ import (
 // Comments are the doc comments of structs and of their fields ("Type.Field"), and
 // the wire names of the fields.
 type Comments struct {
-	text map[string]string
+	docs map[string]string
 	wire map[string]string
 }
 
 // ReadComments reads those of the Go files that a pattern names; tests have their own.
 func ReadComments(pattern string) (*Comments, error) {
-	c := &Comments{text: map[string]string{}, wire: map[string]string{}}
+	c := &Comments{docs: map[string]string{}, wire: map[string]string{}}
 	names, err := filepath.Glob(pattern)
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func ReadComments(pattern string) (*Comments, error) {
 			for _, spec := range gen.Specs {
 				ts := spec.(*ast.TypeSpec)
 				if st, ok := ts.Type.(*ast.StructType); ok {
-					c.text[ts.Name.Name] = gen.Doc.Text()
+					c.docs[ts.Name.Name] = gen.Doc.Text()
 					c.fields(ts.Name.Name, st)
 				}
 			}
@@ -64,7 +64,7 @@ func (c *Comments) fields(typeName string, st *ast.StructType) {
 				text = before // one comment for several fields names each of them
 			}
 			before = text
-			c.text[key] = text
+			c.docs[key] = text
 			if f.Tag != nil {
 				tag, _ := strconv.Unquote(f.Tag.Value)
 				wire, _, _ := strings.Cut(reflect.StructTag(tag).Get("msgpack"), ",")
@@ -86,17 +86,26 @@ var constants = map[string]string{
 // Describe is what a field of t is, in one line; a field that the comments leave out has
 // its place in the vocabulary.
 func (c *Comments) Describe(t reflect.Type, f schemas.Field) (string, error) {
-	text := c.describe(t, f.GoName)
+	text := c.text(t, f)
 	if text == "" {
-		text = vocabulary[f.Name]
-	}
-	if text == "" {
-		return "", fmt.Errorf("%s.%s has neither a doc comment nor a place in the vocabulary", t.Name(), f.GoName)
+		return "", undescribed(t, f)
 	}
 	if f.Absent != "" {
-		text = strings.TrimSuffix(text, ".") + "; default: " + f.Absent + "."
+		text = strings.TrimSuffix(text, ".") + ". Default: " + f.Absent + "."
 	}
 	return text, nil
+}
+
+func undescribed(t reflect.Type, f schemas.Field) error {
+	return fmt.Errorf("%s.%s has neither a doc comment nor a place in the vocabulary", t.Name(), f.GoName)
+}
+
+// text is the description alone; empty where there is none.
+func (c *Comments) text(t reflect.Type, f schemas.Field) string {
+	if text := c.describe(t, f.GoName); text != "" {
+		return text
+	}
+	return vocabulary[f.Name]
 }
 
 // describe is the comment of a field of t, or of t itself, in one line and with wire
@@ -106,7 +115,7 @@ func (c *Comments) describe(t reflect.Type, field string) string {
 	if field != "" {
 		key += "." + field
 	}
-	text := strings.Join(strings.Fields(c.text[key]), " ")
+	text := strings.Join(strings.Fields(c.docs[key]), " ")
 	return identifier.ReplaceAllStringFunc(text, func(word string) string {
 		if value, ok := constants[word]; ok {
 			return value

@@ -3,6 +3,18 @@
 // of it.
 package document
 
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
 // Files is every generated file by its name; dir is the folder of package schemas.
 func Files(dir string) (map[string][]byte, error) {
 	c, err := ReadComments(dir + "/*.go")
@@ -13,6 +25,121 @@ func Files(dir string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	files["asyncapi.yaml"], err = asyncAPI()
+	if files["asyncapi.yaml"], err = asyncAPI(); err != nil {
+		return nil, err
+	}
+	files["README.md"], err = readme(filepath.Join(dir, "README.md"), c)
 	return files, err
+}
+
+// readme is the description of the contract with its tables of fields, which stand between
+// the comments <!-- fields NAME --> and <!-- /fields NAME -->.
+func readme(path string, c *Comments) ([]byte, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	text := string(data)
+	for _, t := range []reflect.Type{
+		reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.SDEWindow](),
+		reflect.TypeFor[schemas.Start](), reflect.TypeFor[schemas.Stop](), reflect.TypeFor[schemas.RewardSpec](), reflect.TypeFor[schemas.AdvantageSpec](),
+		reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.BatchSpec](),
+	} {
+		table, err := Table(t, c)
+		if err != nil {
+			return nil, err
+		}
+		begin, end := "<!-- fields "+t.Name()+" -->\n", "<!-- /fields "+t.Name()+" -->\n"
+		head, rest, begins := strings.Cut(text, begin)
+		_, tail, ends := strings.Cut(rest, end)
+		if !begins || !ends {
+			return nil, fmt.Errorf("%s: no part between %s and %s", path, strings.TrimSpace(begin), strings.TrimSpace(end))
+		}
+		text = head + begin + table + end + tail
+	}
+	return []byte(text), nil
+}
+
+// Table lists the fields of a struct of the contract in Markdown: name, flag of the
+// command, legal values, default, description.
+func Table(t reflect.Type, c *Comments) (string, error) {
+	var s strings.Builder
+	s.WriteString("| field | flag | values | default | |\n|---|---|---|---|---|\n")
+	for _, f := range schemas.Fields(t) {
+		if f.Name == "v" {
+			continue
+		}
+		text := c.text(t, f)
+		if text == "" {
+			return "", undescribed(t, f)
+		}
+		flag, def := "", f.Absent
+		if f.Flag != "" {
+			flag = "`--" + f.Flag + "`"
+		}
+		if f.Default != "" {
+			def = "`" + f.Default + "`"
+		}
+		fmt.Fprintf(&s, "| `%s` | %s | %s | %s | %s |\n", f.Name, flag, values(f), def, strings.ReplaceAll(f.Phrase(text), "|", "\\|"))
+	}
+	return s.String(), nil
+}
+
+// values are the legal ones in a few words.
+func values(f schemas.Field) string {
+	kind := f.Type
+	if kind.Kind() == reflect.Pointer {
+		kind = kind.Elem()
+	}
+	list := ""
+	if kind.Kind() == reflect.Slice && kind.Elem().Kind() != reflect.Uint8 {
+		list, kind = "list of ", kind.Elem()
+	}
+	var s string
+	switch {
+	case f.Enum != nil:
+		s = "`" + strings.Join(f.Enum, "`, `") + "`"
+	case f.Form != "":
+		s = strings.ReplaceAll(f.Form, "_", " ")
+	case kind.Kind() == reflect.Int64:
+		s = "integer"
+	case kind.Kind() == reflect.Float64:
+		s = "number"
+	case kind.Kind() == reflect.String:
+		s = "text"
+	case kind.Kind() == reflect.Bool:
+		s = "true or false"
+	default:
+		s = "map"
+	}
+	if f.Range != nil {
+		s += " " + interval(f.Range)
+	}
+	if f.Unit != "" {
+		s += ", " + f.Unit
+	}
+	if list == "" && f.Size != nil && kind.Kind() == reflect.String {
+		s += ", " + interval(f.Size) + " bytes"
+	}
+	return list + s
+}
+
+// interval writes a range as mathematics does, or with a sign where one end is free.
+func interval(r *schemas.Range) string {
+	low, high := strconv.FormatFloat(r.Low, 'g', 6, 64), strconv.FormatFloat(r.High, 'g', 6, 64)
+	if r.High == math.Trunc(r.High) && !math.IsInf(r.High, 0) {
+		high = strconv.FormatFloat(r.High, 'f', -1, 64)
+	}
+	if r.Low == math.Trunc(r.Low) && !math.IsInf(r.Low, 0) {
+		low = strconv.FormatFloat(r.Low, 'f', -1, 64)
+	}
+	switch {
+	case math.IsInf(r.High, 1):
+		return "≥ " + low
+	case r.OpenLow:
+		return "in (" + low + ", " + high + "]"
+	case r.OpenHigh:
+		return "in [" + low + ", " + high + ")"
+	}
+	return low + " to " + high
 }

@@ -95,7 +95,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	}
 	defer p.states.close()
 	specs, _ := defaults["reward"].([]any)
-	adv, err := p.config(p.set, specs)
+	adv, err := p.config(specs)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +223,7 @@ func (p *promptFlags) records(texts []string, stdin io.Reader, specs []any) ([]d
 		in, name = f, p.file
 	}
 	o := dataset.Options{Format: dataset.Format(p.format), Fields: schemas.FieldNames(&schemas.Prompt{}), Misspelt: misspelt, Prepare: prepare, SkipBad: p.skipBad}
-	if p.unknown == schemas.UnknownWarn {
+	if p.top.Values()["unknown_fields"] == schemas.UnknownWarn {
 		o.Misspelt = nil
 	}
 	set, err := dataset.Read(in, name, o)
@@ -270,7 +270,7 @@ func misspelt(name string) string {
 func (p *promptFlags) join(prompts []prompt, batch dataset.Batch, report dataset.Report, needed bool) error {
 	single := p.choice.BatchSize == 0
 	if single && p.batch == "" && !needed {
-		if p.set("step") || p.set("epoch") {
+		if len(p.place.Values()) > 0 {
 			return errors.New("--step, --epoch: are of a batch; join one with --batch-size or --batch-id")
 		}
 		return nil
@@ -294,12 +294,10 @@ func (p *promptFlags) join(prompts []prompt, batch dataset.Batch, report dataset
 	if len(prompts) > schemas.MaxBatchGroups {
 		return fmt.Errorf("--batch-size: %d prompts in one batch; must be at most %d", len(prompts), schemas.MaxBatchGroups)
 	}
-	spec := map[string]any{"id": id, "groups": int64(len(prompts))}
-	if p.set("step") {
-		spec["step"] = p.step + int64(batch.Number)
-	}
-	if p.set("epoch") {
-		spec["epoch"] = p.epoch
+	spec := p.place.Values()
+	spec["id"], spec["groups"] = id, int64(len(prompts))
+	if first, ok := spec["step"].(int64); ok {
+		spec["step"] = first + int64(batch.Number)
 	}
 	for _, q := range prompts {
 		merge(q.body, map[string]any{"batch": spec})

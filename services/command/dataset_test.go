@@ -27,7 +27,7 @@ func loadPrompts(args ...string) ([]prompt, *promptFlags, error) {
 	f := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	p.register(f)
 	if err := f.Parse(args); err != nil {
-		return nil, p, err
+		return nil, p, usage(flagError(err))
 	}
 	prompts, err := p.load(f.Args(), strings.NewReader("from stdin\n"), true)
 	return prompts, p, err

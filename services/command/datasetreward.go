@@ -11,8 +11,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/fieldflag"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
 )
 
 // rewardFlags name reward functions.
@@ -127,89 +129,39 @@ func checkAnswers(specs []any, text, truth string) error {
 }
 
 // advantageFlags select an estimator.
-type advantageFlags struct {
-	estimator string
-	std       string
-	stdBasis  string
-	epsilon   float64
-	mode      string
-	gamma     float64
-	clip      float64
-	singleton string
-}
+type advantageFlags struct{ advantage *fieldflag.Set }
 
 func (a *advantageFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&a.estimator, "estimator", estimator.FlowGRPO, "advantage estimator: "+strings.Join(estimator.Names(), ", "))
-	f.StringVar(&a.std, "std", "", "scale of advantages: group, global (over the batch) or none (Dr.GRPO); default the estimator's")
-	f.StringVar(&a.stdBasis, "std-basis", "", "sample, expanded or population; default the estimator's")
-	f.Float64Var(&a.epsilon, "epsilon", 0, "added to the scale; default the estimator's")
-	f.StringVar(&a.mode, "adv-mode", "", "variant of the estimator: of per_prompt grpo, rwr, sft or dpo; of diffusion_nft continuous, positive_only, negative_only, one_only or binary")
-	f.Float64Var(&a.gamma, "gamma", 1, "discount over the trained steps; only reinforce_plus_plus has one")
-	f.StringVar(&a.singleton, "singleton", "", "what a group of one sample gets: reward or zero; default the estimator's, of those that have the choice")
-	f.Float64Var(&a.clip, "adv-clip-max", 0, "clamp advantages to plus or minus this; default none, 5 of diffusion_nft")
+	a.advantage = fieldsOf[schemas.AdvantageSpec](map[string]fieldflag.Codec{
+		"estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
+		"mode":      {Hint: modes()},
+	})
+	a.advantage.Register(f)
 }
 
-// option is a flag of an estimator, and its field of a Prompt's advantage.
-type option struct {
-	flag, key string
-	value     any
-}
-
-func (a *advantageFlags) options() []option {
-	return []option{
-		{"estimator", "estimator", a.estimator},
-		{"std", "std", a.std},
-		{"std-basis", "std_basis", a.stdBasis},
-		{"epsilon", "epsilon", a.epsilon},
-		{"adv-mode", "mode", a.mode},
-		{"gamma", "gamma", a.gamma},
-		{"adv-clip-max", "adv_clip_max", a.clip},
-		{"singleton", "singleton", a.singleton},
-	}
-}
-
-// advantage is the part of a prompt that the flags set.
-func (a *advantageFlags) advantage(set func(string) bool) map[string]any {
-	out := map[string]any{}
-	for _, o := range a.options() {
-		if set(o.flag) {
-			out[o.key] = o.value
+// modes lists the variants of the estimators that have some.
+func modes() string {
+	var parts []string
+	for _, name := range estimator.Names() {
+		if list := estimator.Modes(name); len(list) > 0 {
+			parts = append(parts, "of "+name+" "+strings.Join(list, ", "))
 		}
 	}
-	return out
+	return strings.Join(parts, "; ")
 }
 
 // config is the estimator that the flags select. One that is misspelt, and an option
 // that it does not have, is refused here, before anything starts.
-func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator.Config, error) {
-	c, err := estimator.Default(a.estimator)
+func (a *advantageFlags) config(rewards []any) (estimator.Config, error) {
+	var spec schemas.AdvantageSpec
+	a.advantage.Fill(&spec)
+	c, err := intake.Estimator(&spec)
 	switch {
 	case err == nil:
-	case schemas.Nearest(a.estimator, estimator.Names()) != "":
-		return c, oneOf("estimator", a.estimator, estimator.Names())
+	case schemas.Nearest(spec.Estimator, estimator.Names()) != "":
+		return c, oneOf("estimator", spec.Estimator, estimator.Names())
 	default: // it may be known elsewhere
 		return c, fmt.Errorf("--%w", err)
-	}
-	if set("std") {
-		c.Std = a.std
-	}
-	if set("std-basis") {
-		c.StdBasis = a.stdBasis
-	}
-	if set("epsilon") {
-		c.Epsilon = a.epsilon
-	}
-	if set("adv-mode") {
-		c.Mode = a.mode
-	}
-	if set("gamma") {
-		c.Gamma = a.gamma
-	}
-	if set("adv-clip-max") {
-		c.AdvClipMax = a.clip
-	}
-	if set("singleton") {
-		c.Singleton = a.singleton
 	}
 	if c.Name == estimator.GDPO {
 		c.Weights = []float64{1}
@@ -221,11 +173,7 @@ func (a *advantageFlags) config(set func(string) bool, rewards []any) (estimator
 		}
 	}
 	if err := c.Validate(); err != nil {
-		flags := map[string]string{}
-		for _, o := range a.options() {
-			flags[o.key] = o.flag
-		}
-		return c, errors.New(blame(err.Error(), flags))
+		return c, errors.New(blame(err.Error(), a.advantage.Flags("")))
 	}
 	return c, nil
 }

@@ -8,9 +8,11 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/dataset"
 	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/fieldflag"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -62,33 +64,27 @@ func oneOf(flag, value string, names []string) error {
 	return fmt.Errorf("--%s: %q; %smust be one of %s", flag, value, hint, strings.Join(names, ", "))
 }
 
-// completions are the values of flags that take a name.
+// completions are the values of flags that take a name and are of no field with a list.
 var completions = map[string][]string{
-	"debug":           schemas.DebugTensors,
 	"estimator":       estimator.Names(),
-	"failed-groups":   schemas.FailedPolicies,
-	"initial-noise":   schemas.InitialNoises,
-	"latents-dtype":   schemas.LatentsDTypes,
 	"log-level":       {"debug", "info", "warn", "error"},
-	"log-prob-kind":   schemas.LogProbKinds,
 	"optional-reward": scorer.Kinds(),
 	"prompts-format":  {string(dataset.Auto), "text", "csv", "json", "meander", "metadata", "verl"},
 	"reward":          scorer.Kinds(),
-	"sde-type":        schemas.SDETypes,
-	"solver":          schemas.Solvers,
-	"std":             schemas.StdScales,
-	"std-basis":       schemas.StdBases,
-	"zero-std":        schemas.ZeroStdPolicies,
 }
 
 // completeNames lets the shell complete the values of flags, of c and of all below it.
 func completeNames(c *cobra.Command) {
-	for flag, names := range completions {
-		if f := c.Flags().Lookup(flag); f != nil || c.PersistentFlags().Lookup(flag) != nil {
-			// It fails for a flag that is not there, or twice for one.
-			_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		names := fieldflag.Choices(f)
+		if names == nil {
+			names = completions[f.Name]
 		}
-	}
+		if names != nil {
+			// It fails twice for one flag.
+			_ = c.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+		}
+	})
 	for _, sub := range c.Commands() {
 		completeNames(sub)
 	}

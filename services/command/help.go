@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/fieldflag"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -109,8 +110,21 @@ func teach(root *cobra.Command) {
 				hint = "; did you mean --" + name + "?"
 			}
 		}
-		return usage(fmt.Errorf("%w%s\nSee '%s --help'", err, hint, c.CommandPath()))
+		return usage(fmt.Errorf("%w%s\nSee '%s --help'", flagError(err), hint, c.CommandPath()))
 	})
+}
+
+// flagError says what is wrong with the value of a flag as every other error does.
+func flagError(err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	f := invalid.GetFlag()
+	if fieldflag.Is(f) { // which says so itself
+		return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
+	}
+	return fmt.Errorf("--%s: %q; must be a value of the kind %s", f.Name, invalid.GetValue(), f.Value.Type())
 }
 
 // noSuchCommand is the Args of commands that only have others below them.

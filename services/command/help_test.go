@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"context"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/fieldflag"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // commandsBelow are a command and all below it that people call.
@@ -112,5 +116,29 @@ func TestCompletions(t *testing.T) {
 	}
 	if !strings.HasPrefix(out.String(), "dance_grpo\n") {
 		t.Errorf("completes to %q", out.String())
+	}
+}
+
+// Every field that has a flag is one of run and publish, under that name.
+func TestFlags_AreThoseOfTheFields(t *testing.T) {
+	root := newRoot()
+	for _, name := range []string{"run", "publish"} {
+		c, _, err := root.Find([]string{name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, of := range []reflect.Type{
+			reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.Start](), reflect.TypeFor[schemas.Stop](), reflect.TypeFor[schemas.RewardSpec](),
+			reflect.TypeFor[schemas.AdvantageSpec](), reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.BatchSpec](),
+		} {
+			for _, f := range schemas.Fields(of) {
+				if f.Flag == "" {
+					continue
+				}
+				if flag := c.Flags().Lookup(f.Flag); flag == nil || !fieldflag.Is(flag) {
+					t.Errorf("meander %s has no --%s for %s.%s", name, f.Flag, of.Name(), f.Name)
+				}
+			}
+		}
 	}
 }

@@ -22,16 +22,13 @@ type states struct {
 // noStates are what the flags are checked with; each prompt gets those of its group.
 var noStates = map[string]any{"dtype": "F32", "shape": []int64{1, 1, 1}, "data": make([]byte, 4)}
 
-// openStates opens the file of --start-latents, where there is one.
-func (p *promptFlags) openStates() error {
-	if p.startLatents == "" {
-		return nil
-	}
-	a, err := safetensors.Open(p.startLatents)
+// openStates opens the file of --start-latents.
+func (p *promptFlags) openStates(path string) error {
+	a, err := safetensors.Open(path)
 	if err != nil {
 		return fmt.Errorf("--start-latents: %w", err)
 	}
-	p.states = &states{path: p.startLatents, archive: a, read: map[string]map[string]any{}}
+	p.states = &states{path: path, archive: a, read: map[string]map[string]any{}}
 	return nil
 }
 

@@ -136,12 +136,12 @@ func (r *rescorer) changes() (change, error) {
 	if c.rewards, err = rewardSpecs(specs); err != nil {
 		return c, err
 	}
-	if len(r.advantage.advantage(r.set)) > 0 {
-		config, err := r.advantage.config(r.set, specs)
+	if given := r.advantage.advantage.Values(); len(given) > 0 {
+		config, err := r.advantage.config(specs)
 		if err != nil {
 			return c, err
 		}
-		c.advantage, c.basisGiven = &config, r.set("std-basis")
+		c.advantage, c.basisGiven = &config, given["std_basis"] != nil
 	}
 	if len(c.rewards) == 0 && c.advantage == nil {
 		return c, errors.New("--reward: name the reward functions, or another estimator with --estimator")

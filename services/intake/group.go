@@ -86,17 +86,29 @@ func fromOutside(r schemas.RewardSpec) bool {
 	return err == nil && kind == scorer.External
 }
 
-// resolveAdvantage fills in the estimator's defaults and refuses options that it does
-// not have, or that this prompt does not allow.
-func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained int) (schemas.AdvantageSpec, error) {
-	a := p.Advantage
-	c, err := estimator.Default(or(a.Estimator, estimator.FlowGRPO))
+// Estimator is the estimator that a prompt asks for, with the options that it names and the
+// estimator's own of the others. Whether they fit together is for Validate.
+func Estimator(a *schemas.AdvantageSpec) (estimator.Config, error) {
+	spec := *a
+	schemas.SetDefaults(&spec)
+	c, err := estimator.Default(spec.Estimator)
 	if err != nil {
-		return a, ofAdvantage(err)
+		return c, err
 	}
 	c.Std, c.StdBasis, c.Epsilon = or(a.Std, c.Std), or(a.StdBasis, c.StdBasis), value(a.Epsilon, c.Epsilon)
 	c.Mode, c.AdvClipMax, c.Gamma = or(a.Mode, c.Mode), value(a.AdvClipMax, c.AdvClipMax), value(a.Gamma, c.Gamma)
 	c.Singleton = or(a.Singleton, c.Singleton)
+	return c, nil
+}
+
+// resolveAdvantage fills in the estimator's defaults and refuses options that it does
+// not have, or that this prompt does not allow.
+func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained int) (schemas.AdvantageSpec, error) {
+	a := p.Advantage
+	c, err := Estimator(&a)
+	if err != nil {
+		return a, ofAdvantage(err)
+	}
 	if trained == 0 && a.StdBasis == "" && c.Gamma == 1 {
 		c.StdBasis = c.BasisWithoutSteps()
 	}

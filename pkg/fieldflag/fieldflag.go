@@ -1,0 +1,292 @@
+// Package fieldflag makes command-line flags of the fields of a struct of the contract: name,
+// help, default and range are those on the field (see schemas.Field).
+package fieldflag
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Codec reads the text of a flag whose field is not a single number or word.
+type Codec struct {
+	// Kind is the word for the value in the help, Hint ends the help.
+	Kind, Hint string
+	// Parse returns what the field holds on the wire. Its error is the fault alone: the
+	// flag's name and text come before it.
+	Parse func(text string) (any, error)
+}
+
+// Set are the flags of the fields of one struct, and what they were set to.
+type Set struct {
+	flags []*value
+}
+
+type value struct {
+	field schemas.Field
+	codec Codec
+	list  bool // what is given twice is joined
+	added bool
+	text  string
+	v     any // nil: not set
+}
+
+// New makes the flags of a struct. Its descriptions come from a JSON Schema that has the
+// struct as its root or among its definitions, by its name. Fields that only a program
+// can read from a text have a codec under their wire name. It panics when a field has a
+// flag and nothing that reads it: the struct is wrong.
+func New(t reflect.Type, schema []byte, codecs map[string]Codec) *Set {
+	s := &Set{}
+	described := descriptions(t, schema)
+	for _, f := range schemas.Fields(t) {
+		if f.Flag == "" {
+			continue
+		}
+		codec, own := codecs[f.Name]
+		standard, known := codecOf(f.Type)
+		switch {
+		case !own && !known:
+			panic(fmt.Sprintf("fieldflag: %s.%s: %v; must have a codec", t.Name(), f.GoName, f.Type))
+		case codec.Parse == nil:
+			codec.Kind, codec.Parse = standard.Kind, standard.Parse
+		}
+		if codec.Hint == "" {
+			codec.Hint = standard.Hint
+		}
+		v := &value{field: f, codec: codec, text: f.Default, list: f.Type == reflect.TypeFor[[]string]()}
+		v.codec.Hint = help(f, described[f.Name], codec.Hint)
+		s.flags = append(s.flags, v)
+	}
+	return s
+}
+
+// descriptions are those of the fields of t, by wire name.
+func descriptions(t reflect.Type, schema []byte) map[string]string {
+	type object struct {
+		Properties map[string]struct {
+			Description string `json:"description"`
+		} `json:"properties"`
+	}
+	var doc struct {
+		object
+		Defs map[string]object `json:"$defs"`
+	}
+	if err := json.Unmarshal(schema, &doc); err != nil {
+		panic("fieldflag: schema: " + err.Error())
+	}
+	from, ok := doc.Defs[t.Name()]
+	if !ok {
+		from = doc.object
+	}
+	out := map[string]string{}
+	for name, p := range from.Properties {
+		out[name] = p.Description
+	}
+	return out
+}
+
+// help is the first sentence of a field's description, with what its tags say.
+func help(f schemas.Field, description, hint string) string {
+	text, _, _ := strings.Cut(f.Phrase(description), ". ")
+	text = strings.TrimSuffix(text, ".")
+	if f.Unit != "" && hint == "" {
+		text += ", in " + f.Unit
+	}
+	if f.Enum != nil {
+		text += ": " + strings.Join(f.Enum, ", ")
+	}
+	if r := f.Range; r != nil && !math.IsInf(r.Low, 0) && !math.IsInf(r.High, 0) && f.Type.Kind() != reflect.Slice {
+		text += "; " + strings.TrimPrefix(r.Rule(), "must be ")
+	}
+	if hint != "" {
+		text += "; " + hint
+	}
+	if f.Absent != "" {
+		text += "; default " + f.Absent
+	}
+	return text
+}
+
+// Register adds the flags of the named fields, or, without names, of all that were not
+// added yet.
+func (s *Set) Register(f *pflag.FlagSet, names ...string) {
+	for _, v := range s.flags {
+		if v.added || len(names) > 0 && !slices.Contains(names, v.field.Name) {
+			continue
+		}
+		v.added = true
+		flag := f.VarPF(v, v.field.Flag, v.field.Letter, v.codec.Hint)
+		if v.codec.Kind == "bool" {
+			flag.NoOptDefVal = "true"
+		}
+	}
+}
+
+// Values are the fields whose flags were set, by wire name.
+func (s *Set) Values() map[string]any {
+	out := map[string]any{}
+	for _, v := range s.flags {
+		if v.v != nil {
+			out[v.field.Name] = v.v
+		}
+	}
+	return out
+}
+
+// Flags are the names of the flags that were set, by the wire name of the field behind a
+// prefix, such as "rollout.".
+func (s *Set) Flags(prefix string) map[string]string {
+	out := map[string]string{}
+	for _, v := range s.flags {
+		if v.v != nil {
+			out[prefix+v.field.Name] = v.field.Flag
+		}
+	}
+	return out
+}
+
+// Fill sets the fields of a struct of the set's type, given by its pointer, whose flags
+// were set to a number, a word or a list of them.
+func (s *Set) Fill(e any) {
+	to := reflect.ValueOf(e).Elem()
+	for _, v := range s.flags {
+		if v.v == nil {
+			continue
+		}
+		field, given := to.Field(v.field.Index), reflect.ValueOf(v.v)
+		switch {
+		case given.Type() == field.Type():
+			field.Set(given)
+		case field.Kind() == reflect.Pointer && given.Type() == field.Type().Elem():
+			field.Set(reflect.New(given.Type()))
+			field.Elem().Set(given)
+		}
+	}
+}
+
+// Is says whether a flag is one of a Set.
+func Is(f *pflag.Flag) bool {
+	_, ok := f.Value.(*value)
+	return ok
+}
+
+// Choices are the legal values of a flag of a field that takes one of a list; nil of every
+// other flag.
+func Choices(f *pflag.Flag) []string {
+	if v, ok := f.Value.(*value); ok {
+		return v.field.Enum
+	}
+	return nil
+}
+
+// String is the default, or what was given.
+func (v *value) String() string { return v.text }
+
+// Type is the word for the value in the help.
+func (v *value) Type() string { return v.codec.Kind }
+
+// Set reads what was given.
+func (v *value) Set(text string) error {
+	if v.list && v.v != nil {
+		text = v.text + "," + text
+	}
+	parsed, err := v.codec.Parse(text)
+	if err != nil {
+		return err
+	}
+	v.text, v.v = text, parsed
+	return nil
+}
+
+// codecOf is how the flags of a type are read.
+func codecOf(t reflect.Type) (Codec, bool) {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch t.Kind() {
+	case reflect.Int64:
+		return Codec{Kind: "int", Parse: func(s string) (any, error) { return integer(s) }}, true
+	case reflect.Float64:
+		return Codec{Kind: "float", Parse: func(s string) (any, error) { return number(s) }}, true
+	case reflect.Bool:
+		return Codec{Kind: "bool", Parse: func(s string) (any, error) {
+			b, err := strconv.ParseBool(s)
+			if err != nil {
+				return nil, fmt.Errorf("%q; must be true or false", s)
+			}
+			return b, nil
+		}}, true
+	case reflect.String:
+		return Codec{Kind: "string", Parse: func(s string) (any, error) { return s, nil }}, true
+	case reflect.Slice:
+		switch t.Elem().Kind() {
+		case reflect.String:
+			return Codec{Kind: "strings", Parse: func(s string) (any, error) { return strings.Split(s, ","), nil }}, true
+		case reflect.Int64:
+			return Codec{Kind: "indices", Hint: "e.g. 2,3 or 0-4, or none", Parse: indices}, true
+		case reflect.Float64:
+			return Codec{Kind: "floats", Hint: "e.g. 1,0.75,0.5,0.25", Parse: floats}, true
+		}
+	}
+	return Codec{}, false
+}
+
+func integer(s string) (int64, error) {
+	n, err := strconv.ParseInt(strings.TrimSpace(s), 0, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q; must be an integer", s)
+	}
+	return n, nil
+}
+
+func number(s string) (float64, error) {
+	x, err := strconv.ParseFloat(strings.TrimSpace(s), 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q; must be a number", s)
+	}
+	return x, nil
+}
+
+// indices reads "2,3", "0-4" or "none".
+func indices(s string) (any, error) {
+	out := []int64{}
+	if s == "none" || s == "" {
+		return out, nil
+	}
+	for part := range strings.SplitSeq(s, ",") {
+		part = strings.TrimSpace(part)
+		low, high, ranged := part, part, false
+		if i := strings.IndexByte(part[min(1, len(part)):], '-'); i >= 0 {
+			low, high, ranged = part[:i+1], part[i+2:], true
+		}
+		a, err1 := strconv.ParseInt(low, 10, 64)
+		b, err2 := strconv.ParseInt(high, 10, 64)
+		if err1 != nil || err2 != nil || ranged && (b < a || b-a > schemas.MaxSteps) {
+			return nil, fmt.Errorf("%q; must be step numbers such as 2,3 or 0-4, or none", s)
+		}
+		for i := a; i <= b; i++ {
+			out = append(out, i)
+		}
+	}
+	return out, nil
+}
+
+func floats(s string) (any, error) {
+	var out []float64
+	for part := range strings.SplitSeq(s, ",") {
+		x, err := number(part)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
