@@ -19,6 +19,7 @@ INITIAL = 0xFFFFFFFF
 
 LN2 = float.fromhex("0x1.62e42fefa39efp-1")
 SQRT2 = float.fromhex("0x1.6a09e667f3bcdp+0")
+HALF_PI = float.fromhex("0x1.921fb54442d18p+0")
 PI_2N32 = float.fromhex("0x1.921fb54442d18p-31")
 
 # 1/21, 1/19, .. 1/3
@@ -135,6 +136,49 @@ def window(size, lo, hi, strategy, iteration, iters_per_group, seed):
     return list(range(start, start + size))
 
 
+def probability(step, probability, prob_start, prob_end, ramp_steps, start_step, ramp_shape):
+    start = probability if prob_start is None else prob_start
+    end = probability if prob_end is None else prob_end
+    if ramp_steps == 0 or step < start_step:
+        return start if ramp_steps else probability
+    q = min((step - start_step) / ramp_steps, 1.0)
+    if ramp_shape == "cosine":
+        if q > 0.5:
+            z = ((1.0 - q) * HALF_PI) * ((1.0 - q) * HALF_PI)
+            s = 1.0 + z * horner(COS, z)
+        else:
+            x = q * HALF_PI
+            z = x * x
+            s = x + x * (z * horner(SIN, z))
+        q = s * s
+    return end if q == 1.0 else min(max(start + (end - start) * q, 0.0), 1.0)
+
+
+def scheduled(seed, step, index, timestep, n, m, strategy, p):
+    """What a plan has for one sample: base, source, offset and why it does not roll."""
+    w = philox([index, step, 2, 0], key_of(seed))
+    base = int(timestep)
+    if m == 0:
+        return [base, base, 0, "disabled"]
+    if not float((w[1] << 32 | w[0]) >> 11) * 2.0**-53 < p:
+        return [base, base, 0, "masked"]
+    draw = w[3] << 32 | w[2]
+    u = float(draw >> 11) * 2.0**-53
+    if strategy == "uniform":
+        offset = draw * (m + 1) >> 64
+    elif strategy == "biased_early":
+        offset = round(u * u * m)
+    else:
+        offset = round((1.0 - u * u) * m)
+    source = min(base + offset, n - 1)
+    return [base, source, offset, "zero_offset" if offset == 0 else "clipped" if source == base else ""]
+
+
+def drawn_timestep(seed, step, index, n):
+    w = philox([index, step, 2, 1], key_of(seed))
+    return (w[1] << 32 | w[0]) * n >> 64
+
+
 def hex32(words):
     return ["0x%08x" % w for w in words]
 
@@ -190,6 +234,22 @@ def build():
                         "iters_per_group": iters, "seed": str(seed),
                         "indices": window(size, lo, hi, strategy, iteration, iters, seed)})
 
+    plans = []
+    for seed, step, n, m, strategy, shape, ramp_steps, start_step, p, start, end, count in (
+            (42, 0, 1000, 4, "uniform", "linear", 0, 0, 1.0, None, None, 12), (42, 1, 1000, 4, "uniform", "linear", 0, 0, 0.5, None, None, 12),
+            (42, 75, 1000, 10, "biased_early", "linear", 100, 50, 1.0, 0.0, 0.5, 12), (42, 75, 1000, 10, "biased_late", "cosine", 100, 50, 0.0, 0.1, 0.9, 12),
+            (7, 125, 100, 99, "biased_late", "cosine", 100, 50, 1.0, 0.0, 1.0, 16), (7, 49, 100, 99, "uniform", "cosine", 100, 50, 1.0, 0.0, 1.0, 4),
+            ((1 << 64) - 1, 4294967295, 1000, 999, "biased_early", "linear", 7, 0, 0.25, None, 0.75, 12), (0, 33, 2, 1, "uniform", "cosine", 100, 0, 1.0, 0.3, None, 16),
+            (0x0123456789ABCDEF, 100, 1000, 0, "uniform", "cosine", 300, 1, 1.0, 1.0, 0.0, 3), (3, 9, 1000, 5, "biased_early", "linear", 0, 0, 0.0, None, None, 3)):
+        ramp = {"probability": p, "prob_start": start, "prob_end": end, "ramp_steps": ramp_steps, "start_step": start_step, "ramp_shape": shape}
+        chance = probability(step, **ramp)
+        drawn = [drawn_timestep(seed, step, i, n) for i in range(count)]
+        given = [float(n - 1) if i % 4 == 3 else t + 0.4 * (i % 2) if t < n - 1 else float(t) for i, t in enumerate(drawn)]
+        plans.append({"seed": str(seed), "step": step, "timesteps": n, "max_step_offset": m, "strategy": strategy,
+                      "ramp": {k: v if v is None or not k.startswith("prob") else v.hex() for k, v in ramp.items()},
+                      "probability": chance.hex(), "drawn_timesteps": drawn, "given_timesteps": [float(t).hex() for t in given],
+                      "samples": [scheduled(seed, step, i, t, n, m, strategy, chance) for i, t in enumerate(given)]})
+
     return {
         "about": "Vectors of noise.md, written by noise_check.py --write. Numbers of 64 bits are decimal strings, "
                  "floats are hexadecimal; the first three philox cases are Random123's published known answers.",
@@ -199,6 +259,7 @@ def build():
         "long": long,
         "sample_seed": sample_seeds,
         "window": windows,
+        "scheduled": plans,
     }
 
 
