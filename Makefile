@@ -104,9 +104,10 @@ generate: ## write the generated files
 generate-check: ## fail when the generated files are stale
 	.ci/generate-check
 
-golden: build/golden-venv/ok ## rebuild the goldens of models, schedules and the text reward (Python, pinned requirements)
+golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts and the text reward (Python, pinned requirements)
 	build/golden-venv/bin/python deploy/golden/make_schedules.py pkg/flow/testdata/diffusers.json
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
+	build/golden-venv/bin/python deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
 	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/qwenimage/testdata/golden
 
 build/golden-venv/ok: deploy/golden/requirements.txt

@@ -52,6 +52,7 @@ var layers = map[string][]string{
 	"pkg/tensor/reference":              {"pkg/tensor"},
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
+	"pkg/scheduled":                     {"pkg/flow"}, // its random words and its logarithm
 	"pkg/model":                         {"pkg/tensor", "pkg/safetensors"},
 	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/model/tokenizer":               {"pkg/safetensors"},
@@ -107,6 +108,7 @@ var testLayers = map[string][]string{
 	"pkg/model/tokenizer":          {"pkg/model/modeltest"},
 	"pkg/model/qwenimage":          {"pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/modeltest":          {"pkg/model/qwenimage"},
+	"pkg/scheduled":                {"pkg/tensor"},
 	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest"},

@@ -1,0 +1,134 @@
+package scheduled
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/meander-rl/meander/pkg/flow"
+)
+
+// Level is the mix of a noisy latent, x = A*x0 + U*noise.
+type Level struct{ U, A float64 }
+
+// lambda is ln(A/U), half the log signal-to-noise ratio: infinite at either end.
+func (l Level) lambda() float64 {
+	switch {
+	case l.U == 0:
+		return math.Inf(1)
+	case l.A == 0:
+		return math.Inf(-1)
+	}
+	return flow.Ln(l.A / l.U)
+}
+
+// Levels are the mixes of a model's training timesteps 0 .. N-1, noise rising.
+type Levels struct {
+	prediction Prediction
+	levels     []Level
+}
+
+// FlowLevels are those of a flow model: U = t/(N-1), A = 1-U. n is 2 to 2^20.
+func FlowLevels(n int) (*Levels, error) {
+	if n < 2 || n > maxTimesteps {
+		return nil, fmt.Errorf("timesteps: %d; must be 2 to %d", n, maxTimesteps)
+	}
+	l := &Levels{prediction: Flow, levels: make([]Level, n)}
+	for t := range l.levels {
+		u := float64(t) / float64(n-1)
+		l.levels[t] = Level{U: u, A: 1 - u}
+	}
+	return l, nil
+}
+
+// VarianceLevels are those of a variance-preserving model that predicts epsilon or v:
+// A = sqrt(abar_t), U = sqrt(1 - abar_t), with abar the schedule's alphas_cumprod [N],
+// strictly decreasing within (0, 1).
+func VarianceLevels(p Prediction, abar []float64) (*Levels, error) {
+	if p != Epsilon && p != V {
+		return nil, fmt.Errorf("prediction: %q; must be epsilon or v_prediction", string(p))
+	}
+	if len(abar) < 2 || len(abar) > maxTimesteps {
+		return nil, fmt.Errorf("alphas_cumprod: %d values; must be 2 to %d", len(abar), maxTimesteps)
+	}
+	l := &Levels{prediction: p, levels: make([]Level, len(abar))}
+	above := 1.0
+	for t, v := range abar {
+		if !(v > 0 && v < above) {
+			return nil, fmt.Errorf("alphas_cumprod[%d]: %v; must be above 0 and below %v, the one before", t, v, above)
+		}
+		l.levels[t] = Level{U: math.Sqrt(1 - v), A: math.Sqrt(v)}
+		above = v
+	}
+	return l, nil
+}
+
+// LinearAlphasCumprod is alphas_cumprod [n] of betas that rise linearly (Ho et al. 2020:
+// 1e-4 to 0.02 over 1000).
+func LinearAlphasCumprod(n int, first, last float64) []float64 {
+	abar := make([]float64, n)
+	product := 1.0
+	for t := range abar {
+		beta := first + float64((last-first)*float64(t))/float64(max(n-1, 1))
+		product = float64(product * (1 - beta))
+		abar[t] = product
+	}
+	return abar
+}
+
+// Timesteps is N.
+func (l *Levels) Timesteps() int { return len(l.levels) }
+
+// Prediction is what a model of these levels predicts.
+func (l *Levels) Prediction() Prediction { return l.prediction }
+
+// At is the mix of timestep t, 0 <= t <= N-1: the true noise level of a latent that was
+// rolled down to t. Between two timesteps the clock of a rollout runs evenly: U of a
+// flow model, U/A of the others.
+func (l *Levels) At(t float64) Level {
+	i := int(t)
+	f := t - float64(i)
+	if f == 0 {
+		return l.levels[i]
+	}
+	low, high := l.levels[i], l.levels[i+1]
+	if l.prediction == Flow {
+		u := low.U + float64(f*(high.U-low.U))
+		return Level{U: u, A: 1 - u}
+	}
+	s := low.U / low.A
+	s += float64(f * (high.U/high.A - s))
+	n := math.Sqrt(1 + float64(s*s))
+	return Level{U: s / n, A: 1 / n}
+}
+
+// Sigma is the noise level that a trainer is given with a flow latent rolled down to t. It is
+// the true one, t/(N-1); in the public trainer's way the t-th entry of the schedule's table,
+// where that is long enough. Such tables descend, so that entry is the mirrored level.
+func (l *Levels) Sigma(t int, table []float64, c Compat) float64 {
+	if c == SimpleTuner && t < len(table) {
+		return table[t]
+	}
+	return l.levels[t].U
+}
+
+// Noised sets dst = A*x0 + U*noise: the teacher-forced latent of a level. All have the same
+// length; dst may be x0 or noise.
+func Noised[T Float](dst, x0, noise []T, l Level) {
+	a, u := T(l.A), T(l.U)
+	x0, noise = x0[:len(dst)], noise[:len(dst)]
+	for i := range dst {
+		dst[i] = T(a*x0[i]) + T(u*noise[i])
+	}
+}
+
+// Drift is how far a rolled latent lies from the teacher-forced one, in its lengths:
+// |rolled - teacher| / |teacher|.
+func Drift[T Float](rolled, teacher []T) float64 {
+	var far, length float64
+	for i, y := range teacher[:len(rolled)] {
+		d := float64(rolled[i]) - float64(y)
+		far += float64(d * d)
+		length += float64(float64(y) * float64(y))
+	}
+	return math.Sqrt(far) / math.Sqrt(length)
+}

@@ -1,0 +1,149 @@
+package scheduled
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/meander-rl/meander/pkg/flow"
+)
+
+// Reason says why a sample does not roll.
+type Reason string
+
+// The reasons, in the order in which they are looked for. A sample that rolls has none.
+const (
+	Disabled   Reason = "disabled"    // max_step_offset is 0
+	Masked     Reason = "masked"      // the probability left it out
+	ZeroOffset Reason = "zero_offset" // its offset was drawn 0
+	AtTop      Reason = "clipped"     // its base is N-1, and there is nothing noisier
+)
+
+// Sample is what a plan has for one sample.
+type Sample struct {
+	Index    int
+	Timestep float64 // as it was given: what the sample is trained at unless it rolls
+	Base     int     // its integer part, the target of a rollout
+	Source   int     // where the rollout starts, min(Base + Offset, N-1)
+	// Offset is what was drawn, 0 where masked. It may exceed Source - Base, which is how
+	// far the rollout goes.
+	Offset int
+	Reason Reason // empty if it rolls
+}
+
+// Rolls says whether the model makes the sample's latent.
+func (s Sample) Rolls() bool { return s.Reason == "" }
+
+// Steps is how many steps the rollout takes, 0 if there is none.
+func (s Sample) Steps() int { return s.Source - s.Base }
+
+// Plan is who rolls in one batch.
+type Plan struct {
+	Settings    Settings
+	Seed        uint64
+	Step        int     // training step
+	Probability float64 // at that step
+	Samples     []Sample
+}
+
+// Draw makes the plan of a batch whose samples have been given the timesteps, [B], each in
+// [0, N): the mask of all, then the offsets of all. Sample i's draws depend on (seed, step,
+// i) alone, by schemas/noise.md, so a batch that is planned again is planned the same.
+func (s Settings) Draw(seed uint64, step int, timesteps []float64) (Plan, error) {
+	err := s.Validate()
+	if step < 0 || int64(step) > math.MaxUint32 {
+		err = errors.Join(err, fmt.Errorf("step: %d; must be 0 to %d", step, uint32(math.MaxUint32)))
+	}
+	for i, t := range timesteps {
+		if !(t >= 0 && t < float64(s.Timesteps)) {
+			err = errors.Join(err, fmt.Errorf("timesteps[%d]: %v; must be at least 0 and below %d", i, t, s.Timesteps))
+		}
+	}
+	if err != nil {
+		return Plan{}, err
+	}
+	p := Plan{Settings: s, Seed: seed, Step: step, Probability: s.Ramp.At(step, s.Compat), Samples: make([]Sample, len(timesteps))}
+	for i, t := range timesteps {
+		p.Samples[i] = s.sample(p, i, t)
+	}
+	return p, nil
+}
+
+func (s Settings) sample(p Plan, index int, timestep float64) Sample {
+	base := int(timestep)
+	out := Sample{Index: index, Timestep: timestep, Base: base, Source: base}
+	if s.MaxStepOffset == 0 {
+		out.Reason = Disabled
+		return out
+	}
+	mask, offset := draws(p.Seed, p.Step, index, 0)
+	if unit(mask) < p.Probability {
+		out.Offset = s.offset(offset)
+		out.Source = min(base+out.Offset, s.Timesteps-1)
+	} else {
+		out.Reason = Masked
+	}
+	switch {
+	case out.Reason != "":
+	case out.Offset == 0:
+		out.Reason = ZeroOffset
+	case out.Source == base:
+		out.Reason = AtTop
+	}
+	return out
+}
+
+// offset maps 64 random bits to 0 .. M.
+func (s Settings) offset(draw uint64) int {
+	m := float64(s.MaxStepOffset)
+	u := unit(draw)
+	switch s.Strategy {
+	case BiasedEarly:
+		return int(math.RoundToEven(float64(u * u * m)))
+	case BiasedLate:
+		return int(math.RoundToEven(float64((1 - float64(u*u)) * m)))
+	}
+	return choose(draw, s.MaxStepOffset+1)
+}
+
+// DrawTimestep is a uniform timestep 0 .. n-1 of a sample that was given none.
+func DrawTimestep(seed uint64, step, index, n int) int {
+	draw, _ := draws(seed, step, index, 1)
+	return choose(draw, n)
+}
+
+// streamScheduled keeps these draws apart from pkg/flow's: the third word of the counter.
+const streamScheduled = 2
+
+func draws(seed uint64, step, index int, kind uint32) (first, second uint64) {
+	w := flow.Philox4x32([4]uint32{uint32(index), uint32(step), streamScheduled, kind}, [2]uint32{uint32(seed), uint32(seed >> 32)})
+	return uint64(w[1])<<32 | uint64(w[0]), uint64(w[3])<<32 | uint64(w[2])
+}
+
+// unit is a draw's upper 53 bits as a number in [0, 1).
+func unit(draw uint64) float64 { return float64(float64(draw>>11) * 0x1p-53) }
+
+// choose is the integer part of draw*n/2^64.
+func choose(draw uint64, n int) int {
+	hi, _ := bits.Mul64(draw, uint64(n))
+	return int(hi)
+}
+
+// Offsets are the probabilities of the offsets 0 .. m, [m+1].
+func (s Strategy) Offsets(m int) []float64 {
+	p := make([]float64, m+1)
+	// Of round(u^2 m) = k: u^2 lies between (k-1/2)/m and (k+1/2)/m.
+	below := func(k int) float64 { return math.Sqrt(min(max((float64(k)+0.5)/float64(m), 0), 1)) }
+	for k := range p {
+		switch {
+		case s == Uniform || m == 0:
+			p[k] = 1 / float64(m+1)
+		case s == BiasedEarly:
+			p[k] = below(k) - below(k-1)
+		default:
+			p[k] = below(m-k) - below(m-k-1)
+		}
+	}
+	return p
+}

@@ -1,0 +1,84 @@
+package scheduled
+
+import (
+	"fmt"
+
+	"github.com/meander-rl/meander/pkg/flow"
+)
+
+// Shape of a ramp.
+type Shape string
+
+// The shapes.
+const (
+	Linear Shape = "linear"
+	Cosine Shape = "cosine"
+)
+
+// Ramp is the probability that a sample is eligible to roll, over the training steps.
+type Ramp struct {
+	Probability float64 // without a ramp, RampSteps = 0
+	StartStep   int     // before it the probability is Start
+	RampSteps   int     // steps from Start to End
+	Shape       Shape
+	// Start and End are the ramp's ends; nil is Probability. 0 is a value.
+	Start, End *float64
+}
+
+// At is the probability at a training step, in [0, 1]. With
+// q = clip((step - StartStep)/RampSteps, 0, 1), and for a cosine q = (1 - cos(pi q))/2,
+//
+//	p = Start + (End - Start) q
+//
+// In the public trainer's way an end of 0 counts as nil, which there is 0 for Start and
+// 0.5 for End: so a Start of 0 and a probability of 1 ramp down. The bits of a cosine are
+// sin^2(q pi/2) by schemas/noise.md.
+func (r Ramp) At(step int, c Compat) float64 {
+	if r.RampSteps <= 0 {
+		return r.Probability
+	}
+	start, end := r.Probability, r.Probability
+	if r.Start != nil && !(c == SimpleTuner && *r.Start == 0) {
+		start = *r.Start
+	}
+	switch {
+	case r.End != nil && !(c == SimpleTuner && *r.End == 0):
+		end = *r.End
+	case r.End == nil && c == SimpleTuner:
+		end = 0.5
+	}
+	if step < r.StartStep {
+		return start
+	}
+	q := min(float64(step-r.StartStep)/float64(r.RampSteps), 1)
+	if r.Shape == Cosine {
+		s := flow.SinQuarter(q)
+		q = float64(s * s)
+	}
+	if q == 1 {
+		return end
+	}
+	return min(max(start+float64((end-start)*q), 0), 1)
+}
+
+func (r Ramp) validate() []error {
+	var faults []error
+	probability := func(field string, p *float64) {
+		if p != nil && !(*p >= 0 && *p <= 1) {
+			faults = append(faults, fmt.Errorf("%s: %v; must be 0 to 1", field, *p))
+		}
+	}
+	probability("probability", &r.Probability)
+	probability("prob_start", r.Start)
+	probability("prob_end", r.End)
+	if r.StartStep < 0 {
+		faults = append(faults, fmt.Errorf("start_step: %d; must be at least 0", r.StartStep))
+	}
+	if r.RampSteps < 0 {
+		faults = append(faults, fmt.Errorf("ramp_steps: %d; must be at least 0", r.RampSteps))
+	}
+	if r.Shape != Linear && r.Shape != Cosine {
+		faults = append(faults, fmt.Errorf("ramp_shape: %q; must be linear or cosine", string(r.Shape)))
+	}
+	return faults
+}

@@ -1,0 +1,280 @@
+package scheduled
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// Float is an element of a latent: a sampler runs float32, float64 is the reference.
+type Float interface{ float32 | float64 }
+
+// Rollout is one sample's way from its source down to its target, 0 <= Target <= Source < N.
+type Rollout struct {
+	Levels         *Levels
+	Sampler        Sampler
+	Order          int // 0 is the sampler's usual one
+	Compat         Compat
+	Source, Target int
+}
+
+// Step is one step of a rollout.
+type Step struct {
+	From, To int // timesteps: To = From - 1
+	// Here is the level of From, Next that of the new latent. Its U is smaller, except in
+	// the public trainer's way with epsilon and v.
+	Here, Next Level
+	Order      int // that was used
+}
+
+// Roller takes one sample from its source to its target without ever calling the model:
+// Input is what the model must see next, Advance takes what it said.
+type Roller[T Float] struct {
+	r     Rollout
+	order int
+	t     int           // current timestep
+	x     []T           // latent at t
+	past  []estimate[T] // newest first
+	spare []estimate[T] // room of what was dropped
+	runge runge[T]
+}
+
+// estimate is what a multistep sampler keeps of an earlier step.
+type estimate[T Float] struct {
+	m []T // the data the model saw in x
+	x []T // the latent, corrected
+}
+
+// NewRoller starts at x, the latent at the source, which it copies.
+func NewRoller[T Float](r Rollout, x []T) (*Roller[T], error) {
+	if err := checkSampler(r.Sampler, r.Order, r.Compat); err != nil {
+		return nil, err
+	}
+	if n := r.Levels.Timesteps(); r.Source < 0 || r.Source >= n {
+		return nil, fmt.Errorf("source: %d; must be 0 to %d", r.Source, n-1)
+	}
+	if r.Target < 0 || r.Target > r.Source {
+		return nil, fmt.Errorf("target: %d; must be 0 to %d, the source", r.Target, r.Source)
+	}
+	out := &Roller[T]{r: r, t: r.Source, x: slices.Clone(x)}
+	out.r.Sampler, out.order = steps(r.Sampler, r.Order, r.Levels.prediction, r.Compat)
+	return out, nil
+}
+
+// Done says whether the target is reached.
+func (r *Roller[T]) Done() bool { return r.t <= r.r.Target }
+
+// Latent is the latest one, valid until the next Advance.
+func (r *Roller[T]) Latent() []T { return r.x }
+
+// Input is the latent and the timestep to evaluate the model at, valid until the next
+// Advance. The timestep of the middle evaluations of rk4 ends in a half.
+func (r *Roller[T]) Input() (x []T, timestep float64) {
+	if r.runge.done > 0 {
+		return r.runge.point, r.runge.time
+	}
+	return r.x, float64(r.t)
+}
+
+// Advance takes the model's output at Input. It returns the step that this completes, or
+// false where the step needs another evaluation. It fails after the end, and on a prediction
+// of another length than the latent.
+func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error) {
+	if r.Done() {
+		return Step{}, false, fmt.Errorf("rollout: at its target %d; must not go on", r.r.Target)
+	}
+	if len(prediction) != len(r.x) {
+		return Step{}, false, fmt.Errorf("prediction: %d elements; must be %d, as the latent has", len(prediction), len(r.x))
+	}
+	step = Step{From: r.t, To: r.t - 1, Here: r.r.Levels.levels[r.t], Next: r.near(1), Order: 1}
+	switch {
+	case r.r.Sampler == RK4:
+		step.Order = 4
+		if !r.rungeKutta(prediction) {
+			return Step{}, false, nil
+		}
+	case r.r.Sampler == Euler && r.r.Levels.prediction == Flow:
+		d := T(step.Next.U - step.Here.U)
+		for i, v := range prediction {
+			r.x[i] += T(d * v)
+		}
+	default:
+		step.Order = r.multistep(prediction)
+	}
+	r.t--
+	return step, true, nil
+}
+
+// multistep makes a step of euler, dpm or unipc and returns its order.
+func (r *Roller[T]) multistep(prediction []T) int {
+	now := r.fresh()
+	dataEstimate(now.m, r.x, prediction, r.r.Levels.levels[r.t], r.r.Levels.prediction)
+	copy(now.x, r.x)
+	here := r.near(0)
+	if r.r.Sampler == UniPC && len(r.past) > 0 {
+		// UniC: the step that led here once more, now that its end is known.
+		past := r.levelsPast(2, r.orderAt(-1, len(r.past)-1)-1)
+		w := uniWeights(span(r.near(-1), here, false), past, true)
+		last := r.past[0]
+		combine(now.x, last.x, last.m, w, r.estimates(r.past[1:], len(past), now.m))
+	}
+	order := r.orderAt(0, len(r.past))
+	next := r.near(1)
+	past := r.levelsPast(1, order-1)
+	if next.U == 0 {
+		past = nil // lambda is infinite there; the latent is the estimate itself
+	}
+	v := span(here, next, r.r.Sampler == Euler)
+	w := v.weights()
+	switch r.r.Sampler {
+	case DPM:
+		w = dpmWeights(v, past)
+	case UniPC:
+		w = uniWeights(v, past, false)
+	}
+	combine(r.x, now.x, now.m, w, r.estimates(r.past, len(past), nil))
+	r.remember(now)
+	return 1 + len(past)
+}
+
+// rises says whether the table of levels is walked the wrong way: see Compat.
+func (r *Roller[T]) rises() bool {
+	return r.r.Compat == SimpleTuner && r.r.Levels.prediction != Flow
+}
+
+// index is the place in the table that many steps ahead of the current one, behind it where
+// ahead is negative. Where noise rises, the public trainer computes its own place from the
+// timestep as a share, and loses one for some (29 of 100, for one).
+func (r *Roller[T]) index(ahead int) int {
+	if r.rises() {
+		n := float64(r.r.Levels.Timesteps())
+		return int(float64(float64(r.t)/n)*n) + ahead
+	}
+	return r.t - ahead
+}
+
+// near is the level that many steps ahead. Past the end of a table that rises there is no
+// noise, and its place -1 is its last.
+func (r *Roller[T]) near(ahead int) Level {
+	levels := r.r.Levels.levels
+	i := r.index(ahead)
+	if i >= len(levels) {
+		return Level{A: 1}
+	}
+	return levels[(i+len(levels))%len(levels)]
+}
+
+// orderAt is the order of the step that begins that many ahead, with so many estimates known:
+// one more than those, and less near the ends of the table.
+func (r *Roller[T]) orderAt(ahead, known int) int {
+	i := r.index(ahead)
+	return max(1, min(r.order, known+1, i+1, r.r.Levels.Timesteps()-i))
+}
+
+// levelsPast are count levels behind the current one, from the one that is first steps
+// behind; those without data, where lambda is infinite, and what is behind them are left out.
+func (r *Roller[T]) levelsPast(first, count int) []Level {
+	past := make([]Level, 0, max(count, 0))
+	for n := first; n < first+count; n++ {
+		l := r.near(-n)
+		if l.A == 0 {
+			break
+		}
+		past = append(past, l)
+	}
+	return past
+}
+
+// estimates are the newest count of past, and then last unless it is nil.
+func (r *Roller[T]) estimates(past []estimate[T], count int, last []T) [][]T {
+	out := make([][]T, 0, count+1)
+	for _, p := range past[:count] {
+		out = append(out, p.m)
+	}
+	if last != nil {
+		out = append(out, last)
+	}
+	return out
+}
+
+// fresh is room for an estimate.
+func (r *Roller[T]) fresh() estimate[T] {
+	if n := len(r.spare); n > 0 {
+		e := r.spare[n-1]
+		r.spare = r.spare[:n-1]
+		return e
+	}
+	return estimate[T]{m: make([]T, len(r.x)), x: make([]T, len(r.x))}
+}
+
+// remember puts an estimate before the others and drops what no step will ask for: a
+// corrector asks for one more than a predictor.
+func (r *Roller[T]) remember(e estimate[T]) {
+	r.past = slices.Insert(r.past, 0, e)
+	keep := r.order - 1
+	if r.r.Sampler == UniPC {
+		keep = r.order
+	}
+	if len(r.past) > keep {
+		r.spare = append(r.spare, r.past[keep:]...)
+		r.past = r.past[:keep]
+	}
+}
+
+// combine sets dst from x, m and the history's estimates by their weights. dst may be x.
+func combine[T Float](dst, x, m []T, w weights, history [][]T) {
+	ratio, c := T(w.ratio), T(w.c)
+	for i := range dst {
+		dst[i] = T(ratio*x[i]) + T(c*m[i])
+	}
+	for k, mk := range history {
+		weight := T(w.history[k])
+		for i := range dst {
+			dst[i] += T(weight * (mk[i] - m[i]))
+		}
+	}
+}
+
+// dataEstimate sets dst to the data that a prediction made of x points at.
+func dataEstimate[T Float](dst, x, prediction []T, l Level, p Prediction) {
+	a, u := T(l.A), T(l.U)
+	switch p {
+	case Flow:
+		for i, v := range prediction {
+			dst[i] = x[i] - T(u*v)
+		}
+	case Epsilon:
+		for i, e := range prediction {
+			dst[i] = (x[i] - T(u*e)) / a
+		}
+	case V:
+		for i, v := range prediction {
+			dst[i] = T(a*x[i]) - T(u*v)
+		}
+	}
+}
+
+// Roll takes a rollout to its end. predict sets dst to the model's output for x at a
+// timestep; each, unless it is nil, sees every step, while Latent is its result.
+func Roll[T Float](ctx context.Context, r *Roller[T], predict func(ctx context.Context, dst, x []T, timestep float64) error, each func(Step) error) error {
+	prediction := make([]T, len(r.x))
+	for !r.Done() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		x, timestep := r.Input()
+		if err := predict(ctx, prediction, x, timestep); err != nil {
+			return fmt.Errorf("timestep %v: %w", timestep, err)
+		}
+		step, complete, err := r.Advance(prediction)
+		if err != nil {
+			return err
+		}
+		if complete && each != nil {
+			if err := each(step); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

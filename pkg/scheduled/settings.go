@@ -1,0 +1,203 @@
+package scheduled
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// Strategy says how an offset is drawn from 0 .. MaxStepOffset.
+type Strategy string
+
+// The strategies. Early and late speak of the offset: an early one is small.
+const (
+	Uniform     Strategy = "uniform"      // each of 0 .. M alike
+	BiasedEarly Strategy = "biased_early" // round(u^2 M), u uniform in [0, 1)
+	BiasedLate  Strategy = "biased_late"  // round((1 - u^2) M)
+)
+
+// Sampler names how a rollout steps.
+type Sampler string
+
+// The samplers. All but rk4 ask the model once per step.
+const (
+	Euler Sampler = "euler" // order 1
+	DPM   Sampler = "dpm"   // DPM-Solver++ multistep, order 1 to 3 (Lu et al. 2022)
+	UniPC Sampler = "unipc" // UniPC with B(h) = e^-h - 1, order 1 to 9 (Zhao et al. 2023)
+	RK4   Sampler = "rk4"   // the classical Runge-Kutta method: 4 evaluations per step
+)
+
+// maxOrder is the highest order that s can be given; 0 of an unknown sampler.
+func (s Sampler) maxOrder() int { return map[Sampler]int{Euler: 1, DPM: 3, UniPC: 9, RK4: 4}[s] }
+
+// Evaluations is how often a step asks the model.
+func (s Sampler) Evaluations() int {
+	if s == RK4 {
+		return 4
+	}
+	return 1
+}
+
+// Prediction says what the model's output is.
+type Prediction string
+
+// The predictions.
+const (
+	Flow    Prediction = "flow_prediction" // the velocity noise - x0
+	Epsilon Prediction = "epsilon"         // the noise
+	V       Prediction = "v_prediction"    // a*noise - u*x0 (Salimans and Ho 2022)
+)
+
+// Compat says whose behaviour to follow.
+type Compat string
+
+// The two ways.
+const (
+	// Exact does what the settings say.
+	Exact Compat = "exact"
+	// SimpleTuner does what that trainer does with the library it pins (skrample 0.5):
+	//   - a prob_start or prob_end of 0 counts as unset, and unset is the probability;
+	//   - flow models step with Euler, whatever the sampler;
+	//   - epsilon and v models step the wrong way: the latent gets noisier, one table
+	//     entry up for each that the timestep goes down, and the history's levels are
+	//     looked up below the step where they were made above it;
+	//   - the noise level given with a rolled flow latent is the mirrored table entry
+	//     (Levels.Sigma);
+	//   - orders beyond the sampler's are brought down to it; there is no rk4.
+	SimpleTuner Compat = "simpletuner"
+)
+
+// Switch of ReflexFlow.
+type Switch string
+
+// The positions. Auto is on for flow models where anything may roll, MaxStepOffset > 0.
+const (
+	Auto Switch = "auto"
+	On   Switch = "on"
+	Off  Switch = "off"
+)
+
+// Settings of scheduled sampling.
+type Settings struct {
+	Timesteps     int // N: training timesteps are 0 .. N-1
+	MaxStepOffset int // M: 0 rolls nothing
+	Strategy      Strategy
+	Ramp          Ramp
+	Prediction    Prediction
+	Sampler       Sampler
+	Order         int // 0 is the sampler's usual one: 2 of dpm and unipc
+	Compat        Compat
+	Switch        Switch // of ReflexFlow; it changes nothing for epsilon and v
+	ReflexFlow    ReflexFlow
+}
+
+// DefaultSettings are the public trainer's defaults for a flow model of 1000 timesteps,
+// exact. Nothing rolls until MaxStepOffset and a probability are given.
+func DefaultSettings() Settings {
+	return Settings{
+		Timesteps: 1000, Strategy: Uniform, Ramp: Ramp{Shape: Linear}, Prediction: Flow,
+		Sampler: UniPC, Compat: Exact, Switch: Auto, ReflexFlow: DefaultReflexFlow(),
+	}
+}
+
+// Validate joins every fault by field name.
+func (s Settings) Validate() error {
+	var faults []error
+	fault := func(field string, value any, must string) {
+		faults = append(faults, fmt.Errorf("%s: %v; must be %s", field, value, must))
+	}
+	if s.Timesteps < 2 || s.Timesteps > maxTimesteps {
+		fault("timesteps", s.Timesteps, fmt.Sprintf("2 to %d", maxTimesteps))
+	}
+	if s.MaxStepOffset < 0 || s.MaxStepOffset >= s.Timesteps {
+		fault("max_step_offset", s.MaxStepOffset, "at least 0 and below timesteps")
+	}
+	switch s.Strategy {
+	case Uniform, BiasedEarly, BiasedLate:
+	default:
+		fault("strategy", quoted(s.Strategy), "uniform, biased_early or biased_late")
+	}
+	faults = append(faults, s.Ramp.validate()...)
+	switch s.Prediction {
+	case Flow, Epsilon, V:
+	default:
+		fault("prediction", quoted(s.Prediction), "flow_prediction, epsilon or v_prediction")
+	}
+	if s.Compat != Exact && s.Compat != SimpleTuner {
+		fault("compat", quoted(s.Compat), "exact or simpletuner")
+	}
+	faults = append(faults, checkSampler(s.Sampler, s.Order, s.Compat))
+	if s.Switch != Auto && s.Switch != On && s.Switch != Off {
+		fault("reflexflow", quoted(s.Switch), "auto, on or off")
+	}
+	return errors.Join(append(faults, s.ReflexFlow.Validate())...)
+}
+
+// maxTimesteps bounds N, so that no list of levels is huge.
+const maxTimesteps = 1 << 20
+
+func quoted[S ~string](s S) string { return fmt.Sprintf("%q", string(s)) }
+
+func checkSampler(s Sampler, order int, c Compat) error {
+	most := s.maxOrder()
+	switch {
+	case most == 0:
+		return fmt.Errorf("sampler: %q; must be euler, dpm, unipc or rk4", string(s))
+	case c == SimpleTuner && s == RK4:
+		return errors.New("sampler: rk4; must be euler, dpm or unipc with compat simpletuner, which has no rk4")
+	case order < 0 || order > 9:
+		return fmt.Errorf("order: %d; must be 1 to 9, or 0 for the sampler's own", order)
+	case c == SimpleTuner || order == 0:
+		return nil
+	case s == RK4 && order != most:
+		return fmt.Errorf("order: %d; must be 4 with rk4", order)
+	case order > most:
+		return fmt.Errorf("order: %d; must be at most %d with %s", order, most, s)
+	}
+	return nil
+}
+
+// Warnings says what valid settings do that is hardly meant.
+func (s Settings) Warnings() []string {
+	var w []string
+	if s.ReflexOn() && s.ReflexFlow.Alpha > 1 {
+		w = append(w, fmt.Sprintf("reflexflow.alpha: %v; above 1 weights of the loss can be negative", s.ReflexFlow.Alpha))
+	}
+	if s.Switch == On && s.Prediction != Flow {
+		w = append(w, fmt.Sprintf("reflexflow: on; changes nothing with %s", s.Prediction))
+	}
+	if s.Compat == SimpleTuner {
+		sampler, order := s.Steps()
+		if sampler != s.Sampler {
+			w = append(w, fmt.Sprintf("sampler: %s; flow models step with euler with compat simpletuner", s.Sampler))
+		} else if s.Order > order {
+			w = append(w, fmt.Sprintf("order: %d; %s uses %d with compat simpletuner", s.Order, s.Sampler, order))
+		}
+		if s.Prediction != Flow {
+			w = append(w, fmt.Sprintf("compat: simpletuner; with %s a rollout adds noise where it should remove it", s.Prediction))
+		}
+	}
+	return w
+}
+
+// Steps is the sampler and the order that rollouts run.
+func (s Settings) Steps() (Sampler, int) { return steps(s.Sampler, s.Order, s.Prediction, s.Compat) }
+
+func steps(s Sampler, order int, p Prediction, c Compat) (Sampler, int) {
+	if c == SimpleTuner && p == Flow {
+		s = Euler
+	}
+	usual := min(2, s.maxOrder())
+	if s == RK4 {
+		usual = 4
+	}
+	return s, min(cmp.Or(order, usual), s.maxOrder())
+}
+
+// ReflexOn says whether the loss of these settings is ReflexFlow's.
+func (s Settings) ReflexOn() bool {
+	return s.Prediction == Flow && (s.Switch == On || s.Switch == Auto && s.MaxStepOffset > 0)
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
