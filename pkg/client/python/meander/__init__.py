@@ -8,7 +8,7 @@
 Events are plain dicts with the names of the contract (schemas/jsonschema in the repository).
 """
 
-from . import loss
+from . import loss, scheduled
 from .client import Client, EventError, Group, Judged, Refused, Sample, connect, tensor
 
-__all__ = ["Client", "EventError", "Group", "Judged", "Refused", "Sample", "connect", "loss", "tensor"]
+__all__ = ["Client", "EventError", "Group", "Judged", "Refused", "Sample", "connect", "loss", "scheduled", "tensor"]

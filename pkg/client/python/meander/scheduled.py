@@ -1,0 +1,502 @@
+"""Scheduled sampling with ReflexFlow in plain numpy: who rolls, from where, with which sampler, and the loss of what comes out.
+
+The Go package pkg/scheduled computes the same, and plans are equal to the bit. With some probability a sample starts a few
+levels noisier than the timestep it is trained at, the model steps it down to there without gradient, and what it lands on
+takes the place of the latent made of data and noise (the teacher-forced one).
+
+Levels are x = a*x0 + u*noise: of a flow model u = t/(N-1), a = 1-u; of one that predicts epsilon or v a = sqrt(abar_t),
+u = sqrt(1-abar_t). compat is "exact", or "simpletuner" for what that trainer does with the library it pins (skrample 0.5):
+a prob_start or prob_end of 0 counts as unset; flow models step with Euler, whatever the sampler; epsilon and v models step
+the wrong way, so that the latent gets noisier; the sigma of a rolled flow latent is the mirrored table entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+STRATEGIES = ("uniform", "biased_early", "biased_late")
+SAMPLERS = {"euler": 1, "dpm": 3, "unipc": 9, "rk4": 4}  # and the highest order of each
+PREDICTIONS = ("flow_prediction", "epsilon", "v_prediction")
+COMPAT = ("exact", "simpletuner")
+STREAM = 2  # of the draws, in the counter's third word
+FLOOR = 1e-6
+U32 = 0xFFFFFFFF
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r}; must be one of {', '.join(allowed)}")
+
+
+# The probability and the plan. schemas/noise.md fixes every bit.
+
+_SIN = [float.fromhex(h) for h in (
+    "-0x1.ae7f3e733b81fp-41", "0x1.6124613a86d09p-33", "-0x1.ae64567f544e4p-26", "0x1.71de3a556c734p-19",
+    "-0x1.a01a01a01a01ap-13", "0x1.1111111111111p-7", "-0x1.5555555555555p-3")]
+_COS = [float.fromhex(h) for h in (
+    "0x1.ae7f3e733b81fp-45", "-0x1.93974a8c07c9dp-37", "0x1.1eed8eff8d898p-29", "-0x1.27e4fb7789f5cp-22",
+    "0x1.a01a01a01a01ap-16", "-0x1.6c16c16c16c17p-10", "0x1.5555555555555p-5", "-0x1.0000000000000p-1")]
+_HALF_PI = float.fromhex("0x1.921fb54442d18p+0")
+
+
+def _horner(coefficients: list[float], z: float) -> float:
+    p = coefficients[0]
+    for c in coefficients[1:]:
+        p = p * z + c
+    return p
+
+
+def _sin_quarter(a: float) -> float:
+    """sin(a pi/2), 0 <= a <= 1."""
+    if a > 0.5:
+        x = (1 - a) * _HALF_PI
+        return 1 + x * x * _horner(_COS, x * x)
+    x = a * _HALF_PI
+    return x + x * (x * x * _horner(_SIN, x * x))
+
+
+def probability(
+    step: int, probability: float = 0.0, prob_start: float | None = None, prob_end: float | None = None, ramp_steps: int = 0,
+    start_step: int = 0, ramp_shape: str = "linear", compat: str = "exact",
+) -> float:
+    """The probability that a sample is eligible to roll at a training step, in [0, 1].
+
+    With ramp_steps > 0 it goes from prob_start to prob_end by q = clip((step - start_step)/ramp_steps, 0, 1), for a cosine by
+    (1 - cos(pi q))/2. An end of None is probability, and 0 is a value. In the public trainer's way 0 counts as None, which there
+    is 0 for prob_start and 0.5 for prob_end: so a prob_start of 0 and a probability of 1 ramp down.
+    """
+    _one_of("ramp_shape", ramp_shape, ("linear", "cosine"))
+    _one_of("compat", compat, COMPAT)
+    for name, p in (("probability", probability), ("prob_start", prob_start), ("prob_end", prob_end)):
+        if p is not None and not 0 <= p <= 1:
+            raise ValueError(f"{name}: {p}; must be 0 to 1")
+    for name, n in (("ramp_steps", ramp_steps), ("start_step", start_step)):
+        if n < 0:
+            raise ValueError(f"{name}: {n}; must be at least 0")
+    if compat == "simpletuner":
+        prob_start = prob_start or None
+        prob_end = 0.5 if prob_end is None else prob_end or None
+    start = probability if prob_start is None else prob_start
+    end = probability if prob_end is None else prob_end
+    if ramp_steps == 0:
+        return float(probability)
+    if step < start_step:
+        return float(start)
+    q = min((step - start_step) / ramp_steps, 1.0)
+    if ramp_shape == "cosine":
+        q = _sin_quarter(q) ** 2
+    return float(end) if q == 1 else min(max(start + (end - start) * q, 0.0), 1.0)
+
+
+def _philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & U32, seed >> 32
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & U32, (p0 >> 32) ^ c3 ^ k1, p0 & U32
+        k0, k1 = (k0 + 0x9E3779B9) & U32, (k1 + 0xBB67AE85) & U32
+    return c0, c1, c2, c3
+
+
+def _draws(seed: int, step: int, index: int, kind: int) -> tuple[int, int]:
+    w = _philox((index, step, STREAM, kind), seed)
+    return w[1] << 32 | w[0], w[3] << 32 | w[2]
+
+
+def _unit(draw: int) -> float:
+    return (draw >> 11) * 2.0**-53
+
+
+def draw_timestep(seed: int, step: int, index: int, n: int) -> int:
+    """A uniform timestep 0 .. n-1 of a sample that was given none."""
+    return _draws(seed, step, index, 1)[0] * n >> 64
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a plan has for one sample. It rolls from source down to base unless there is a reason not to.
+
+    timestep is what was given and base its integer part. offset is what was drawn, 0 where masked; it may exceed steps,
+    source - base. reason is "", or "disabled" (max_step_offset 0), "masked", "zero_offset" or "clipped" (base is N-1).
+    """
+
+    timestep: float
+    base: int
+    source: int
+    offset: int
+    reason: str
+
+    @property
+    def steps(self) -> int:
+        return self.source - self.base
+
+
+def plan(
+    seed: int, step: int, timesteps: ArrayLike, n: int, max_step_offset: int, strategy: str = "uniform", probability: float = 1.0
+) -> list[Planned]:
+    """Who of a batch rolls, whose samples were given the timesteps, [B] in [0, n): the mask of all, then the offsets of all.
+
+    Sample i's draws depend on (seed, step, i) alone, so a batch that is planned again is planned the same.
+    """
+    _one_of("strategy", strategy, STRATEGIES)
+    if n < 2:
+        raise ValueError(f"n: {n}; must be at least 2")
+    if not 0 <= max_step_offset < n:
+        raise ValueError(f"max_step_offset: {max_step_offset}; must be at least 0 and below {n}, the number of timesteps")
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability: {probability}; must be 0 to 1")
+    if not (0 <= seed < 1 << 64 and 0 <= step <= U32):
+        raise ValueError(f"seed, step: {seed}, {step}; must be unsigned numbers of 64 and 32 bits")
+    out = []
+    for i, t in enumerate(np.asarray(timesteps, np.float64).tolist()):
+        if not 0 <= t < n:
+            raise ValueError(f"timesteps[{i}]: {t}; must be at least 0 and below {n}")
+        base = int(t)
+        if max_step_offset == 0:
+            out.append(Planned(t, base, base, 0, "disabled"))
+            continue
+        mask, draw = _draws(seed, step, i, 0)
+        if not _unit(mask) < probability:
+            out.append(Planned(t, base, base, 0, "masked"))
+            continue
+        u = _unit(draw)
+        if strategy == "uniform":
+            offset = draw * (max_step_offset + 1) >> 64
+        else:
+            offset = round((u * u if strategy == "biased_early" else 1 - u * u) * max_step_offset)
+        source = min(base + offset, n - 1)
+        out.append(Planned(t, base, source, offset, "zero_offset" if offset == 0 else "clipped" if source == base else ""))
+    return out
+
+
+def offset_shares(strategy: str, m: int) -> np.ndarray:
+    """The probabilities of the offsets 0 .. m, [m+1]."""
+    _one_of("strategy", strategy, STRATEGIES)
+    if strategy == "uniform" or m == 0:
+        return np.full(m + 1, 1 / (m + 1))
+    p = np.diff(np.sqrt(np.clip((np.arange(m + 2) - 0.5) / m, 0, 1)))
+    return p if strategy == "biased_early" else p[::-1]
+
+
+def expected_forwards(batch: int, p: float, strategy: str, m: int, reflexflow: bool, evaluations: int = 1) -> float:
+    """Mean evaluations of the model that a batch costs beyond training's, where no base is near the top."""
+    shares = offset_shares(strategy, m)
+    rolled = p * evaluations * (shares * np.arange(m + 1)).sum()
+    return float(batch * (rolled + (1 + p * (1 - shares[0]) if reflexflow else 0)))
+
+
+def plan_metrics(planned: Sequence[Planned], probability: float, reflexflow: bool, evaluations: int = 1, drifts: Sequence[float] = ()) -> dict[str, float]:
+    """The numbers to log of a plan; offset_mean and offset_max are of what was drawn."""
+    n, rolled, offsets = len(planned), sum(not s.reason for s in planned), [s.offset for s in planned]
+    forwards = sum(s.steps for s in planned) * evaluations + (n + rolled if reflexflow else 0)
+    m = {
+        "probability": probability, "rolled_fraction": rolled / n if n else 0.0, "offset_mean": sum(offsets) / n if n else 0.0,
+        "offset_max": max(offsets, default=0), "extra_forwards": forwards,
+    }
+    if len(drifts):
+        m["drift_l2"] = float(np.mean(drifts))
+    return {f"scheduled_sampling/{k}": v for k, v in m.items()}
+
+
+# Rollouts.
+
+
+def linear_alphas_cumprod(n: int = 1000, first: float = 1e-4, last: float = 0.02) -> np.ndarray:
+    """alphas_cumprod [n] of betas that rise linearly (Ho et al. 2020)."""
+    return np.cumprod(1 - (first + (last - first) * np.arange(n) / max(n - 1, 1)))
+
+
+class Levels:
+    """The mixes (u, a) of a model's training timesteps 0 .. N-1, noise rising."""
+
+    def __init__(self, prediction: str, u: np.ndarray, a: np.ndarray):
+        self.prediction, self.u, self.a = prediction, u, a
+
+    @classmethod
+    def flow(cls, n: int) -> Levels:
+        """u = t/(N-1), a = 1-u."""
+        if n < 2:
+            raise ValueError(f"n: {n}; must be at least 2")
+        u = np.arange(n) / (n - 1)
+        return cls("flow_prediction", u, 1 - u)
+
+    @classmethod
+    def variance_preserving(cls, prediction: str, alphas_cumprod: ArrayLike) -> Levels:
+        """a = sqrt(abar), u = sqrt(1-abar) of alphas_cumprod [N], strictly decreasing within (0, 1)."""
+        _one_of("prediction", prediction, PREDICTIONS[1:])
+        abar = np.asarray(alphas_cumprod, np.float64)
+        if abar.ndim != 1 or abar.size < 2 or not (np.diff(abar) < 0).all() or not 0 < abar[-1] <= abar[0] < 1:
+            raise ValueError("alphas_cumprod: must be at least 2 values that strictly decrease within (0, 1)")
+        return cls(prediction, np.sqrt(1 - abar), np.sqrt(abar))
+
+    def __len__(self) -> int:
+        return len(self.u)
+
+    def at(self, t: float) -> tuple[float, float]:
+        """(u, a) of timestep t: the true noise level of a latent rolled down to t. In between u, or u/a, runs evenly."""
+        i = int(t)
+        if t == i:
+            return float(self.u[i]), float(self.a[i])
+        if self.prediction == "flow_prediction":
+            u = float(self.u[i] + (t - i) * (self.u[i + 1] - self.u[i]))
+            return u, 1 - u
+        low, high = self.u[i] / self.a[i], self.u[i + 1] / self.a[i + 1]
+        s = float(low + (t - i) * (high - low))
+        return s / math.hypot(1, s), 1 / math.hypot(1, s)
+
+    def sigma(self, t: int, table: Sequence[float], compat: str = "exact") -> float:
+        """The noise level given with a rolled flow latent: the true one, or the public trainer's mirrored table entry."""
+        return float(table[t] if compat == "simpletuner" and t < len(table) else self.u[t])
+
+
+def noised(x0: ArrayLike, noise: ArrayLike, level: tuple[float, float]) -> np.ndarray:
+    """a*x0 + u*noise: the teacher-forced latent of a level (u, a)."""
+    return level[1] * np.asarray(x0, np.float64) + level[0] * np.asarray(noise, np.float64)
+
+
+def drift(rolled: ArrayLike, teacher: ArrayLike) -> float:
+    """|rolled - teacher| / |teacher|."""
+    teacher = np.asarray(teacher, np.float64)
+    return float(np.linalg.norm(np.asarray(rolled) - teacher) / np.linalg.norm(teacher))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a rollout: the latent at timestep to = at - 1, and the level (u, a) it is at."""
+
+    at: int
+    to: int
+    level: tuple[float, float]
+    order: int
+    latent: np.ndarray
+
+
+Model = Callable[[np.ndarray, float], ArrayLike]
+
+
+def roll(
+    levels: Levels, sampler: str, x: ArrayLike, source: int, target: int, model: Model, order: int = 0, compat: str = "exact"
+) -> Iterator[Step]:
+    """Steps the latent x from source down to target, 0 <= target <= source < N; model(x, timestep) is its prediction.
+
+    order 0 is the sampler's usual one, 2 of dpm and unipc. The latent that the model sees, and that a step has, is the
+    predictor's; unipc goes on from the corrected one.
+    """
+    _one_of("sampler", sampler, list(SAMPLERS))
+    _one_of("compat", compat, COMPAT)
+    if not 0 <= target <= source < len(levels):
+        raise ValueError(f"source, target: {source}, {target}; must be 0 <= target <= source < {len(levels)}")
+    most = SAMPLERS[sampler]
+    if compat == "simpletuner" and sampler == "rk4":
+        raise ValueError("sampler: rk4; must be euler, dpm or unipc with compat simpletuner, which has no rk4")
+    if not 0 <= order <= (9 if compat == "simpletuner" else most) or sampler == "rk4" and order not in (0, 4):
+        raise ValueError(f"order: {order}; must be {'4' if sampler == 'rk4' else f'1 to {most}'} with {sampler}, or 0 for its own")
+    flow = levels.prediction == "flow_prediction"
+    x = np.array(x, np.float64)
+    if flow and (sampler == "euler" or compat == "simpletuner"):
+        for t in range(source, target, -1):
+            x = x + (levels.u[t - 1] - levels.u[t]) * np.asarray(model(x, float(t)))
+            yield Step(t, t - 1, levels.at(t - 1), 1, x)
+    elif sampler == "rk4":
+        yield from _runge_kutta(levels, x, source, target, model)
+    else:
+        yield from _multistep(levels, sampler, x, source, target, model, min(order or min(2, most), most), compat == "simpletuner")
+
+
+def _runge_kutta(levels: Levels, x: np.ndarray, source: int, target: int, model: Model) -> Iterator[Step]:
+    """dx/du = v of flow; dy/ds = e of the others, with y = x/a, s = u/a."""
+
+    def scale(level):
+        return 1.0 if levels.prediction == "flow_prediction" else level[1]
+
+    def slope(y, t):
+        level = levels.at(t)
+        x = scale(level) * y
+        p = np.asarray(model(x, t), np.float64)
+        return level[0] * x + level[1] * p if levels.prediction == "v_prediction" else p
+
+    for t in range(source, target, -1):
+        here, there = levels.at(t), levels.at(t - 1)
+        y, d = x / scale(here), there[0] / scale(there) - here[0] / scale(here)
+        k1 = slope(y, float(t))
+        k2 = slope(y + d / 2 * k1, t - 0.5)
+        k3 = slope(y + d / 2 * k2, t - 0.5)
+        k4 = slope(y + d * k3, t - 1.0)
+        x = scale(there) * (y + d / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
+        yield Step(t, t - 1, there, 4, x)
+
+
+def _log_ratio(level: tuple[float, float]) -> float:
+    u, a = level
+    return math.inf if u == 0 else -math.inf if a == 0 else math.log(a / u)
+
+
+def _moments(h: float, count: int) -> np.ndarray:
+    """b_n = n! h phi_{n+1}(h) / B(h) of UniPC with B(h) = e^-h - 1, n = 1 .. count."""
+    if math.isinf(h):
+        return np.ones(1)
+    if h < 1:
+        phi = [math.fsum((-h) ** j / math.factorial(j + k) for j in range(25)) for k in range(1, count + 2)]
+    else:
+        phi = [math.expm1(-h) / -h]
+        for k in range(1, count + 1):
+            phi.append((phi[-1] - 1 / math.factorial(k)) / -h)
+    return np.array([math.factorial(n) * phi[n] / phi[0] for n in range(1, count + 1)])
+
+
+class _Span:
+    """A step between two levels; reach is how far back a level lies, in steps of this one."""
+
+    def __init__(self, here: tuple[float, float], there: tuple[float, float], directed: bool = False):
+        self.ratio, self.log = there[0] / here[0], _log_ratio(here)
+        self.h = abs(_log_ratio(there) - self.log)
+        self.c = there[1] - here[1] * self.ratio if directed else -there[1] * math.expm1(-self.h)
+
+    def reach(self, level: tuple[float, float]) -> float:
+        return (_log_ratio(level) - self.log) / self.h
+
+
+def _dpm(x, m, span, past):
+    """DPM-Solver++ multistep; past are the (level, estimate) before, newest first."""
+    out = span.ratio * x + span.c * m
+    if not past:
+        return out
+    r = -span.reach(past[0][0])
+    d1 = (m - past[0][1]) / r
+    if len(past) == 1:
+        return out + span.c / 2 * d1
+    r2 = span.reach(past[0][0]) - span.reach(past[1][0])
+    d1b = (past[0][1] - past[1][1]) / r2
+    b = _moments(span.h, 2)
+    return out + span.c * b[0] * (d1 + r / (r + r2) * (d1 - d1b)) + span.c * b[1] / 2 * (d1 - d1b) / (r + r2)
+
+
+def _uni(x, m, span, past, corrected=None):
+    """UniP, or UniC where the estimate at the step's end is given."""
+    out = span.ratio * x + span.c * m
+    reaches, d = [span.reach(level) for level, _ in past], [e - m for _, e in past]
+    if corrected is not None:
+        reaches, d = [*reaches, 1.0], [*d, corrected - m]
+    if not d:
+        return out
+    b = _moments(span.h, len(d))
+    rho = np.linalg.solve([[r**n for r in reaches] for n in range(len(d))], b)
+    return out + span.c * sum(p / r * e for p, r, e in zip(rho, reaches, d))
+
+
+def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target: int, model: Model, order: int, rises: bool) -> Iterator[Step]:
+    n = len(levels)
+    history: list[tuple[np.ndarray, np.ndarray]] = []  # estimate and corrected latent, newest first
+
+    def index(t, ahead):
+        return int(t / n * n) + ahead if rises else t - ahead
+
+    def near(t, ahead):
+        i = index(t, ahead)
+        return (0.0, 1.0) if i >= n else levels.at(i % n)
+
+    def order_at(t, ahead, known):
+        i = index(t, ahead)
+        return max(1, min(order, known + 1, i + 1, n - i))
+
+    def behind(t, first, count, estimates):
+        out = []
+        for k in range(count):
+            level = near(t, -first - k)
+            if level[1] == 0:
+                break
+            out.append((level, estimates[k][0]))
+        return out
+
+    for t in range(source, target, -1):
+        m = _estimate(levels, x, np.asarray(model(x, float(t)), np.float64), t)
+        here, there = near(t, 0), near(t, 1)
+        if sampler == "unipc" and history:
+            past = behind(t, 2, order_at(t, -1, len(history) - 1) - 1, history[1:])
+            x = _uni(history[0][1], history[0][0], _Span(near(t, -1), here), past, m)
+        past = behind(t, 1, order_at(t, 0, len(history)) - 1, history) if there[0] > 0 else []
+        history = [(m, x), *history][:order]
+        span = _Span(here, there, sampler == "euler")
+        x = _dpm(x, m, span, past) if sampler == "dpm" else _uni(x, m, span, past)
+        yield Step(t, t - 1, there, 1 + len(past), x)
+
+
+def _estimate(levels: Levels, x: np.ndarray, prediction: np.ndarray, t: int) -> np.ndarray:
+    """The data that a prediction made of x points at."""
+    u, a = levels.at(t)
+    if levels.prediction == "flow_prediction":
+        return x - u * prediction
+    return (x - u * prediction) / a if levels.prediction == "epsilon" else a * x - u * prediction
+
+
+# The loss.
+
+
+def reflexflow_on(switch: bool | None, max_step_offset: int, prediction: str) -> bool:
+    """Whether the loss is ReflexFlow's: None is on for flow models where anything may roll; nothing changes for others."""
+    return prediction == "flow_prediction" and (max_step_offset > 0 if switch is None else switch)
+
+
+def _samples(**named: ArrayLike | None) -> list[np.ndarray | None]:
+    out = [None if v is None else np.asarray(v, np.float64) for v in named.values()]
+    for name, a in zip(named, out):
+        if a is None:
+            continue
+        if a.shape != out[0].shape or a.ndim < 2 or a.size == 0:
+            raise ValueError(f"{name}: shape {a.shape}; must be samples and elements, alike in all")
+        if not np.isfinite(a).all():
+            raise ValueError(f"{name}: has NaN or infinity; must be finite numbers")
+    return [None if a is None else a.reshape(len(a), -1) for a in out]
+
+
+def reflexflow_weights(clean: ArrayLike, biased: ArrayLike, alpha: float = 1.0) -> np.ndarray:
+    """1 + alpha E / max(sum |E| over the sample, 1e-6), E = clean - biased, both [B, ...]: [B, D].
+
+    The mean of |w - 1| is alpha/D. Beyond alpha 1 weights can be negative.
+    """
+    clean, biased = _samples(clean=clean, biased=biased)
+    e = clean - biased
+    return 1 + alpha * e / np.maximum(np.abs(e).sum(axis=1, keepdims=True), FLOOR)
+
+
+def anti_drift(pred: ArrayLike, noisy: ArrayLike, x0: ArrayLike) -> np.ndarray:
+    """|pred/|pred| - d/|d||^2 with d = noisy - x0, per sample, [B]: 2 - 2 cos(pred, d). Lengths are at least 1e-6."""
+    pred, noisy, x0 = _samples(pred=pred, noisy=noisy, x0=x0)
+
+    def unit(v):
+        return v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), FLOOR)
+
+    return ((unit(pred) - unit(noisy - x0)) ** 2).sum(axis=1)
+
+
+def reflexflow(
+    pred: ArrayLike, target: ArrayLike, noisy: ArrayLike, x0: ArrayLike, clean: ArrayLike | None = None, biased: ArrayLike | None = None,
+    alpha: float | None = 1.0, beta1: float | None = 10.0, beta2: float | None = 1.0, losses: ArrayLike | None = None, mask: ArrayLike | None = None,
+) -> dict:
+    """The loss mean(FC + beta1*ADR) of a batch and its terms; arrays are [B, ...].
+
+    FC = beta2 * mean(w * losses * mask) per sample, with losses the squared errors unless they are given; ADR is anti_drift,
+    which is not masked and applies to every sample. clean and biased are the model's outputs for the teacher-forced latent
+    and for the rolled one, the same where a sample did not roll; without both nothing is weighted. alpha, beta1 and beta2 of
+    None are 0, 0 and 1, as the public trainer reads null.
+    """
+    alpha, beta1, beta2 = alpha or 0.0, beta1 or 0.0, 1.0 if beta2 is None else beta2
+    if not (math.isfinite(alpha) and 0 <= beta1 < math.inf and 0 <= beta2 < math.inf):
+        raise ValueError(f"alpha, beta1, beta2: {alpha}, {beta1}, {beta2}; must be finite, and the betas at least 0")
+    if (clean is None) != (biased is None):
+        raise ValueError("clean, biased: one of them; must be both or neither")
+    adr = anti_drift(pred, noisy, x0)
+    pred, target, clean, biased, losses, mask = _samples(pred=pred, target=target, clean=clean, biased=biased, losses=losses, mask=mask)
+    w = np.ones_like(pred) if clean is None else reflexflow_weights(clean, biased, alpha)
+    fc = beta2 * (w * ((pred - target) ** 2 if losses is None else losses) * (1 if mask is None else mask)).mean(axis=1)
+    exposure = np.zeros(len(pred)) if clean is None else np.abs(clean - biased).sum(axis=1)
+    return {
+        "loss": (fc + beta1 * adr).mean(), "losses": fc + beta1 * adr, "fc": fc, "adr": adr, "weights": w,
+        "reflexflow/exposure_l1": exposure.mean(), "reflexflow/weight_min": w.min(), "reflexflow/weight_max": w.max(),
+        "reflexflow/fc_loss": fc.mean(), "reflexflow/adr_loss": adr.mean(),
+    }
