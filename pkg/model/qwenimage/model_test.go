@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -172,92 +173,103 @@ func retensor(t *testing.T, name string, change func(map[string]safetensors.Tens
 	}
 }
 
-func TestOpen_refuses(t *testing.T) {
-	set := func(file, field string, v any) func(*testing.T, string) {
-		return func(t *testing.T, dir string) {
-			edit(t, filepath.Join(dir, file), func(m map[string]any) { m[field] = v })
-		}
+// refusal is a way to break a checkpoint, and what the error must say.
+type refusal struct {
+	name   string
+	change func(t *testing.T, dir string)
+	want   []string
+}
+
+// set changes one field of a configuration.
+func set(file, field string, v any) func(*testing.T, string) {
+	return func(t *testing.T, dir string) {
+		edit(t, filepath.Join(dir, file), func(m map[string]any) { m[field] = v })
 	}
-	const (
-		transformer = "transformer/config.json"
-		vae         = "vae/config.json"
-		text        = "text_encoder/config.json"
-		weights     = "transformer/diffusion_pytorch_model.safetensors"
-	)
-	for _, tt := range []struct {
-		name   string
-		change func(t *testing.T, dir string)
-		want   []string // in the error
-	}{
-		{"other pipeline", set("model_index.json", "_class_name", "FluxPipeline"), []string{"model_index.json", "FluxPipeline"}},
-		{"other scheduler", set("model_index.json", "scheduler", []string{"diffusers", "DDIMScheduler"}), []string{"scheduler", "DDIMScheduler"}},
-		{"guidance", set(transformer, "guidance_embeds", true), []string{transformer, "guidance_embeds"}},
-		{"layered positions", set(transformer, "use_layer3d_rope", true), []string{"use_layer3d_rope"}},
-		{"absurd depth", set(transformer, "num_layers", 1<<40), []string{transformer, "num_layers = 1099511627776"}},
-		{"negative width", set(transformer, "attention_head_dim", -8), []string{"attention_head_dim = -8"}},
-		{"odd axes", set(transformer, "axes_dims_rope", []int{3, 3, 2}), []string{"axes_dims_rope = [3 3 2]: want"}},
-		{"levels", set(vae, "dim_mult", []int{1, 99}), []string{"dim_mult = [1 99]: want"}},
-		{"many levels", set(vae, "dim_mult", make([]int, 5000)), []string{"dim_mult = [0 0 0 0 0 0 0 0] and 4992 more: want"}},
-		{"quantized", set(transformer, "quantization_config", map[string]any{"bits": 4}), []string{"quantization_config"}},
-		{"deeper than the file", set(transformer, "num_layers", 3), []string{"load transformer", "missing", "transformer_blocks.1.attn"}},
-		{"wider than the file", set(transformer, "joint_attention_dim", 32), []string{"joint_attention_dim = 32", "hidden_size = 16"}},
-		{"attention in the autoencoder", set(vae, "attn_scales", []float64{1}), []string{vae, "attn_scales"}},
-		{"no deviation", set(vae, "latents_std", make([]float64, 16)), []string{vae, "latents_std"}},
-		{"short mean", set(vae, "latents_mean", []float64{0}), []string{vae, "latents_mean"}},
-		{"other activation", set(text, "hidden_act", "gelu"), []string{text, "hidden_act"}},
-		{"other rope", set(text, "rope_scaling", map[string]any{"type": "yarn"}), []string{text, "rope_type = \"yarn\""}},
-		{"zero theta", set(text, "rope_theta", 0), []string{"rope_theta"}},
-		{"small vocabulary", set(text, "vocab_size", 100), []string{"vocab_size 100"}},
-		{"defaults", set("meander.json", "height", 30), []string{"multiples of 16"}},
-		{"text as number", set(transformer, "num_layers", "two"), []string{transformer}},
-		{"several faults at once", func(t *testing.T, dir string) {
-			set(transformer, "patch_size", 1)(t, dir)
-			set(vae, "input_channels", 4)(t, dir)
-		}, []string{"patch_size = 1", "input_channels = 4"}},
-		{"tensors missing, unexpected, mis-shaped", func(t *testing.T, dir string) {
-			retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
-				delete(m, "img_in.bias")
-				delete(m, "proj_out.weight")
-				m["extra.weight"] = safetensors.Tensor{Name: "extra.weight", DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4)}
-				x := m["txt_in.weight"]
-				x.Shape = []int{x.Shape[1], x.Shape[0] * 1}
-				x.Shape[0], x.Shape[1] = x.Shape[0]*2, x.Shape[1]/2
-				m["txt_in.weight"] = x
-			})
-		}, []string{"2 tensors missing: img_in.bias, proj_out.weight", "1 tensors unexpected: extra.weight", "1 tensors of another shape: txt_in.weight [32 8], want [16 16]"}},
-		{"integers", func(t *testing.T, dir string) {
-			retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
-				x := m["img_in.bias"]
-				x.DType = tensor.I32
-				m["img_in.bias"] = x
-			})
-		}, []string{"img_in.bias has type I32"}},
-		{"truncated shard", func(t *testing.T, dir string) {
-			name := filepath.Join(dir, weights)
-			info, err := os.Stat(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Truncate(name, info.Size()-100); err != nil {
-				t.Fatal(err)
-			}
-		}, []string{"diffusion_pytorch_model.safetensors"}},
-		{"no weights", func(t *testing.T, dir string) {
-			if err := os.Remove(filepath.Join(dir, weights)); err != nil {
-				t.Fatal(err)
-			}
-		}, []string{"transformer"}},
-		{"no scheduler", func(t *testing.T, dir string) {
-			if err := os.RemoveAll(filepath.Join(dir, "scheduler")); err != nil {
-				t.Fatal(err)
-			}
-		}, []string{"scheduler/scheduler_config.json"}},
-		{"no folder", func(t *testing.T, dir string) {
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
-		}, []string{"no such file"}},
-	} {
+}
+
+const (
+	transformer = "transformer/config.json"
+	vae         = "vae/config.json"
+	text        = "text_encoder/config.json"
+	weights     = "transformer/diffusion_pytorch_model.safetensors"
+)
+
+var brokenConfigs = []refusal{
+	{"other pipeline", set("model_index.json", "_class_name", "FluxPipeline"), []string{"model_index.json", "FluxPipeline"}},
+	{"other scheduler", set("model_index.json", "scheduler", []string{"diffusers", "DDIMScheduler"}), []string{"scheduler", "DDIMScheduler"}},
+	{"guidance", set(transformer, "guidance_embeds", true), []string{transformer, "guidance_embeds"}},
+	{"layered positions", set(transformer, "use_layer3d_rope", true), []string{"use_layer3d_rope"}},
+	{"absurd depth", set(transformer, "num_layers", 1<<40), []string{transformer, "num_layers = 1099511627776"}},
+	{"negative width", set(transformer, "attention_head_dim", -8), []string{"attention_head_dim = -8"}},
+	{"odd axes", set(transformer, "axes_dims_rope", []int{3, 3, 2}), []string{"axes_dims_rope = [3 3 2]: want"}},
+	{"levels", set(vae, "dim_mult", []int{1, 99}), []string{"dim_mult = [1 99]: want"}},
+	{"many levels", set(vae, "dim_mult", make([]int, 5000)), []string{"dim_mult = [0 0 0 0 0 0 0 0] and 4992 more: want"}},
+	{"quantized", set(transformer, "quantization_config", map[string]any{"bits": 4}), []string{"quantization_config"}},
+	{"deeper than the file", set(transformer, "num_layers", 3), []string{"load transformer", "missing", "transformer_blocks.1.attn"}},
+	{"wider than the file", set(transformer, "joint_attention_dim", 32), []string{"joint_attention_dim = 32", "hidden_size = 16"}},
+	{"attention in the autoencoder", set(vae, "attn_scales", []float64{1}), []string{vae, "attn_scales"}},
+	{"no deviation", set(vae, "latents_std", make([]float64, 16)), []string{vae, "latents_std"}},
+	{"short mean", set(vae, "latents_mean", []float64{0}), []string{vae, "latents_mean"}},
+	{"other activation", set(text, "hidden_act", "gelu"), []string{text, "hidden_act"}},
+	{"other rope", set(text, "rope_scaling", map[string]any{"type": "yarn"}), []string{text, "rope_type = \"yarn\""}},
+	{"zero theta", set(text, "rope_theta", 0), []string{"rope_theta"}},
+	{"small vocabulary", set(text, "vocab_size", 100), []string{"vocab_size 100"}},
+	{"defaults", set("meander.json", "height", 30), []string{"multiples of 16"}},
+	{"text as number", set(transformer, "num_layers", "two"), []string{transformer}},
+}
+
+var brokenFiles = []refusal{
+	{"several faults at once", func(t *testing.T, dir string) {
+		set(transformer, "patch_size", 1)(t, dir)
+		set(vae, "input_channels", 4)(t, dir)
+	}, []string{"patch_size = 1", "input_channels = 4"}},
+	{"tensors missing, unexpected, mis-shaped", func(t *testing.T, dir string) {
+		retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
+			delete(m, "img_in.bias")
+			delete(m, "proj_out.weight")
+			m["extra.weight"] = safetensors.Tensor{Name: "extra.weight", DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4)}
+			x := m["txt_in.weight"]
+			x.Shape = []int{x.Shape[1], x.Shape[0] * 1}
+			x.Shape[0], x.Shape[1] = x.Shape[0]*2, x.Shape[1]/2
+			m["txt_in.weight"] = x
+		})
+	}, []string{"2 tensors missing: img_in.bias, proj_out.weight", "1 tensors unexpected: extra.weight", "1 tensors of another shape: txt_in.weight [32 8], want [16 16]"}},
+	{"integers", func(t *testing.T, dir string) {
+		retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
+			x := m["img_in.bias"]
+			x.DType = tensor.I32
+			m["img_in.bias"] = x
+		})
+	}, []string{"img_in.bias has type I32"}},
+	{"truncated shard", func(t *testing.T, dir string) {
+		name := filepath.Join(dir, weights)
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(name, info.Size()-100); err != nil {
+			t.Fatal(err)
+		}
+	}, []string{"diffusion_pytorch_model.safetensors"}},
+	{"no weights", func(t *testing.T, dir string) {
+		if err := os.Remove(filepath.Join(dir, weights)); err != nil {
+			t.Fatal(err)
+		}
+	}, []string{"transformer"}},
+	{"no scheduler", func(t *testing.T, dir string) {
+		if err := os.RemoveAll(filepath.Join(dir, "scheduler")); err != nil {
+			t.Fatal(err)
+		}
+	}, []string{"scheduler/scheduler_config.json"}},
+	{"no folder", func(t *testing.T, dir string) {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}, []string{"no such file"}},
+}
+
+func TestOpen_refuses(t *testing.T) {
+	for _, tt := range slices.Concat(brokenConfigs, brokenFiles) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := modeltest.Dir(t, modeltest.Config{})
 			tt.change(t, dir)

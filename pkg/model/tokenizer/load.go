@@ -26,6 +26,12 @@ const (
 	maxTokenBytes  = 4096
 )
 
+// The side files of a tokenizer.
+const (
+	configFile = "tokenizer_config.json"
+	addedFile  = "added_tokens.json"
+)
+
 // Load reads a tokenizer folder: tokenizer.json, or vocab.json with merges.txt,
 // and the added tokens of tokenizer_config.json and added_tokens.json. What it does not
 // implement exactly is an error that names file and field.
@@ -48,8 +54,8 @@ func Read(folder *safetensors.Folder, dir string) (*Tokenizer, error) {
 		{"tokenizer.json", &f.combined},
 		{"vocab.json", &f.vocab},
 		{"merges.txt", &f.merges},
-		{"tokenizer_config.json", &f.config},
-		{"added_tokens.json", &f.added},
+		{configFile, &f.config},
+		{addedFile, &f.added},
 	} {
 		data, err := folder.Read(path.Join(dir, part.name), MaxFile)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -223,89 +229,112 @@ func parseMerges(b []byte) ([][2]string, error) {
 // hold. A special token that has no id anywhere is an error: the reference would invent
 // one.
 func (f *tokenizerFiles) addedElsewhere(vocab map[string]int64, known []addedSpec) ([]addedSpec, error) {
-	ids := make(map[string]int64, len(known))
-	for _, a := range known {
-		if a.ID != nil {
-			ids[a.Content] = *a.ID
-		}
-	}
-	var more []addedSpec
-	add := func(file string, a addedSpec, id int64) error {
-		old, ok := ids[a.Content]
-		if !ok {
-			if v, in := vocab[a.Content]; in && v != id {
-				old, ok = v, true
-			}
-		}
-		if ok && old != id {
-			return fmt.Errorf("%s: token %.40q has id %d, elsewhere %d", file, a.Content, id, old)
-		}
-		if _, in := ids[a.Content]; !in {
-			a.ID = &id
-			more = append(more, a)
-			ids[a.Content] = id
-		}
-		return nil
-	}
-
-	var config struct {
-		Decoder        map[string]addedSpec `json:"added_tokens_decoder"`
-		AddPrefixSpace *bool                `json:"add_prefix_space"`
-		EOS            json.RawMessage      `json:"eos_token"`
-		BOS            json.RawMessage      `json:"bos_token"`
-		PAD            json.RawMessage      `json:"pad_token"`
-		UNK            json.RawMessage      `json:"unk_token"`
-		Additional     json.RawMessage      `json:"additional_special_tokens"`
-		Extra          json.RawMessage      `json:"extra_special_tokens"`
-	}
-	if f.config != nil {
-		if err := json.Unmarshal(f.config, &config); err != nil {
-			return nil, fmt.Errorf("tokenizer_config.json: %w", err)
-		}
-	}
-	if config.AddPrefixSpace != nil && *config.AddPrefixSpace {
-		return nil, errors.New("tokenizer_config.json: add_prefix_space: not supported")
-	}
-	if len(config.Decoder) > maxAddedTokens {
-		return nil, fmt.Errorf("tokenizer_config.json: added_tokens_decoder: more than %d tokens", maxAddedTokens)
-	}
-	for key, a := range sorted(config.Decoder) {
-		id, err := strconv.ParseInt(key, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("tokenizer_config.json: added_tokens_decoder: id %.20q: %w", key, errors.Unwrap(err))
-		}
-		if err := add("tokenizer_config.json", a, id); err != nil {
-			return nil, err
-		}
+	config, err := parseConfig(f.config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", configFile, err)
 	}
 	legacy := map[string]int64{}
 	if f.added != nil {
 		if err := json.Unmarshal(f.added, &legacy); err != nil {
-			return nil, fmt.Errorf("added_tokens.json: %w", err)
+			return nil, fmt.Errorf("%s: %w", addedFile, err)
 		}
 	}
-	for content, id := range sorted(legacy) {
-		if err := add("added_tokens.json", addedSpec{Content: content}, id); err != nil {
+	l := &addedList{vocab: vocab, ids: make(map[string]int64, len(known))}
+	for _, a := range known {
+		if a.ID != nil {
+			l.ids[a.Content] = *a.ID
+		}
+	}
+	for key, a := range sorted(config.Decoder) {
+		id, err := strconv.ParseInt(key, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("%s: added_tokens_decoder: id %.20q: %w", configFile, key, errors.Unwrap(err))
+		}
+		if err := l.add(configFile, a, id); err != nil {
 			return nil, err
 		}
 	}
-	var special []string
-	for _, raw := range []json.RawMessage{config.EOS, config.BOS, config.PAD, config.UNK, config.Additional, config.Extra} {
-		special = append(special, tokenNames(raw)...)
+	for content, id := range sorted(legacy) {
+		if err := l.add(addedFile, addedSpec{Content: content}, id); err != nil {
+			return nil, err
+		}
 	}
-	for _, content := range special {
-		if _, ok := ids[content]; ok || content == "" {
+	for _, content := range config.special() {
+		if _, ok := l.ids[content]; ok || content == "" {
 			continue
 		}
 		id, ok := vocab[content]
 		if !ok {
-			return nil, fmt.Errorf("tokenizer_config.json: special token %.40q has no id", content)
+			return nil, fmt.Errorf("%s: special token %.40q has no id", configFile, content)
 		}
-		if err := add("tokenizer_config.json", addedSpec{Content: content}, id); err != nil {
+		if err := l.add(configFile, addedSpec{Content: content}, id); err != nil {
 			return nil, err
 		}
 	}
-	return more, nil
+	return l.more, nil
+}
+
+// addedList collects added tokens beside those that are known.
+type addedList struct {
+	vocab map[string]int64
+	ids   map[string]int64 // by content
+	more  []addedSpec
+}
+
+// add notes a token that a file names; one id that two files disagree on is an error.
+func (l *addedList) add(file string, a addedSpec, id int64) error {
+	old, known := l.ids[a.Content]
+	if !known {
+		old, known = l.vocab[a.Content]
+		known = known && old != id
+	}
+	if known && old != id {
+		return fmt.Errorf("%s: token %.40q has id %d, elsewhere %d", file, a.Content, id, old)
+	}
+	if _, in := l.ids[a.Content]; !in {
+		a.ID = &id
+		l.more = append(l.more, a)
+		l.ids[a.Content] = id
+	}
+	return nil
+}
+
+// sideConfig is the part of tokenizer_config.json that decides what Encode returns.
+type sideConfig struct {
+	Decoder        map[string]addedSpec `json:"added_tokens_decoder"`
+	AddPrefixSpace *bool                `json:"add_prefix_space"`
+	EOS            json.RawMessage      `json:"eos_token"`
+	BOS            json.RawMessage      `json:"bos_token"`
+	PAD            json.RawMessage      `json:"pad_token"`
+	UNK            json.RawMessage      `json:"unk_token"`
+	Additional     json.RawMessage      `json:"additional_special_tokens"`
+	Extra          json.RawMessage      `json:"extra_special_tokens"`
+}
+
+// parseConfig reads tokenizer_config.json; nil is no file.
+func parseConfig(b []byte) (*sideConfig, error) {
+	c := &sideConfig{}
+	if b == nil {
+		return c, nil
+	}
+	if err := json.Unmarshal(b, c); err != nil {
+		return nil, err
+	}
+	if c.AddPrefixSpace != nil && *c.AddPrefixSpace {
+		return nil, errors.New("add_prefix_space: not supported")
+	}
+	if len(c.Decoder) > maxAddedTokens {
+		return nil, fmt.Errorf("added_tokens_decoder: more than %d tokens", maxAddedTokens)
+	}
+	return c, nil
+}
+
+// special returns the contents of the special tokens that it names.
+func (c *sideConfig) special() (contents []string) {
+	for _, raw := range []json.RawMessage{c.EOS, c.BOS, c.PAD, c.UNK, c.Additional, c.Extra} {
+		contents = append(contents, tokenNames(raw)...)
+	}
+	return contents
 }
 
 // tokenNames returns the tokens of a field that holds a token, a list or a map of them,
