@@ -15,6 +15,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/schemas"
 	recompute "github.com/meander-rl/meander/services/verify"
 )
@@ -51,7 +52,10 @@ func (m *tint) MemoryBytes() (weights, working int)     { return 4 * 3 * len(col
 func (m *tint) Close() error                            { return nil }
 func (m *tint) at(c *model.Conditioning, i int) float32 { return c.Tensors[1].Data[i%3] }
 
-func (m *tint) Encode(_ context.Context, prompts []string) ([]*model.Conditioning, error) {
+func (m *tint) Encode(ctx context.Context, prompts []string) ([]*model.Conditioning, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	out := make([]*model.Conditioning, len(prompts))
 	for i, p := range prompts {
 		colour, ok := colours[p]
@@ -71,8 +75,11 @@ func (m *tint) EncodeTruncated(ctx context.Context, prompts []string) ([]*model.
 }
 
 // Velocity is (x - x0) / sigma: all data of a prompt is one point.
-func (m *tint) Velocity(_ context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
+func (m *tint) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
 	if _, err := m.card.CheckRows(dst, x, sigma, cond, height, width); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	for i := range x {
@@ -83,7 +90,13 @@ func (m *tint) Velocity(_ context.Context, dst, x [][]float32, sigma []float32, 
 	return nil
 }
 
-func (m *tint) Decode(_ context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+func (m *tint) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+	if len(latents) != 3*height*width {
+		return nil, fmt.Errorf("latents: %d elements; must be %d", len(latents), 3*height*width)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	img := image.NewNRGBA(image.Rect(0, 0, width, height))
 	for i := range height * width { // the pixels of a token lie together
 		token := i/width/4*(width/4) + i%width/4
@@ -103,6 +116,12 @@ func folderOf(t *testing.T, class string) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+func TestFamilies_ASecondOneIsAModel(t *testing.T) {
+	modeltest.Run(t, modeltest.Suite{
+		Family: tintFamily(), Dir: folderOf(t, "TintPipeline"), Prompts: [3]string{"red", "blue", "grey"}, Height: 8, Width: 12,
+	})
 }
 
 // A family that the project does not know goes the whole way, from its folder to advantages

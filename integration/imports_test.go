@@ -59,7 +59,8 @@ var layers = map[string][]string{
 	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer"}, // the CPU where no device is given
 	"pkg/model/synthetic":               {"pkg/model"},
 	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
-	"pkg/model/modeltest":               {"pkg/tensor", "pkg/safetensors"},
+	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors"},
+	"pkg/model/modeltest":               {"pkg/model"},
 	"pkg/bus":                           {"schemas"},
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":             nil,
@@ -101,28 +102,30 @@ var layers = map[string][]string{
 
 // testLayers is what tests may import besides what their package may.
 var testLayers = map[string][]string{
+	"pkg/model/nn":                   {"pkg/tensor/cpu"},
+	"pkg/model/tokenizer":            {"pkg/model/qwenimage/checkpoint"},
+	"pkg/model/qwenimage":            {"pkg/model/modeltest", "pkg/model/qwenimage/checkpoint", "pkg/tensor/reference"},
+	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},
+	"pkg/model/synthetic":            {"pkg/model/modeltest"},
+
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
-	"pkg/model/nn":                 {"pkg/tensor/cpu"},
-	"pkg/model/tokenizer":          {"pkg/model/modeltest"},
-	"pkg/model/qwenimage":          {"pkg/model/modeltest", "pkg/tensor/reference"},
-	"pkg/model/modeltest":          {"pkg/model/qwenimage"},
 	"pkg/scheduled":                {"pkg/tensor"},
 	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest"},
-	"services/sampler":             {"pkg/natsd", "pkg/model/modeltest"},
+	"services/sampler":             {"pkg/natsd", "pkg/model/qwenimage/checkpoint"},
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},
 	"pkg/fieldflag":                {"schemas/document"},
-	"services/command":             {"pkg/model/modeltest"},
+	"services/command":             {"pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":            {"schemas", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
-	"services/internal/bench":      {"pkg/model/modeltest"},
+	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 )
 
 // A folder whose scheduler no rollout can follow does not load, and info says why.
@@ -23,7 +23,7 @@ func TestModelInfo_Scheduler(t *testing.T) {
 		{`{"shift": "3"}`, "shift"},
 		{`{`, "loads: no, 1 problems\n  read scheduler/scheduler_config.json: not JSON"},
 	} {
-		dir := modeltest.Dir(t, modeltest.Config{})
+		dir := checkpoint.Dir(t, checkpoint.Config{})
 		if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(tt.config), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -8,13 +8,13 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/services/sampler"
 )
 
 // A model whose schedule cannot be followed is refused before it is announced.
 func TestRun_RefusesScheduler(t *testing.T) {
-	dir := modeltest.Dir(t, modeltest.Config{})
+	dir := checkpoint.Dir(t, checkpoint.Config{})
 	if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(`{"use_karras_sigmas": true}`), 0o600); err != nil {
 		t.Fatal(err)
 	}

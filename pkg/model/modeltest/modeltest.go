@@ -1,331 +1,285 @@
-// Package modeltest builds small random checkpoints of the Qwen-Image family, in the
-// layout and with the names of the published ones, so that tests run the real loading
-// and sampling code. The images mean nothing.
+// Package modeltest is what a model of any family must do, as a test: whatever passes it
+// can be sampled, replayed and served.
 package modeltest
 
 import (
-	"encoding/json"
-	"fmt"
+	"context"
+	"errors"
+	"image"
 	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/safetensors"
-	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/model"
 )
 
-// Config is the size of a checkpoint. The zero value of a field takes the default.
-type Config struct {
-	Seed      uint64       // of the weights
-	DType     tensor.DType // of the files: F32 (default), F16 or BF16
-	TextWidth int          // of the text encoder; default 16; a multiple of 4, at least 12
-	TextDepth int          // default 1
-	Heads     int          // of the transformer; default 2
-	HeadDim   int          // default 8; a multiple of 4, at least 8
-	Depth     int          // of the transformer; default 1
-	Base      int          // narrowest width of the autoencoder; default 4
-	// Mult is the widths of the autoencoder's levels in units of Base; default 1, 1, 2, 2. It
-	// halves an image between each two: a token covers 2 << (len(Mult)-1) pixels each way.
-	Mult []int
-	// Height, Width and Steps are the defaults in meander.json: 32, 32 and 4. The
-	// default guidance scale there is 1.
-	Height, Width, Steps int
+// Suite is a family and a checkpoint of it.
+type Suite struct {
+	Family model.Family
+	// Dir is the folder of the checkpoint, "" where the family needs none.
+	Dir string
+	// Prompts are three that the model tells apart and keeps whole.
+	Prompts [3]string
+	// Height and Width are a small size that it paints.
+	Height, Width int
 }
 
-func (c *Config) complete() {
-	for _, f := range []struct {
-		v *int
-		d int
-	}{
-		{&c.TextWidth, 16},
-		{&c.TextDepth, 1},
-		{&c.Heads, 2},
-		{&c.HeadDim, 8},
-		{&c.Depth, 1},
-		{&c.Base, 4},
-		{&c.Height, 32},
-		{&c.Width, 32},
-		{&c.Steps, 4},
-	} {
-		if *f.v == 0 {
-			*f.v = f.d
-		}
-	}
-	if c.Mult == nil {
-		c.Mult = []int{1, 1, 2, 2}
-	}
-	if c.DType == "" {
-		c.DType = tensor.F32
-	}
-}
-
-// Dir returns a folder with a checkpoint that lives as long as the test.
-func Dir(t testing.TB, c Config) string {
+// Run opens the checkpoint and tests it.
+func Run(t *testing.T, s Suite) {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "tiny")
-	if err := Write(dir, c); err != nil {
+	m := s.open(t, 1)
+	t.Run("card", func(t *testing.T) { s.card(t, m.Card()) })
+	t.Run("conditionings are as the card says", func(t *testing.T) { s.conditionings(t, m) })
+	b := s.batch(t, m)
+	want := b.velocities(t, m, b.all())
+	t.Run("a row's bits depend on the row alone", func(t *testing.T) {
+		for _, threads := range []int{1, 3} {
+			other := s.open(t, threads)
+			for _, rows := range [][]int{{0}, {1}, {2}, {3}, {4}, {5}, {3, 0, 0, 5}, {5, 4, 3, 2, 1, 0}} {
+				for k, got := range b.velocities(t, other, rows) {
+					if !slices.Equal(got, want[rows[k]]) {
+						t.Errorf("%d threads: row %d beside %v differs", threads, rows[k], rows)
+					}
+				}
+			}
+		}
+	})
+	t.Run("arguments stay as they are", func(t *testing.T) {
+		again := s.batch(t, m)
+		for i := range b.x {
+			if !slices.Equal(b.x[i], again.x[i]) {
+				t.Errorf("the latents of row %d were changed", i)
+			}
+		}
+	})
+	t.Run("calls side by side", func(t *testing.T) { b.sideBySide(t, s.open(t, 2), want) })
+	t.Run("faulty arguments are errors", func(t *testing.T) { b.refusals(t, m) })
+	t.Run("an ended context ends calls", func(t *testing.T) { b.ended(t, m) })
+}
+
+// open opens the checkpoint for the length of the test.
+func (s Suite) open(t *testing.T, threads int) model.Model {
+	t.Helper()
+	m, err := s.Family.Open(s.Dir, model.Options{Threads: threads, PromptCacheBytes: -1})
+	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
 }
 
-// Write makes the folder dir and writes a checkpoint to it.
-func Write(dir string, c Config) error {
-	c.complete()
-	b := &builder{rng: rand.New(rand.NewPCG(c.Seed, 0x6d65616e646572)), dtype: c.DType}
-	vocab, special := vocabulary()
-	sections := c.HeadDim / 8 * 4 // the axes must be even
-	pairs := c.TextWidth / 2 / 2  // of the text encoder's two heads
-	files := map[string]any{
-		"model_index.json": map[string]any{
-			"_class_name": "QwenImagePipeline", "_diffusers_version": "0.42.1",
-			"scheduler":    []string{"diffusers", "FlowMatchEulerDiscreteScheduler"},
-			"text_encoder": []string{"transformers", "Qwen2_5_VLForConditionalGeneration"},
-			"tokenizer":    []string{"transformers", "Qwen2Tokenizer"},
-			"transformer":  []string{"diffusers", "QwenImageTransformer2DModel"},
-			"vae":          []string{"diffusers", "AutoencoderKLQwenImage"},
-		},
-		"meander.json": map[string]any{
-			"height": c.Height, "width": c.Width, "num_inference_steps": c.Steps, "true_cfg_scale": 1,
-		},
-		"scheduler/scheduler_config.json": map[string]any{
-			"_class_name": "FlowMatchEulerDiscreteScheduler", "base_image_seq_len": 256, "base_shift": 0.5,
-			"max_image_seq_len": 8192, "max_shift": 0.9, "num_train_timesteps": 1000, "shift": 1.0,
-			"shift_terminal": 0.02, "time_shift_type": "exponential", "use_dynamic_shifting": true,
-		},
-		"tokenizer/vocab.json": vocab,
-		"tokenizer/tokenizer_config.json": map[string]any{
-			"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": false,
-			"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "added_tokens_decoder": special,
-		},
-		"text_encoder/config.json": map[string]any{
-			"architectures": []string{"Qwen2_5_VLForConditionalGeneration"}, "model_type": "qwen2_5_vl",
-			"vocab_size": len(vocab) + len(special), "hidden_size": c.TextWidth, "intermediate_size": 2 * c.TextWidth,
-			"num_hidden_layers": c.TextDepth, "num_attention_heads": 2, "num_key_value_heads": 1,
-			"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "max_position_embeddings": 4096,
-			"rope_scaling":        map[string]any{"type": "mrope", "mrope_section": []int{pairs - 2*(pairs/3), pairs / 3, pairs / 3}},
-			"tie_word_embeddings": true,
-		},
-		"transformer/config.json": map[string]any{
-			"_class_name": "QwenImageTransformer2DModel", "patch_size": 2, "in_channels": 64, "out_channels": 16,
-			"num_layers": c.Depth, "attention_head_dim": c.HeadDim, "num_attention_heads": c.Heads,
-			"joint_attention_dim": c.TextWidth, "guidance_embeds": false,
-			"axes_dims_rope": []int{c.HeadDim - sections, sections / 2, sections / 2},
-		},
-		"vae/config.json": map[string]any{
-			"_class_name": "AutoencoderKLQwenImage", "base_dim": c.Base, "z_dim": 16, "dim_mult": c.Mult,
-			"num_res_blocks": 1, "attn_scales": []int{}, "temperal_downsample": make([]bool, len(c.Mult)-1),
-			"latents_mean": make([]float32, 16), "latents_std": ones(16),
-		},
+func (s Suite) card(t *testing.T, c model.Card) {
+	if c.Name == "" || c.Family != s.Family.Name || c.WeightsDigest == "" || c.Backend == "" {
+		t.Errorf("name %q, family %q, digest %q, backend %q", c.Name, c.Family, c.WeightsDigest, c.Backend)
 	}
-	for name, v := range files {
-		text, err := json.MarshalIndent(v, "", "  ")
-		if err != nil {
-			return err
-		}
-		if err := write(dir, name, text); err != nil {
-			return err
+	if c.CFGRule != model.CFGPlain && c.CFGRule != model.CFGRescaled {
+		t.Errorf("cfg rule %q is none that samplers have", c.CFGRule)
+	}
+	if len(c.Conditioning) == 0 || c.LatentChannels < 1 || c.MaxPromptTokens < 1 || c.NumInferenceSteps < 1 || !(c.TrueCFGScale > 0) {
+		t.Errorf("card %+v: sizes and defaults must be there", c)
+	}
+	for _, size := range [][2]int{{c.Height, c.Width}, {s.Height, s.Width}} {
+		if _, err := c.Tokens(size[0], size[1]); err != nil {
+			t.Error(err)
 		}
 	}
-	if err := write(dir, "tokenizer/merges.txt", []byte("#version: 0.2\n")); err != nil {
-		return err
+	info, err := s.Family.Inspect(s.Dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, p := range []struct {
-		file  string
-		build func(Config)
-	}{
-		{"text_encoder/model.safetensors", func(c Config) { b.textEncoder(c, len(vocab)+len(special)) }},
-		{"transformer/diffusion_pytorch_model.safetensors", b.transformer},
-		{"vae/diffusion_pytorch_model.safetensors", b.autoencoder},
+	if len(info.Problems) > 0 {
+		t.Errorf("a model that opens has problems: %q", info.Problems)
+	}
+	i := info.Card
+	i.WeightsDigest, i.Backend = c.WeightsDigest, c.Backend
+	if !slices.Equal(i.Conditioning, c.Conditioning) || !slices.Equal(i.Reward, c.Reward) || !slices.Equal(i.SchedulerConfig, c.SchedulerConfig) ||
+		i.Name != c.Name || i.Height != c.Height || i.Width != c.Width || i.PixelsPerToken != c.PixelsPerToken || i.LatentChannels != c.LatentChannels ||
+		i.NegativePrompt != c.NegativePrompt || i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
+		t.Errorf("the card before it is opened is\n%+v, after\n%+v", i, c)
+	}
+}
+
+func (s Suite) conditionings(t *testing.T, m model.Model) {
+	prompts := []string{s.Prompts[1], s.Prompts[0], s.Prompts[1]}
+	conds := encode(t, m, prompts...)
+	for i, c := range conds {
+		if c.Prompt != prompts[i] || c.Cut != 0 {
+			t.Errorf("conditioning %d is of %q, %d tokens cut; want %q, none", i, c.Prompt, c.Cut, prompts[i])
+		}
+		var names []string
+		for _, x := range c.Tensors {
+			names = append(names, x.Name)
+		}
+		if !slices.Equal(names, m.Card().Conditioning) {
+			t.Errorf("tensors %v, want %v", names, m.Card().Conditioning)
+		}
+	}
+	same := func(a, b *model.Conditioning) bool {
+		return slices.EqualFunc(a.Tensors, b.Tensors, func(a, b model.Tensor) bool {
+			return slices.Equal(a.Shape, b.Shape) && slices.Equal(a.Data, b.Data)
+		})
+	}
+	if !same(conds[0], conds[2]) || same(conds[0], conds[1]) {
+		t.Error("equal prompts must give equal conditionings, others not")
+	}
+	cut, err := m.EncodeTruncated(t.Context(), prompts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range cut {
+		if !same(cut[i], conds[i]) {
+			t.Errorf("prompt %d fits and is changed by truncation", i)
+		}
+	}
+}
+
+func encode(t *testing.T, m model.Model, prompts ...string) []*model.Conditioning {
+	t.Helper()
+	conds, err := m.Encode(t.Context(), prompts)
+	if err != nil || len(conds) != len(prompts) {
+		t.Fatalf("%d conditionings of %d prompts, %v", len(conds), len(prompts), err)
+	}
+	return conds
+}
+
+// batch is rows of different prompts and sigmas.
+type batch struct {
+	x             [][]float32
+	sigma         []float32
+	cond          []*model.Conditioning
+	prompts       []string
+	height, width int
+}
+
+func (s Suite) batch(t *testing.T, m model.Model) *batch {
+	t.Helper()
+	tokens, err := m.Card().Tokens(s.Height, s.Width)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &batch{sigma: []float32{0.9, 1, 0.25, 0.9, 0.02, 0.5}, height: s.Height, width: s.Width, prompts: s.Prompts[:]}
+	conds := encode(t, m, s.Prompts[:]...)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range b.sigma {
+		x := make([]float32, tokens*m.Card().LatentChannels)
+		for j := range x {
+			x[j] = float32(rng.NormFloat64())
+		}
+		b.x, b.cond = append(b.x, x), append(b.cond, conds[i%len(conds)])
+	}
+	return b
+}
+
+func (b *batch) all() []int {
+	rows := make([]int, len(b.x))
+	for i := range rows {
+		rows[i] = i
+	}
+	return rows
+}
+
+// pick returns the arguments for some rows.
+func (b *batch) pick(rows []int) (dst, x [][]float32, sigma []float32, cond []*model.Conditioning) {
+	for _, i := range rows {
+		dst = append(dst, make([]float32, len(b.x[i])))
+		x, sigma, cond = append(x, b.x[i]), append(sigma, b.sigma[i]), append(cond, b.cond[i])
+	}
+	return dst, x, sigma, cond
+}
+
+func (b *batch) velocities(t *testing.T, m model.Model, rows []int) [][]float32 {
+	t.Helper()
+	dst, x, sigma, cond := b.pick(rows)
+	if err := m.Velocity(t.Context(), dst, x, sigma, cond, b.height, b.width); err != nil {
+		t.Fatal(err)
+	}
+	return dst
+}
+
+func (b *batch) sideBySide(t *testing.T, m model.Model, want [][]float32) {
+	first, err := m.Decode(t.Context(), b.x[0], b.height, b.width)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size := first.Rect.Size(); size != (image.Point{X: b.width, Y: b.height}) {
+		t.Errorf("image of %v, want %d x %d", size, b.width, b.height)
+	}
+	var group sync.WaitGroup
+	for i := range b.x {
+		group.Go(func() {
+			dst, x, sigma, cond := b.pick([]int{i})
+			if err := m.Velocity(t.Context(), dst, x, sigma, cond, b.height, b.width); err != nil || !slices.Equal(dst[0], want[i]) {
+				t.Errorf("row %d differs beside other calls, or %v", i, err)
+			}
+			if img, err := m.Decode(t.Context(), b.x[0], b.height, b.width); err != nil || !slices.Equal(img.Pix, first.Pix) {
+				t.Errorf("image differs beside other calls, or %v", err)
+			}
+			if _, err := m.Encode(t.Context(), b.prompts); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+}
+
+func (b *batch) refusals(t *testing.T, m model.Model) {
+	nan := float32(math.NaN())
+	for name, change := range map[string]func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error{
+		"short latents": func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error {
+			return m.Velocity(t.Context(), dst, [][]float32{x[0][1:]}, sigma, cond, b.height, b.width)
+		},
+		"short result": func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error {
+			return m.Velocity(t.Context(), [][]float32{dst[0][1:]}, x, sigma, cond, b.height, b.width)
+		},
+		"fewer sigmas": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
+			return m.Velocity(t.Context(), dst, x, nil, cond, b.height, b.width)
+		},
+		"sigma above 1": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
+			return m.Velocity(t.Context(), dst, x, []float32{1.5}, cond, b.height, b.width)
+		},
+		"sigma that is no number": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
+			return m.Velocity(t.Context(), dst, x, []float32{nan}, cond, b.height, b.width)
+		},
+		"no conditioning": func(dst, x [][]float32, sigma []float32, _ []*model.Conditioning) error {
+			return m.Velocity(t.Context(), dst, x, sigma, []*model.Conditioning{nil}, b.height, b.width)
+		},
+		"conditioning without tensors": func(dst, x [][]float32, sigma []float32, _ []*model.Conditioning) error {
+			return m.Velocity(t.Context(), dst, x, sigma, []*model.Conditioning{{}}, b.height, b.width)
+		},
+		"size that is no multiple": func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error {
+			return m.Velocity(t.Context(), dst, x, sigma, cond, b.height+1, b.width)
+		},
+		"short latents to decode": func(_, x [][]float32, _ []float32, _ []*model.Conditioning) error {
+			_, err := m.Decode(t.Context(), x[0][1:], b.height, b.width)
+			return err
+		},
 	} {
-		b.tensors = nil
-		p.build(c)
-		if b.err != nil {
-			return b.err
-		}
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, p.file)), 0o755); err != nil {
-			return err
-		}
-		if err := safetensors.WriteFile(filepath.Join(dir, p.file), b.tensors, map[string]string{"format": "pt"}); err != nil {
-			return err
+		if change(b.pick([]int{0})) == nil {
+			t.Errorf("%s: no error", name)
 		}
 	}
-	return nil
+	if err := m.Velocity(t.Context(), nil, nil, nil, nil, b.height, b.width); err != nil {
+		t.Errorf("no rows: %v", err)
+	}
 }
 
-func write(dir, name string, b []byte) error {
-	name = filepath.Join(dir, name)
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(name, b, 0o644)
-}
-
-// vocabulary returns the bytes in the alphabet of byte-level files, without merges, and
-// the special tokens behind them.
-func vocabulary() (vocab map[string]int, special map[string]any) {
-	vocab, special = map[string]int{}, map[string]any{}
-	next := rune(256)
-	for b := range 256 {
-		c := rune(b)
-		if !('!' <= c && c <= '~' || '¡' <= c && c <= '¬' || '®' <= c && c <= 'ÿ') {
-			c = next
-			next++
-		}
-		vocab[string(c)] = b
-	}
-	for i, token := range []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>"} {
-		special[fmt.Sprint(256+i)] = map[string]any{
-			"content": token, "lstrip": false, "rstrip": false, "single_word": false, "normalized": false, "special": true,
+func (b *batch) ended(t *testing.T, m model.Model) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	dst, x, sigma, cond := b.pick([]int{0, 1})
+	_, encode := m.Encode(ctx, b.prompts)
+	_, decode := m.Decode(ctx, b.x[0], b.height, b.width)
+	for name, err := range map[string]error{
+		"Velocity": m.Velocity(ctx, dst, x, sigma, cond, b.height, b.width), "Encode": encode, "Decode": decode,
+	} {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v; want the context's end", name, err)
 		}
 	}
-	return vocab, special
-}
-
-// builder draws tensors.
-type builder struct {
-	rng     *rand.Rand
-	dtype   tensor.DType
-	tensors []safetensors.Tensor
-	err     error
-}
-
-// add draws a tensor: mean plus std times a normal number.
-func (b *builder) add(name string, mean, std float64, shape ...int) {
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	x := make([]float32, n)
-	for i := range x {
-		x[i] = float32(mean + std*b.rng.NormFloat64())
-	}
-	t, err := safetensors.FloatTensor(name, b.dtype, shape, x)
-	if err != nil && b.err == nil {
-		b.err = err
-	}
-	b.tensors = append(b.tensors, t)
-}
-
-// weight draws a matrix or kernel that keeps the scale of its input, norm a weight near 1.
-func (b *builder) weight(name string, shape ...int) {
-	fan := 1
-	for _, d := range shape[1:] {
-		fan *= d
-	}
-	b.add(name+".weight", 0, 1/math.Sqrt(float64(fan)), shape...)
-}
-
-func (b *builder) linear(name string, shape ...int) {
-	b.weight(name, shape...)
-	b.add(name+".bias", 0, 0.1, shape[0])
-}
-
-func (b *builder) norm(name string, shape ...int) { b.add(name, 1, 0.1, shape...) }
-
-func (b *builder) textEncoder(c Config, vocab int) {
-	d := c.TextWidth
-	b.add("model.embed_tokens.weight", 0, 1, vocab, d)
-	for i := range c.TextDepth {
-		name := fmt.Sprintf("model.layers.%d.", i)
-		b.norm(name+"input_layernorm.weight", d)
-		b.linear(name+"self_attn.q_proj", d, d)
-		b.linear(name+"self_attn.k_proj", d/2, d)
-		b.linear(name+"self_attn.v_proj", d/2, d)
-		b.weight(name+"self_attn.o_proj", d, d)
-		b.norm(name+"post_attention_layernorm.weight", d)
-		b.weight(name+"mlp.gate_proj", 2*d, d)
-		b.weight(name+"mlp.up_proj", 2*d, d)
-		b.weight(name+"mlp.down_proj", d, 2*d)
-	}
-	b.norm("model.norm.weight", d)
-}
-
-func (b *builder) transformer(c Config) {
-	d := c.Heads * c.HeadDim
-	b.linear("img_in", d, 64)
-	b.norm("txt_norm.weight", c.TextWidth)
-	b.linear("txt_in", d, c.TextWidth)
-	b.linear("time_text_embed.timestep_embedder.linear_1", d, 256)
-	b.linear("time_text_embed.timestep_embedder.linear_2", d, d)
-	for i := range c.Depth {
-		name := fmt.Sprintf("transformer_blocks.%d.", i)
-		for _, p := range []string{"to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"} {
-			b.linear(name+"attn."+p, d, d)
-		}
-		for _, p := range []string{"norm_q", "norm_k", "norm_added_q", "norm_added_k"} {
-			b.norm(name+"attn."+p+".weight", c.HeadDim)
-		}
-		for _, s := range []string{"img", "txt"} {
-			b.linear(name+s+"_mod.1", 6*d, d)
-			b.linear(name+s+"_mlp.net.0.proj", 4*d, d)
-			b.linear(name+s+"_mlp.net.2", d, 4*d)
-		}
-	}
-	b.linear("norm_out.linear", 2*d, d)
-	b.linear("proj_out", 64, d)
-}
-
-func (b *builder) resBlock(name string, in, out int) {
-	b.norm(name+"norm1.gamma", in, 1, 1, 1)
-	b.linear(name+"conv1", out, in, 3, 3, 3)
-	b.norm(name+"norm2.gamma", out, 1, 1, 1)
-	b.linear(name+"conv2", out, out, 3, 3, 3)
-	if in != out {
-		b.linear(name+"conv_shortcut", out, in, 1, 1, 1)
-	}
-}
-
-func (b *builder) middle(name string, d int) {
-	b.resBlock(name+"resnets.0.", d, d)
-	b.norm(name+"attentions.0.norm.gamma", d, 1, 1)
-	b.linear(name+"attentions.0.to_qkv", 3*d, d, 1, 1)
-	b.linear(name+"attentions.0.proj", d, d, 1, 1)
-	b.resBlock(name+"resnets.1.", d, d)
-}
-
-func (b *builder) autoencoder(c Config) {
-	const z = 16
-	last := len(c.Mult) - 1
-	in, index := c.Base, 0
-	b.linear("encoder.conv_in", in, 3, 3, 3, 3)
-	for i, m := range c.Mult {
-		b.resBlock(fmt.Sprintf("encoder.down_blocks.%d.", index), in, c.Base*m)
-		in = c.Base * m
-		index++
-		if i < last {
-			b.linear(fmt.Sprintf("encoder.down_blocks.%d.resample.1", index), in, in, 3, 3)
-			index++
-		}
-	}
-	b.middle("encoder.mid_block.", in)
-	b.norm("encoder.norm_out.gamma", in, 1, 1, 1)
-	b.linear("encoder.conv_out", 2*z, in, 3, 3, 3)
-	b.linear("quant_conv", 2*z, 2*z, 1, 1, 1)
-	b.linear("post_quant_conv", z, z, 1, 1, 1)
-	b.linear("decoder.conv_in", in, z, 3, 3, 3)
-	b.middle("decoder.mid_block.", in)
-	for i := range c.Mult {
-		out := c.Base * c.Mult[last-i]
-		name := fmt.Sprintf("decoder.up_blocks.%d.", i)
-		b.resBlock(name+"resnets.0.", in, out)
-		b.resBlock(name+"resnets.1.", out, out)
-		if i < last {
-			b.linear(name+"upsamplers.0.resample.1", out/2, out, 3, 3)
-			out /= 2
-		}
-		in = out
-	}
-	b.norm("decoder.norm_out.gamma", in, 1, 1, 1)
-	b.linear("decoder.conv_out", 3, in, 3, 3, 3)
-}
-
-func ones(n int) []float32 {
-	x := make([]float32, n)
-	for i := range x {
-		x[i] = 1
-	}
-	return x
 }

@@ -5,16 +5,16 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 )
 
 // signsSize is the size of the checkpoint that ships.
-var signsSize = modeltest.Config{TextWidth: 128, TextDepth: 2, Heads: 4, HeadDim: 32, Depth: 4, Base: 16, Height: 64, Width: 128}
+var signsSize = checkpoint.Config{TextWidth: 128, TextDepth: 2, Heads: 4, HeadDim: 32, Depth: 4, Base: 16, Height: 64, Width: 128}
 
 func openBench(b *testing.B, threads int) *qwenimage.Model {
 	b.Helper()
-	m, err := qwenimage.Open(modeltest.Dir(b, signsSize), qwenimage.Options{Threads: threads, PromptCacheBytes: -1})
+	m, err := qwenimage.Open(checkpoint.Dir(b, signsSize), qwenimage.Options{Threads: threads, PromptCacheBytes: -1})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func BenchmarkEncode(b *testing.B) {
 }
 
 func BenchmarkOpen(b *testing.B) {
-	dir := modeltest.Dir(b, signsSize)
+	dir := checkpoint.Dir(b, signsSize)
 	for b.Loop() {
 		m, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1})
 		if err != nil {

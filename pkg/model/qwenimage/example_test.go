@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 )
 
 // A model joins a sampler through three calls: prompts to conditionings, latents to a
@@ -24,7 +24,7 @@ func paint(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	if err := modeltest.Write(dir, modeltest.Config{Height: 32, Width: 64}); err != nil {
+	if err := checkpoint.Write(dir, checkpoint.Config{Height: 32, Width: 64}); err != nil {
 		return err
 	}
 	m, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1})

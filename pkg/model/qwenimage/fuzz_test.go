@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor/reference"
 )
@@ -14,7 +14,7 @@ import (
 // FuzzConfigs reads hostile configurations and holds checkpoints against them: errors, in
 // memory bounded by the files, never a panic.
 func FuzzConfigs(f *testing.F) {
-	dir := modeltest.Dir(f, modeltest.Config{})
+	dir := checkpoint.Dir(f, checkpoint.Config{})
 	folder, err := safetensors.OpenFolder(dir)
 	if err != nil {
 		f.Fatal(err)

@@ -1,18 +1,16 @@
 package qwenimage_test
 
 import (
-	"context"
-	"errors"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
@@ -122,47 +120,15 @@ func TestModel_Velocity_anyPacking(t *testing.T) {
 	})
 }
 
-func TestModel_concurrentCalls(t *testing.T) {
+// TestModel_isAModel is what every family must do.
+func TestModel_isAModel(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	m, err := qwenimage.Open(filepath.Join(golden, "full"), qwenimage.Options{Threads: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
-	const n = 4
-	b := newBench(t, m, n)
-	want := b.run(t, m, 0, n)
-	img, err := m.Decode(t.Context(), b.x[0], b.h, b.w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var group sync.WaitGroup
-	for k := range 8 {
-		group.Go(func() {
-			for range 3 {
-				dst := [][]float32{make([]float32, len(b.x[0]))}
-				i := k % n
-				if err := m.Velocity(t.Context(), dst, b.x[i:i+1], b.sigma[i:i+1], b.cond[i:i+1], b.h, b.w); err != nil {
-					t.Error(err)
-				}
-				if !slices.Equal(dst[0], want[i]) {
-					t.Errorf("row %d differs beside other calls", i)
-				}
-				got, err := m.Decode(t.Context(), b.x[0], b.h, b.w)
-				if err != nil {
-					t.Error(err)
-				} else if !slices.Equal(got.Pix, img.Pix) {
-					t.Error("image differs beside other calls")
-				}
-				if _, err := m.Encode(t.Context(), []string{"sign", string(rune('a' + k))}); err != nil {
-					t.Error(err)
-				}
-			}
+	t.Run("full", func(t *testing.T) {
+		modeltest.Run(t, modeltest.Suite{
+			Family: qwenimage.Family(), Dir: filepath.Join(golden, "full"),
+			Prompts: [3]string{`a blue sign that says "4071"`, " ", "a longer text about a round, old, red sign"}, Height: 48, Width: 80,
 		})
-	}
-	group.Wait()
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 func TestModel_Velocity_allocatesLittle(t *testing.T) {
@@ -192,23 +158,6 @@ func TestModel_Velocity_allocatesLittle(t *testing.T) {
 func memory(m *qwenimage.Model) (working, weights int) {
 	weights, working = m.MemoryBytes()
 	return working, weights
-}
-
-func TestModel_canceled(t *testing.T) {
-	m := openModel(t, "full", qwenimage.Options{})
-	b := newBench(t, m, 2)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	dst := [][]float32{make([]float32, len(b.x[0])), make([]float32, len(b.x[1]))}
-	if err := m.Velocity(ctx, dst, b.x, b.sigma, b.cond, b.h, b.w); !errors.Is(err, context.Canceled) {
-		t.Errorf("Velocity: %v", err)
-	}
-	if _, err := m.Encode(ctx, []string{"not cached"}); !errors.Is(err, context.Canceled) {
-		t.Errorf("Encode: %v", err)
-	}
-	if _, err := m.Decode(ctx, b.x[0], b.h, b.w); !errors.Is(err, context.Canceled) {
-		t.Errorf("Decode: %v", err)
-	}
 }
 
 func TestModel_Encode_caches(t *testing.T) {

@@ -14,14 +14,14 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/model"
-	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
 func TestOpen_card(t *testing.T) {
-	dir := modeltest.Dir(t, modeltest.Config{Height: 64, Width: 128, Steps: 20})
+	dir := checkpoint.Dir(t, checkpoint.Config{Height: 64, Width: 128, Steps: 20})
 	m, err := qwenimage.Open(dir, qwenimage.Options{TrueCFGScale: 2.5, MaxPromptTokens: 300})
 	if err != nil {
 		t.Fatal(err)
@@ -47,19 +47,19 @@ func TestOpen_card(t *testing.T) {
 }
 
 func TestOpen_digest(t *testing.T) {
-	digest := func(c modeltest.Config) string {
-		m, err := qwenimage.Open(modeltest.Dir(t, c), qwenimage.Options{})
+	digest := func(c checkpoint.Config) string {
+		m, err := qwenimage.Open(checkpoint.Dir(t, c), qwenimage.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer m.Close()
 		return m.Card().WeightsDigest
 	}
-	one := digest(modeltest.Config{Seed: 1})
-	if two := digest(modeltest.Config{Seed: 1}); one != two {
+	one := digest(checkpoint.Config{Seed: 1})
+	if two := digest(checkpoint.Config{Seed: 1}); one != two {
 		t.Error("the same checkpoint in another folder has another digest")
 	}
-	for _, c := range []modeltest.Config{{Seed: 2}, {Seed: 1, DType: tensor.BF16}, {Seed: 1, Depth: 2}} {
+	for _, c := range []checkpoint.Config{{Seed: 2}, {Seed: 1, DType: tensor.BF16}, {Seed: 1, Depth: 2}} {
 		if digest(c) == one {
 			t.Errorf("%+v has the digest of another checkpoint", c)
 		}
@@ -68,7 +68,7 @@ func TestOpen_digest(t *testing.T) {
 
 // In a Hugging Face cache every file is a link to a blob of the repository.
 func TestOpen_huggingFaceCache(t *testing.T) {
-	plain := modeltest.Dir(t, modeltest.Config{})
+	plain := checkpoint.Dir(t, checkpoint.Config{})
 	repository := filepath.Join(t.TempDir(), "models--meander--tiny.v2")
 	snapshot, blobs := filepath.Join(repository, "snapshots", "4f2a"), filepath.Join(repository, "blobs")
 	if err := os.MkdirAll(blobs, 0o755); err != nil {
@@ -93,7 +93,7 @@ func TestOpen_huggingFaceCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	same, err := qwenimage.Open(modeltest.Dir(t, modeltest.Config{}), qwenimage.Options{})
+	same, err := qwenimage.Open(checkpoint.Dir(t, checkpoint.Config{}), qwenimage.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestOpen_huggingFaceCache(t *testing.T) {
 
 func TestOpen_halfPrecision(t *testing.T) {
 	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
-		m, err := qwenimage.Open(modeltest.Dir(t, modeltest.Config{DType: d}), qwenimage.Options{})
+		m, err := qwenimage.Open(checkpoint.Dir(t, checkpoint.Config{DType: d}), qwenimage.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +271,7 @@ var brokenFiles = []refusal{
 func TestOpen_refuses(t *testing.T) {
 	for _, tt := range slices.Concat(brokenConfigs, brokenFiles) {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := modeltest.Dir(t, modeltest.Config{})
+			dir := checkpoint.Dir(t, checkpoint.Config{})
 			tt.change(t, dir)
 			m, err := qwenimage.Open(dir, qwenimage.Options{})
 			if err == nil {
@@ -292,7 +292,7 @@ func TestOpen_refuses(t *testing.T) {
 }
 
 func TestOpen_refusesOptions(t *testing.T) {
-	dir := modeltest.Dir(t, modeltest.Config{})
+	dir := checkpoint.Dir(t, checkpoint.Config{})
 	for name, o := range map[string]qwenimage.Options{
 		"Threads":           {Threads: -1},
 		"Height":            {Height: 1 << 20},

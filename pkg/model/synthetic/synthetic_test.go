@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/synthetic"
 )
 
@@ -237,33 +238,10 @@ func TestMixture_Marginal(t *testing.T) {
 	}
 }
 
-func TestModel_VelocityBitsIgnorePacking(t *testing.T) {
-	m := synthetic.New()
-	prompts := []string{"a", "b", "", "a"}
-	sigmas := []float32{1, 0.7, 0.02, 0}
-	conds := encode(t, m, prompts...)
-	rng := rand.New(rand.NewPCG(7, 8))
-	const height, width, size = 48, 32, 6 * 64
-	x, dst := make([][]float32, len(prompts)), make([][]float32, len(prompts))
-	for i := range x {
-		x[i], dst[i] = normals(rng, size), make([]float32, size)
-	}
-	before := slices.Clone(x[1])
-	if err := m.Velocity(t.Context(), dst, x, sigmas, conds, height, width); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(before, x[1]) {
-		t.Error("the latents were changed")
-	}
-	for i := range x {
-		alone := velocity(t, m, x[i], sigmas[i], prompts[i], height, width)
-		if !slices.Equal(alone, dst[i]) {
-			t.Errorf("row %d: velocity alone differs from that in a batch", i)
-		}
-	}
-	if slices.Equal(velocity(t, m, x[0], 0.5, "a", height, width), velocity(t, m, x[0], 0.5, "b", height, width)) {
-		t.Error("two prompts have one velocity")
-	}
+func TestModel_isAModel(t *testing.T) {
+	modeltest.Run(t, modeltest.Suite{
+		Family: synthetic.Family(), Prompts: [3]string{"a", "", "a red fox"}, Height: 48, Width: 32,
+	})
 }
 
 func TestModel_VelocityRefuses(t *testing.T) {

@@ -5,13 +5,13 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 )
 
 // FuzzTokenizerFiles parses hostile tokenizer files: an error, or a tokenizer that encodes
 // and decodes.
 func FuzzTokenizerFiles(f *testing.F) {
-	dir := filepath.Join(modeltest.Dir(f, modeltest.Config{}), "tokenizer")
+	dir := filepath.Join(checkpoint.Dir(f, checkpoint.Config{}), "tokenizer")
 	vocab, err := os.ReadFile(filepath.Join(dir, "vocab.json"))
 	if err != nil {
 		f.Fatal(err)

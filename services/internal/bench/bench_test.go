@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/model/modeltest"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
@@ -28,7 +28,7 @@ func tinyBench(dir string) samplerBench {
 
 func TestBenchSampler(t *testing.T) {
 	t.Setenv("MEANDER_TEST_PEER", "twice")
-	b := tinyBench(modeltest.Dir(t, modeltest.Config{}))
+	b := tinyBench(checkpoint.Dir(t, checkpoint.Config{}))
 	b.peer = os.Args[0] + " -test.run=^TestPeerProcess$"
 	var out, stderr bytes.Buffer
 	if err := b.run(t.Context(), &out, &stderr); err != nil {
@@ -85,7 +85,7 @@ func TestPeerProcess(t *testing.T) {
 }
 
 func TestBenchSamplerPeerFails(t *testing.T) {
-	dir := modeltest.Dir(t, modeltest.Config{})
+	dir := checkpoint.Dir(t, checkpoint.Config{})
 	self := os.Args[0] + " -test.run=^TestPeerProcess$"
 	for _, c := range []struct{ mode, peer, want string }{
 		{"dies", self, "ended without an answer"},
@@ -104,7 +104,7 @@ func TestBenchSamplerPeerFails(t *testing.T) {
 }
 
 func TestBenchUsage(t *testing.T) {
-	dir := modeltest.Dir(t, modeltest.Config{})
+	dir := checkpoint.Dir(t, checkpoint.Config{})
 	for _, line := range [][]string{
 		{"sampler", "--model", "synthetic"},
 		{"sampler", "--model", "/does/not/exist"},
@@ -125,7 +125,7 @@ func TestBenchUsage(t *testing.T) {
 func TestBenchStops(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	b := tinyBench(modeltest.Dir(t, modeltest.Config{}))
+	b := tinyBench(checkpoint.Dir(t, checkpoint.Config{}))
 	var out bytes.Buffer
 	if err := b.run(ctx, &out, io.Discard); err == nil {
 		t.Error("a bench of an ended context succeeds")

@@ -1,19 +1,19 @@
-package modeltest_test
+package checkpoint_test
 
 import (
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model/modeltest"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
 func TestDir_loadsAndPaints(t *testing.T) {
-	for _, c := range []modeltest.Config{
+	for _, c := range []checkpoint.Config{
 		{},
 		{DType: tensor.BF16, Heads: 3, HeadDim: 12, Depth: 2, TextWidth: 24, TextDepth: 2, Base: 6, Height: 16, Width: 48, Steps: 7},
 	} {
-		m, err := qwenimage.Open(modeltest.Dir(t, c), qwenimage.Options{Threads: 1})
+		m, err := qwenimage.Open(checkpoint.Dir(t, c), qwenimage.Options{Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
