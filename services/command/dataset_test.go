@@ -97,8 +97,12 @@ func TestLoad_Formats(t *testing.T) {
 				event(t, p)
 			}
 			e := event(t, prompts[0])
-			if e.Prompt != tt.text || or(e.NegativePrompt, "") != tt.negative {
-				t.Errorf("prompt %q without %q, want %q without %q", e.Prompt, or(e.NegativePrompt, ""), tt.text, tt.negative)
+			negative := ""
+			if e.NegativePrompt != nil {
+				negative = *e.NegativePrompt
+			}
+			if e.Prompt != tt.text || negative != tt.negative {
+				t.Errorf("prompt %q without %q, want %q without %q", e.Prompt, negative, tt.text, tt.negative)
 			}
 			if e.Reward[0].GroundTruth != tt.truth || e.Reward[1].GroundTruth != "" {
 				t.Errorf("ground truths %q and %q; want %q, and none where nothing is compared", e.Reward[0].GroundTruth, e.Reward[1].GroundTruth, tt.truth)

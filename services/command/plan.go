@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
@@ -238,34 +239,56 @@ func (p *plan) add(q *prompt, policy *schemas.Policy, f *pipelineFacts) error {
 		for _, w := range warnings {
 			note(&p.Warnings, w)
 		}
-		err = errors.Join(err, e.Validate(), checkNames(&e, f.rewards(&e, policy)))
+		err = errors.Join(err, e.Validate())
 	}
-	var cost *planCost
-	if err == nil && policy != nil {
-		cost, err = costOf(&e, policy)
+	if err == nil {
+		err = p.resolve(&e, policy, f)
 	}
 	if err != nil {
 		if p.Refused++; p.Refused == 1 {
 			p.Reason = fmt.Sprintf("%q: %s", shorten(q.text, 40), firstLine(err.Error()))
 		}
-		return nil
 	}
-	p.Groups++
-	n := int64(defaultGroupSize)
-	if e.GroupSize != nil {
+	return nil
+}
+
+// resolve counts what intake would make of a valid prompt; without a policy, that of its lane,
+// only what does not depend on it is known. The draw of a window needs the run: where its
+// steps need not be neighbours, the states kept may be a few more or less.
+func (p *plan) resolve(e *schemas.Prompt, policy *schemas.Policy, f *pipelineFacts) error {
+	rewards := rewardLine(e, f.rewards(e, policy), policy)
+	if e.GroupPolicy != nil {
+		schemas.SetDefaults(e.GroupPolicy)
+	}
+	n, advantage := int64(0), e.Advantage
+	if policy == nil {
+		if err := intake.Check(e, intake.Origin{Reward: f.reward}); err != nil {
+			return err
+		}
+		schemas.SetDefaults(e)
 		n = *e.GroupSize
-	}
-	p.Samples += n
-	note(&p.groupSizes, n)
-	note(&p.Reward, rewardLine(&e, f.rewards(&e, policy), policy))
-	note(&p.Advantage, advantageLine(&e))
-	if cost != nil {
+	} else {
+		e.UID = cmp.Or(e.UID, "-") // intake names it
+		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: f.reward})
+		if err != nil {
+			return err
+		}
+		cost, err := costOf(requests[0], policy)
+		if err != nil {
+			return err
+		}
+		n, advantage = int64(len(requests)), requests[0].Group.Advantage
 		p.Model = policy.Model
 		if p.planCost == nil {
 			p.planCost = &planCost{}
 		}
 		p.sum(cost, n)
 	}
+	p.Groups++
+	p.Samples += n
+	note(&p.groupSizes, n)
+	note(&p.Reward, rewards)
+	note(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
 	return nil
 }
 

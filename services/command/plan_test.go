@@ -95,7 +95,7 @@ steps      32 in all, 32 stochastic; 32 model evaluations
 storage    218.3 KiB of steps (of 8.0 GiB); 57.0 KiB of pictures at most
 reward     glyph (default); or ocr x 2
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
-refused    2 prompts, e.g. "no target": ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
+refused    2 prompts, e.g. "no target": reward[0]: ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
 `},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

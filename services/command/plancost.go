@@ -1,23 +1,14 @@
 package command
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/flow"
-	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
-)
-
-// defaultGroupSize and defaultLatents are intake's, stated in the schema of a Prompt.
-const (
-	defaultGroupSize = 8
-	defaultLatents   = "F32"
 )
 
 // What a step event takes in its stream, subject and headers included, without tensors, and
@@ -58,75 +49,44 @@ type planCost struct {
 	counted bool
 }
 
-// costOf is one sample of a valid prompt. The rules are intake's.
-func costOf(e *schemas.Prompt, policy *schemas.Policy) (*planCost, error) {
-	height, width := or(e.Height, policy.Height), or(e.Width, policy.Width)
-	tokens, err := intake.Tokens(height, width, policy)
+// costOf is one sample of a group, as intake resolves it.
+func costOf(r *schemas.Request, policy *schemas.Policy) (*planCost, error) {
+	tokens, err := intake.Tokens(r.Height, r.Width, policy)
 	if err != nil {
 		return nil, err
 	}
-	total := int64(len(e.Sigmas))
-	if e.Sigmas == nil {
-		total = or(e.NumInferenceSteps, policy.NumInferenceSteps)
-	}
-	if !e.Evaluation {
-		if err := e.Rollout.ValidateSteps(total); err != nil {
-			return nil, err
-		}
-	}
-	sigmas, err := intake.Sigmas(e, policy, tokens)
-	if err != nil {
-		return nil, err
-	}
-	begin, end, err := intake.Segment(e, sigmas)
-	if err != nil {
-		return nil, err
-	}
-	// The draw of a window needs the run: where the steps need not be neighbours, the states
-	// kept may be a few more or less.
-	chosen, kept, err := intake.Steps("", e, int(total), begin, end)
-	if err != nil {
-		return nil, err
-	}
+	begin, end := r.Segment()
 	sde := int64(0)
-	for _, i := range chosen {
-		if begin <= i && i < end {
+	for _, t := range r.Transitions[begin:end] {
+		if t != schemas.TransitionODE {
 			sde++
 		}
 	}
-	steps := int64(end - begin)
+	steps := end - begin
 	c := &planCost{
-		Pictures: fmt.Sprintf("%d x %d pixels", width, height), NumInferenceSteps: total, StartStepIndex: int64(begin), StopStepIndex: int64(end), SDESteps: sde, TrueCFGScale: or(e.TrueCFGScale, policy.TrueCFGScale),
-		LatentsKept: int64(len(kept)), LatentsDType: cmp.Or(e.Rollout.LatentsDType, defaultLatents), LatentsShape: []int64{int64(tokens), policy.LatentChannels},
+		Pictures: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
+		LatentsKept: int64(len(r.ReturnStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
 	item, _ := schemas.DTypeSize(c.LatentsDType)
 	debug := int64(0)
-	for _, name := range e.Rollout.Debug {
+	for _, name := range r.Debug {
 		if debug += tensorBytes; name != "std" { // a single number
 			debug += 4 * elements
 		}
 	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
-	c.Evaluations = c.SDESteps + (steps-c.SDESteps)*int64(flow.Solver(cmp.Or(e.Rollout.Solver, string(flow.Euler))).Evaluations())
+	c.Evaluations = c.SDESteps + (steps-c.SDESteps)*int64(flow.Solver(r.Solver).Evaluations())
 	if c.TrueCFGScale > 1 {
 		c.Evaluations *= 2
 	}
 	c.StepBytes = c.LatentsKept*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
-	if int64(end) == total || e.Stop.Decode {
-		c.PictureBytes = 3 * height * width
+	if r.Stop == nil || r.Stop.Decode {
+		c.PictureBytes = 3 * r.Height * r.Width
 	}
-	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(e.Prompt))
+	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt))
 	c.BytesOfSample = c.StepBytes + c.PictureBytes
 	return c, nil
-}
-
-// or is the value that p points to, else def.
-func or[T any](p *T, def T) T {
-	if p == nil {
-		return def
-	}
-	return *p
 }
 
 // sum adds n samples of one group.
@@ -182,31 +142,16 @@ func (c *planCost) print(line func(name, format string, args ...any)) {
 	}
 }
 
-// checkNames finds reward functions and estimators that a prompt cannot have.
-func checkNames(e *schemas.Prompt, defaults []string) error {
-	specs := e.Reward
-	if len(specs) == 0 {
-		for _, name := range defaults {
-			specs = append(specs, schemas.RewardSpec{Name: name})
-		}
-	}
-	var errs []error
-	for _, r := range specs {
-		errs = append(errs, scorer.Check(r.Name, e.Prompt, r.GroundTruth, r.Params))
-	}
-	_, err := estimator.Default(cmp.Or(e.Advantage.Estimator, estimator.FlowGRPO))
-	return errors.Join(append(errs, err)...)
-}
-
 // rewardLine is the reward functions of a prompt, and why not the model's own.
 func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) string {
 	var parts []string
 	for _, r := range e.Reward {
 		s := r.Name
-		if w := or(r.Weight, 1); w != 1 {
-			s += fmt.Sprintf(" x %g", w)
+		schemas.SetDefaults(&r)
+		if *r.Weight != 1 {
+			s += fmt.Sprintf(" x %g", *r.Weight)
 		}
-		if !or(r.Required, true) {
+		if !*r.Required {
 			s += " (optional)"
 		}
 		parts = append(parts, s)
@@ -222,36 +167,36 @@ func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) st
 	return "the pipeline's default"
 }
 
-// advantageLine is the estimator of a prompt with its options.
-func advantageLine(e *schemas.Prompt) string {
-	a := e.Advantage
-	c, err := estimator.Default(cmp.Or(a.Estimator, estimator.FlowGRPO))
+// advantageLine is the estimator of a group with its options, and what becomes of the group.
+func advantageLine(a *schemas.AdvantageSpec, g *schemas.GroupPolicy) string {
+	c, err := intake.Estimator(a)
 	if err != nil {
 		return a.Estimator // refused before
 	}
-	s := fmt.Sprintf("%s, std %s", c.Name, cmp.Or(a.Std, c.Std))
-	if std := cmp.Or(a.Std, c.Std); std != estimator.StdNone {
-		s += fmt.Sprintf(" (%s, epsilon %g)", cmp.Or(a.StdBasis, c.StdBasis), or(a.Epsilon, c.Epsilon))
+	s := fmt.Sprintf("%s, std %s", c.Name, c.Std)
+	if c.Std != estimator.StdNone {
+		s += fmt.Sprintf(" (%s, epsilon %g)", c.StdBasis, c.Epsilon)
 	}
-	if mode := cmp.Or(a.Mode, c.Mode); mode != "" {
-		s += ", mode " + mode
+	if c.Mode != "" {
+		s += ", mode " + c.Mode
 	}
-	if single := cmp.Or(a.Singleton, c.Singleton); single != c.Singleton {
-		s += ", groups of one " + single
+	if own, err := estimator.Default(c.Name); err == nil && own.Singleton != c.Singleton {
+		s += ", groups of one " + c.Singleton
 	}
-	if gamma := or(a.Gamma, c.Gamma); gamma != 1 {
-		s += fmt.Sprintf(", gamma %g", gamma)
+	if c.Gamma != 1 {
+		s += fmt.Sprintf(", gamma %g", c.Gamma)
 	}
-	if clip := or(a.AdvClipMax, c.AdvClipMax); clip > 0 {
-		s += fmt.Sprintf(", clamped to %g", clip)
+	if c.AdvClipMax > 0 {
+		s += fmt.Sprintf(", clamped to %g", c.AdvClipMax)
 	}
-	if g := e.GroupPolicy; g != nil {
-		if zero := cmp.Or(g.ZeroStd, schemas.GroupKeep); zero != schemas.GroupKeep {
-			s += ", zero std: " + zero
-		}
-		if failed := cmp.Or(g.Failed, schemas.GroupKeep); failed != schemas.GroupKeep {
-			s += ", failed: " + failed
-		}
+	if g == nil {
+		return s
+	}
+	if g.ZeroStd != schemas.GroupKeep {
+		s += ", zero std: " + g.ZeroStd
+	}
+	if g.Failed != schemas.GroupKeep {
+		s += ", failed: " + g.Failed
 	}
 	return s
 }

@@ -193,7 +193,7 @@ func TestClaim_Kills(t *testing.T) {
 		if err := schemas.Decode(m.Data, &prompt); err != nil {
 			t.Fatal(err)
 		}
-		rs, err := resolve("r", &prompt, qwen(), origin{seq: m.Seq, created: m.Time, reward: DefaultConfig().Reward})
+		rs, err := Resolve("r", &prompt, qwen(), Origin{Seq: m.Seq, Created: m.Time, Reward: DefaultConfig().Reward})
 		if err != nil {
 			t.Fatal(err)
 		}

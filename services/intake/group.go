@@ -11,26 +11,27 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// defaultRefillRounds is stated in the JSON Schema too.
-const defaultRefillRounds = 3
+// Check joins what can be said against a valid prompt before its lane is known: names and
+// params of its reward functions, and its estimator.
+func Check(p *schemas.Prompt, o Origin) error {
+	_, rewards := resolveRewards(p, &schemas.Policy{}, o)
+	_, estimator := Estimator(&p.Advantage)
+	if estimator != nil {
+		estimator = ofAdvantage(estimator)
+	}
+	return errors.Join(rewards, estimator)
+}
 
-// resolveGroup is what the stages after the sampler need, complete: reward functions,
+// resolveGroup is what the stages after the sampler need of a prompt with its defaults, complete: reward functions,
 // estimator and policies are known and fit each other. trained is W, the number of
 // stochastic steps.
-func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o origin, trained int) (*schemas.Group, error) {
+func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained int) (*schemas.Group, error) {
 	g := &schemas.Group{
 		Batch: p.UID, Deadline: value(p.Deadline, 0), Validate: p.Evaluation, Metadata: p.Metadata,
-		PromptSeq: o.seq, Created: o.created.UnixNano(), Refill: p.Refill,
+		PromptSeq: o.Seq, Created: o.Created.UnixNano(), GroupPolicy: p.GroupPolicy, Refill: p.Refill,
 	}
 	if b := p.Batch; b != nil {
 		g.Batch, g.BatchGroups, g.BatchStep, g.BatchEpoch = b.ID, b.Groups, b.Step, b.Epoch
-	}
-	if gp := p.GroupPolicy; gp != nil {
-		g.GroupPolicy = &schemas.GroupPolicy{
-			ZeroStd: or(gp.ZeroStd, schemas.GroupKeep), Failed: or(gp.Failed, schemas.GroupKeep),
-			RefillRounds: new(value(gp.RefillRounds, defaultRefillRounds)), MaxPolicySpan: new(value(gp.MaxPolicySpan, 1)),
-			MixedSchedules: gp.MixedSchedules,
-		}
 	}
 	rewards, err := resolveRewards(p, policy, o)
 	if err != nil {
@@ -38,7 +39,7 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o origin, trained i
 	}
 	g.Reward = rewards
 	if g.Deadline == 0 && slices.ContainsFunc(rewards, fromOutside) {
-		g.Deadline = o.created.Add(o.externalWait).UnixNano()
+		g.Deadline = o.Created.Add(o.ExternalWait).UnixNano()
 	}
 	g.Advantage, err = resolveAdvantage(p, rewards, trained)
 	return g, err
@@ -46,10 +47,10 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o origin, trained i
 
 // resolveRewards is the prompt's list, or the model's, or the service's, with weights
 // and the functions' own rules checked against this prompt.
-func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o origin) ([]schemas.RewardSpec, error) {
+func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]schemas.RewardSpec, error) {
 	list, whose := slices.Clone(p.Reward), ""
 	if len(list) == 0 {
-		names := DefaultRewards(p, policy.Reward, o.reward)
+		names := DefaultRewards(p, policy.Reward, o.Reward)
 		whose = " (the default)"
 		if slices.Equal(names, policy.Reward) {
 			whose = fmt.Sprintf(" (the default of model %q)", policy.Model)
@@ -61,7 +62,7 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o origin) ([]sche
 	var errs []error
 	for i := range list {
 		r := &list[i]
-		r.Weight, r.Required = new(value(r.Weight, 1)), new(value(r.Required, true))
+		schemas.SetDefaults(r)
 		if err := scorer.Check(r.Name, p.Prompt, r.GroundTruth, r.Params); err != nil {
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 		}
@@ -127,7 +128,7 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	switch {
 	case c.NeedsBatch() && p.Batch == nil:
 		return a, fmt.Errorf("batch: absent; %s with std %s normalises over a batch of groups, so the prompt must name one", c.Name, c.Std)
-	case c.NeedsTwo() && p.Batch.Groups == 1 && value(p.GroupSize, defaultGroupSize) == 1:
+	case c.NeedsTwo() && p.Batch.Groups == 1 && *p.GroupSize == 1:
 		return a, fmt.Errorf("batch.groups: 1; with group_size 1 there is one reward in all, and nothing to normalise %s over", c.Name)
 	case trained == 0 && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1):
 		return a, fmt.Errorf("advantage.std_basis: %q; counts trained steps, and this rollout has no stochastic step", c.StdBasis)

@@ -14,7 +14,7 @@ const says = `a blue sign that says "4071"`
 func groupOf(p *schemas.Prompt) (*schemas.Group, error) {
 	policy := qwen()
 	policy.Reward = []string{"glyph"}
-	rs, err := resolve("run", p, policy, origin{seq: 7, created: time.Unix(100, 0), reward: []string{"synthetic"}, externalWait: time.Hour})
+	rs, err := Resolve("run", p, policy, Origin{Seq: 7, Created: time.Unix(100, 0), Reward: []string{"synthetic"}, ExternalWait: time.Hour})
 	if err != nil {
 		return nil, err
 	}

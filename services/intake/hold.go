@@ -175,7 +175,7 @@ func (s *service) fit(ctx context.Context, p *schemas.Prompt, fresh bool) (polic
 	if policy == nil {
 		return nil, waiting, err
 	}
-	rewards, err := resolveRewards(p, policy, origin{reward: s.cfg.Reward})
+	rewards, err := resolveRewards(p, policy, Origin{Reward: s.cfg.Reward})
 	if err != nil {
 		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
 	}

@@ -157,7 +157,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.states(ctx, p.Start); err != nil {
 		return err
 	}
-	requests, err := resolve(run, &p, policy, origin{seq: m.Seq, created: m.Time, reward: s.cfg.Reward, externalWait: s.cfg.ExternalWait})
+	requests, err := Resolve(run, &p, policy, Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
 	if err == nil {
 		err = fits(requests[0], s.bus.MaxInline())
 	}

@@ -31,8 +31,10 @@ func uidOf(p *schemas.Prompt, m *bus.Message) string { return or(p.UID, fmt.Spri
 // used of the prompt.
 func refused(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecord {
 	def, uid := estimator.DefaultConfig(), uidOf(p, m)
+	given := *p
+	schemas.SetDefaults(&given)
 	r := &schemas.GroupRecord{
-		Run: runOf(m.Subject), UID: uid, GroupSize: value(p.GroupSize, defaultGroupSize), Error: cause.Error(),
+		Run: runOf(m.Subject), UID: uid, GroupSize: *given.GroupSize, Error: cause.Error(),
 		Group: schemas.Group{
 			Batch: uid, PromptSeq: m.Seq, Created: m.Time.UnixNano(), Deadline: max(0, value(p.Deadline, 0)),
 			Advantage: schemas.AdvantageSpec{Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon},

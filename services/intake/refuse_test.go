@@ -107,7 +107,7 @@ func TestRefuse_Abandoned(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rs, err := resolve("r", prompt("u", "a red fox", nil), qwen(), origin{seq: m.Seq, created: m.Time, reward: []string{"synthetic"}})
+	rs, err := Resolve("r", prompt("u", "a red fox", nil), qwen(), Origin{Seq: m.Seq, Created: m.Time, Reward: []string{"synthetic"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,33 +11,34 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Defaults of a prompt, stated in its JSON Schema too.
-const (
-	defaultGroupSize  = 8
-	defaultNoiseLevel = 0.7
-)
-
-// origin is what a request keeps of its prompt's message.
-type origin struct {
-	seq          uint64
-	created      time.Time
-	reward       []string
-	externalWait time.Duration
+// Origin is what a request keeps of its prompt's message, and what the service adds.
+type Origin struct {
+	// Seq is the sequence of the message, Created when it was stored.
+	Seq     uint64
+	Created time.Time
+	// Reward are the functions where neither prompt nor model names some, ExternalWait is the
+	// time that a verdict from outside has.
+	Reward       []string
+	ExternalWait time.Duration
 }
 
-// resolve turns a valid prompt into the requests of its group. Every request is
+// Resolve turns a valid prompt into the requests of its group. Every request is
 // complete: no later stage applies a default. The schedule, the stochastic steps
-// and the returned latents are decided once, so they are equal in the group.
-func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([]*schemas.Request, error) {
-	if v := value(p.MinPolicyVersion, 0); v > policy.PolicyVersion {
-		return nil, fmt.Errorf("min_policy_version: %d; lane %q serves version %d", v, policy.Lane, policy.PolicyVersion)
+// and the returned latents are decided once, so they are equal in the group. It
+// depends on its arguments alone and changes none of them.
+func Resolve(run string, prompt *schemas.Prompt, policy *schemas.Policy, o Origin) ([]*schemas.Request, error) {
+	p := new(*prompt)
+	schemas.SetDefaults(p)
+	p.Advantage, p.Start = prompt.Advantage, prompt.Start // whose defaults depend on more than the field
+	if v := *p.MinPolicyVersion; v > policy.PolicyVersion {
+		return nil, fmt.Errorf("min_policy_version: %d; must be at most %d, the version that lane %q serves", v, policy.PolicyVersion, policy.Lane)
 	}
 	height, width := value(p.Height, policy.Height), value(p.Width, policy.Width)
 	tokens, err := Tokens(height, width, policy)
 	if err != nil {
 		return nil, err
 	}
-	sigmas, err := Sigmas(p, policy, tokens)
+	sigmas, err := sigmasOf(p, policy, tokens)
 	if err != nil {
 		return nil, err
 	}
@@ -51,11 +52,11 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 			return nil, err
 		}
 	}
-	begin, end, err := Segment(p, sigmas)
+	begin, end, err := segment(p, sigmas)
 	if err != nil {
 		return nil, err
 	}
-	chosen, returned, err := Steps(run, p, steps, begin, end)
+	chosen, returned, err := chooseSteps(run, p, steps, begin, end)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +65,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 		return nil, err
 	}
 
-	n := value(p.GroupSize, defaultGroupSize)
+	n := *p.GroupSize
 	if err := checkStates(p.Start, n, int64(tokens), policy); err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 		Sigmas:       sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
 		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),
 		ReturnStepIndices: returned, Debug: slices.Clone(p.Rollout.Debug),
-		Priority: value(p.Priority, 0), MinPolicyVersion: value(p.MinPolicyVersion, 0),
+		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion,
 		Group: *group,
 	}
 	if p.Start != nil {
@@ -110,13 +111,12 @@ func resolve(run string, p *schemas.Prompt, policy *schemas.Policy, o origin) ([
 	return requests, nil
 }
 
-// planOf is the plan of a prompt whose stochastic steps were chosen.
+// planOf is the plan of a prompt with its defaults, whose stochastic steps were chosen.
 func planOf(p *schemas.Prompt, sigmas []float32, chosen []int, begin, end int) flow.Plan {
+	r := p.Rollout
 	return flow.Plan{
-		Sigmas: sigmas, Transitions: flow.Transitions(flow.Transition(or(p.Rollout.SDEType, string(flow.SDE))), chosen, len(sigmas)-1),
-		NoiseLevel: value(p.Rollout.NoiseLevel, defaultNoiseLevel),
-		LogProb:    flow.LogProbKind(or(p.Rollout.LogProbKind, string(flow.Density))), Solver: flow.Solver(or(p.Rollout.Solver, string(flow.Euler))),
-		Storage: tensor.DType(or(p.Rollout.LatentsDType, string(tensor.F32))), Begin: begin, End: end,
+		Sigmas: sigmas, Transitions: flow.Transitions(flow.Transition(r.SDEType), chosen, len(sigmas)-1), NoiseLevel: *r.NoiseLevel,
+		LogProb: flow.LogProbKind(r.LogProbKind), Solver: flow.Solver(r.Solver), Storage: tensor.DType(r.LatentsDType), Begin: begin, End: end,
 	}
 }
 
@@ -145,8 +145,8 @@ func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 	return int(height / edge * (width / edge)), nil
 }
 
-// Sigmas is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]
-func Sigmas(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
+// sigmasOf is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]
+func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
 	schedule, err := flow.ParseSchedule(policy.SchedulerConfig)
 	if err != nil {
 		return nil, fmt.Errorf("scheduler config of model %q: %w", policy.Model, err)
@@ -169,8 +169,8 @@ func stochasticSteps(run string, p *schemas.Prompt, steps int) ([]int, error) {
 		return flow.StepIndices(narrow(r.SDEStepIndices), steps)
 	}
 	w := flow.Window{
-		Size: int(r.SDEWindow.Size), Lo: 0, Hi: max(steps-1, 1), Strategy: flow.Strategy(or(r.SDEWindow.Strategy, string(flow.RandomWindow))),
-		Iteration: int(r.SDEWindow.Iteration), ItersPerGroup: int(max(r.SDEWindow.ItersPerGroup, 1)),
+		Size: int(r.SDEWindow.Size), Lo: 0, Hi: max(steps-1, 1), Strategy: flow.Strategy(r.SDEWindow.Strategy),
+		Iteration: int(r.SDEWindow.Iteration), ItersPerGroup: int(r.SDEWindow.ItersPerGroup),
 	}
 	if len(r.SDEWindow.Range) == 2 {
 		w.Lo, w.Hi = int(r.SDEWindow.Range[0]), int(r.SDEWindow.Range[1])

@@ -2,6 +2,7 @@ package intake
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ func qwen() *schemas.Policy {
 
 func resolved(t *testing.T, p *schemas.Prompt) []*schemas.Request {
 	t.Helper()
-	rs, err := resolve("run", p, qwen(), origin{seq: 7, created: time.Unix(1, 0), reward: []string{"synthetic"}})
+	rs, err := Resolve("run", p, qwen(), Origin{Seq: 7, Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func TestResolve_WindowIsTheBatchs(t *testing.T) {
 		if batch != "" {
 			p.Batch = &schemas.BatchSpec{ID: batch, Groups: 8}
 		}
-		requests, err := resolve(run, p, qwen(), origin{created: time.Unix(1, 0), reward: []string{"synthetic"}})
+		requests, err := Resolve(run, p, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +138,7 @@ func TestResolve_WindowIsTheBatchs(t *testing.T) {
 
 func TestResolve_SeedsAndSharedNoise(t *testing.T) {
 	seeded := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))})
-	again, err := resolve("another-run", &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))}, qwen(), origin{created: time.Unix(2, 0), reward: []string{"synthetic"}})
+	again, err := Resolve("another-run", &schemas.Prompt{UID: "u", Prompt: "a", Seed: new(int64(7))}, qwen(), Origin{Created: time.Unix(2, 0), Reward: []string{"synthetic"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,5 +178,30 @@ func TestTokens(t *testing.T) {
 func TestMaxSigma(t *testing.T) {
 	if schemas.MaxSigma != flow.MaxSigma {
 		t.Errorf("schemas has %v, flow %v", schemas.MaxSigma, flow.MaxSigma)
+	}
+}
+
+// Resolve reads its prompt and changes nothing of it, in whatever struct a default is missing.
+func TestResolve_LeavesThePromptAlone(t *testing.T) {
+	prompt := func() *schemas.Prompt {
+		return &schemas.Prompt{
+			UID: "u", Prompt: "a", GroupPolicy: &schemas.GroupPolicy{ZeroStd: schemas.GroupDrop}, Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+			Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 1}},
+		}
+	}
+	p := prompt()
+	requests, err := Resolve("run", p, qwen(), Origin{Created: time.Unix(1, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := prompt(); !reflect.DeepEqual(p, want) {
+		t.Errorf("prompt %+v, want %+v", p, want)
+	}
+	if n := len(requests); n != 8 {
+		t.Errorf("%d requests, want the default of group_size, 8", n)
+	}
+	g := requests[0].Group
+	if g.GroupPolicy.Failed != schemas.GroupKeep || *g.GroupPolicy.RefillRounds != 3 || *g.Reward[0].Weight != 1 || !*g.Reward[0].Required {
+		t.Errorf("group %+v with %+v, want the defaults", g, g.GroupPolicy)
 	}
 }

@@ -21,9 +21,9 @@ func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) 
 	return fmt.Errorf("start.latents.shape: %v; must be %v: samples (or 1 for all), tokens, channels", got, want)
 }
 
-// Segment is the part of a schedule, sigmas [T+1], that the samples of a valid prompt run: the
+// segment is the part of a schedule, sigmas [T+1], that the samples of a valid prompt run: the
 // steps [begin, end).
-func Segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
+func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 	end = len(sigmas) - 1
 	var errs []error
 	if p.Start != nil {
@@ -64,10 +64,10 @@ func place(field string, index *int64, sigma *float64, sigmas []float32, def int
 	return 0, fmt.Errorf("%s.sigma: %v; must be one of the schedule, to the bit of a float32, such as %v of step %d", field, *sigma, sigmas[near], near)
 }
 
-// Steps lists the steps of a schedule that are not ode, and the latents that samples which run
+// chooseSteps lists the steps of a schedule that are not ode, and the latents that samples which run
 // [begin, end) of it keep, both ascending. The run is that of the prompt: a window without a
 // seed of its own is drawn for it.
-func Steps(run string, p *schemas.Prompt, steps, begin, end int) (stochastic []int, returned []int64, err error) {
+func chooseSteps(run string, p *schemas.Prompt, steps, begin, end int) (stochastic []int, returned []int64, err error) {
 	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
 		return nil, nil, err
 	}

@@ -100,7 +100,7 @@ func TestResolve_SegmentRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.prompt.UID, c.prompt.Prompt = "u", "a"
-			if _, err := resolve("run", &c.prompt, qwen(), origin{created: time.Unix(1, 0), reward: []string{"synthetic"}}); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := Resolve("run", &c.prompt, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}}); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -115,7 +115,7 @@ func TestResolve_SegmentTrains(t *testing.T) {
 	}
 	resolved(t, &p)
 	p.Start, p.Stop = from(6), until(8)
-	_, err := resolve("run", &p, qwen(), origin{created: time.Unix(1, 0), reward: []string{"synthetic"}})
+	_, err := Resolve("run", &p, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 	if err == nil || !strings.Contains(err.Error(), "this rollout has no stochastic step") {
 		t.Errorf("discounted over no step: %v", err)
 	}
