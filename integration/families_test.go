@@ -171,6 +171,38 @@ func TestFamilies_ASecondOne(t *testing.T) {
 	}
 }
 
+// What a family is called, and so what is peculiar to it, is written in its package and in
+// the list of families, and nowhere else.
+func TestFamilies_AreNamedInTheirPackagesAlone(t *testing.T) {
+	plain := strings.NewReplacer("-", "", "_", "").Replace
+	for _, f := range families.All() {
+		if f.Class == "" {
+			continue // its name is what users type
+		}
+		name := plain(f.Name)
+		home, named := "pkg/model/"+name, 0
+		walkFiles(t, func(file string) {
+			if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return
+			}
+			text, err := os.ReadFile(filepath.Join(root, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch {
+			case !strings.Contains(plain(strings.ToLower(string(text))), name):
+			case strings.HasPrefix(file, home+"/"):
+				named++
+			case file != "pkg/model/families/families.go":
+				t.Errorf("%s names the family %s; what it needs to know belongs into model.Card", file, f.Name)
+			}
+		})
+		if named == 0 {
+			t.Errorf("no file of %s names it: a family's package has its name", home)
+		}
+	}
+}
+
 func TestFamilies_RefusesAnUnknownClass(t *testing.T) {
 	known := append(families.All(), tintFamily())
 	for _, class := range []string{"HuePipeline", ""} {

@@ -13,10 +13,10 @@ import (
 
 // Family is an architecture: how its checkpoints are told from others and opened.
 type Family struct {
-	// Name is the Card.Family of its models, such as qwen-image.
+	// Name is the Card.Family of its models: the name of its package, with dashes.
 	Name string
-	// Class is the _class_name in the model_index.json of its folders, such as
-	// QwenImagePipeline. A family without one needs no folder: its Name opens it.
+	// Class is the _class_name in the model_index.json of its folders, that of the
+	// diffusers pipeline. A family without one needs no folder: its Name opens it.
 	Class string
 	// Open loads the checkpoint in a folder; "" where the family needs none.
 	Open func(dir string, o Options) (Model, error)

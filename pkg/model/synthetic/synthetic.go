@@ -58,7 +58,7 @@ func (c Config) Validate() error {
 	return errors.Join(faults...)
 }
 
-// schedulerConfig has the constants that Qwen-Image's scheduler_config.json has.
+// schedulerConfig has the constants of published checkpoints with a dynamic shift.
 const schedulerConfig = `{
   "_class_name": "FlowMatchEulerDiscreteScheduler",
   "base_image_seq_len": 256,

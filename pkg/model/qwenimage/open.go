@@ -1,0 +1,176 @@
+package qwenimage
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/model/tokenizer"
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
+)
+
+// Family opens folders of the QwenImagePipeline class.
+func Family() model.Family {
+	return model.Family{
+		Name: familyName, Class: pipelineClass, Inspect: Inspect,
+		Open: func(dir string, o model.Options) (model.Model, error) {
+			m, err := openAdapted(dir, o)
+			if err != nil {
+				return nil, err
+			}
+			return m, nil
+		},
+	}
+}
+
+const familyName = "qwen-image"
+
+// openAdapted opens a checkpoint with the adapter of the options, if they name one.
+func openAdapted(dir string, o model.Options) (*Model, error) {
+	base, err := Open(dir, Options{Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes})
+	if err != nil || o.Adapter == "" {
+		return base, err
+	}
+	defer func() { _ = base.Close() }() // the adapted model keeps what both share
+	adapter, err := nn.OpenAdapter(o.Adapter)
+	if err != nil {
+		return nil, err
+	}
+	if o.AdapterScale == 0 {
+		o.AdapterScale = 1
+	}
+	return base.WithAdapters(nn.Weighted{Adapter: adapter, Weight: o.AdapterScale})
+}
+
+// Options are the choices that a checkpoint leaves open. Zero fields take the
+// defaults below.
+type Options struct {
+	// Device computes, and stays the caller's; default a CPU of Threads threads.
+	Device tensor.Device
+	// Threads is how many threads that CPU has; default GOMAXPROCS. Results do not depend on
+	// it.
+	Threads int
+	// Height, Width (pixels), NumInferenceSteps and TrueCFGScale are the Card's defaults for
+	// prompts. Their default is what the file meander.json of the folder says, else that of
+	// the pipeline: 1024, 1024, 50 and 4.
+	Height, Width, NumInferenceSteps int
+	TrueCFGScale                     float64
+	// MaxPixels bounds height*width; default 2048*2048, at least Height*Width.
+	MaxPixels int
+	// MaxPromptTokens bounds a conditioning, the five tokens of the template's end included;
+	// default 512, at most 1024.
+	MaxPromptTokens int
+	// PromptCacheBytes bounds the conditionings that are kept; default 32 MiB. Negative
+	// keeps none.
+	PromptCacheBytes int
+}
+
+// Open loads a checkpoint in the diffusers layout: model_index.json, scheduler/,
+// tokenizer/, text_encoder/, transformer/ and vae/, weights in F32, F16 or BF16, whole or
+// in shards. Nothing outside dir is read. Whatever is missing, unexpected, mis-shaped or
+// not supported is named in the error.
+func Open(dir string, o Options) (*Model, error) {
+	folder, err := safetensors.OpenFolder(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open model: %w", err)
+	}
+	m, err := open(folder, dir, o)
+	if err = errors.Join(err, folder.Close()); err != nil {
+		return nil, fmt.Errorf("open model %q: %w", dir, err)
+	}
+	return m, nil
+}
+
+func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
+	c, err := readConfigs(folder)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.complete(&c.defaults); err != nil {
+		return nil, err
+	}
+	tok, err := tokenizer.Read(folder, "tokenizer")
+	if err != nil {
+		return nil, err
+	}
+	if err := c.fitTokenizer(tok); err != nil {
+		return nil, err
+	}
+	digest, err := newDigest(folder)
+	if err != nil {
+		return nil, err
+	}
+	s := &shared{tokenizer: tok, device: o.Device}
+	s.indices.New = func() any { return &nn.Indices{} }
+	if s.device == nil {
+		if s.device, err = cpu.NewDevice(cpu.Options{Threads: o.Threads}); err != nil {
+			return nil, err
+		}
+		s.ownDevice = true
+	}
+	m := &Model{shared: s}
+	if err := m.load(folder, dir, o, c, digest); err != nil {
+		return nil, errors.Join(err, s.closeDevice())
+	}
+	return m, nil
+}
+
+// load reads the weights onto the device and fills in the rest.
+func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs, digest *nn.Digest) error {
+	s := m.shared
+	var errs [3]error
+	errs[0] = nn.LoadPart(folder, s.device, "text_encoder", digest, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
+	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
+	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	s.users.Store(1)
+	s.base, s.baseDigest = m.transformer, digest.Hex()
+	s.prompts.Limit = o.PromptCacheBytes
+	s.ropes.Limit = ropeCacheBytes
+	m.modulations.Limit = modulationCacheBytes
+	m.card = c.card(dir, o)
+	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.device.Name()
+	return checkDefaults(m.card)
+}
+
+func (s *shared) closeDevice() error {
+	if !s.ownDevice {
+		return nil
+	}
+	return s.device.Close()
+}
+
+// complete fills zero fields and checks all.
+func (o *Options) complete(d *sampleDefaults) error {
+	o.Threads = orDefault(o.Threads, runtime.GOMAXPROCS(0))
+	o.Height, o.Width = orDefault(o.Height, d.Height), orDefault(o.Width, d.Width)
+	o.NumInferenceSteps = orDefault(o.NumInferenceSteps, d.NumInferenceSteps)
+	o.TrueCFGScale = orDefault(o.TrueCFGScale, d.TrueCFGScale)
+	o.MaxPromptTokens = orDefault(o.MaxPromptTokens, 512)
+	o.PromptCacheBytes = max(0, orDefault(o.PromptCacheBytes, 32<<20))
+	var f nn.Faults
+	f.Within("Threads", o.Threads, 1, 4096)
+	f.Within("Height", o.Height, 1, 1<<15)
+	f.Within("Width", o.Width, 1, 1<<15)
+	f.Within("NumInferenceSteps", o.NumInferenceSteps, 1, 1000)
+	f.Within("MaxPromptTokens", o.MaxPromptTokens, 1, promptTokensLimit)
+	f.Check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale = %g: want more than 0, at most 1000", o.TrueCFGScale)
+	if len(f) == 0 {
+		o.MaxPixels = orDefault(o.MaxPixels, max(2048*2048, o.Height*o.Width))
+		f.Within("MaxPixels", o.MaxPixels, o.Height*o.Width, 1<<28)
+	}
+	return f.Of("model options")
+}
+
+func orDefault[T int | float64](v, d T) T {
+	if v == 0 {
+		return d
+	}
+	return v
+}
