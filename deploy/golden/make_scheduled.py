@@ -185,26 +185,28 @@ def main():
         "epsilon": [("exact", 99, 94), ("exact", 30, 26), ("exact", 5, 0), ("simpletuner", 30, 26), ("simpletuner", 99, 95), ("simpletuner", 4, 0)],
         "v_prediction": [("exact", 99, 94), ("exact", 5, 0), ("simpletuner", 60, 56)],
     }
-    for prediction, where in ways.items():
-        n = N_FLOW if prediction == "flow_prediction" else N
-        for compat, source, target in where:
-            for sampler, order in samplers:
-                if compat == "simpletuner" and sampler == "rk4":
-                    continue
-                case = {
-                    "name": f"{prediction}, {compat}, {sampler} {order}, {source} to {target}", "prediction": prediction, "timesteps": n,
-                    "x0": [rng.uniform(-1, 1)], "noise": [rng.uniform(-2, 2)], "source": source, "target": target, "sampler": sampler,
-                    "order": order, "compat": compat, "model": {"scale": rng.uniform(0.2, 0.9), "shift": rng.uniform(-0.5, 0.5)},
-                }
-                if prediction == "flow_prediction":
-                    table = [(t / (n - 1), 1 - t / (n - 1)) for t in range(n)]
-                else:
-                    case["beta_first"], case["beta_last"] = 1e-3, 0.1
-                    table = [(math.sqrt(1 - v), math.sqrt(v)) for v in abar(n, 1e-3, 0.1)]
-                run = runge_kutta if sampler == "rk4" else multistep
-                case["states"] = [[x] for x in run(case, table, affine(case["model"]))]
-                case["tolerance"] = 1e-9 if order > 2 else 1e-11
-                rolls.append(case)
+    # Then a table whose steps are long, and one where the share of timestep 1 is place 0.
+    cases = [
+        (prediction, N_FLOW if prediction == "flow_prediction" else N, (1e-3, 0.1), way, sampler)
+        for prediction, where in ways.items() for way in where for sampler in samplers if way[0] == "exact" or sampler[0] != "rk4"
+    ]
+    cases += [("v_prediction", 5, (1e-9, 0.99999), ("exact", 4, 0), sampler) for sampler in samplers[:-1]]
+    cases += [("epsilon", 49, (1e-3, 0.1), ("simpletuner", 4, 0), sampler) for sampler in samplers[:-1]]
+    for prediction, n, betas, (compat, source, target), (sampler, order) in cases:
+        case = {
+            "name": f"{prediction}, {compat}, {sampler} {order}, {source} of {n} to {target}", "prediction": prediction, "timesteps": n,
+            "x0": [rng.uniform(-1, 1)], "noise": [rng.uniform(-2, 2)], "source": source, "target": target, "sampler": sampler,
+            "order": order, "compat": compat, "model": {"scale": rng.uniform(0.2, 0.9), "shift": rng.uniform(-0.5, 0.5)},
+        }
+        if prediction == "flow_prediction":
+            table = [(t / (n - 1), 1 - t / (n - 1)) for t in range(n)]
+        else:
+            case["beta_first"], case["beta_last"] = betas
+            table = [(math.sqrt(1 - v), math.sqrt(v)) for v in abar(n, *betas)]
+        run = runge_kutta if sampler == "rk4" else multistep
+        case["states"] = [[x] for x in run(case, table, affine(case["model"]))]
+        case["tolerance"] = 1e-9 if order > 2 else 1e-11
+        rolls.append(case)
     about = "Rollouts in float64 by deploy/golden/make_scheduled.py, seed 20251122; read as those of spec.json. The tolerance is what solving the conditions of order 3 and 4 over small steps leaves of a double."
     with open(sys.argv[1], "w") as f:
         lines = ",\n".join("  " + json.dumps(r) for r in rolls)

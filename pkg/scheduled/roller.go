@@ -165,10 +165,9 @@ func (r *Roller[T]) near(ahead int) Level {
 }
 
 // orderAt is the order of the step that begins that many ahead, with so many estimates known:
-// one more than those, and less near the ends of the table.
+// one more than those, and less near the table's first entry.
 func (r *Roller[T]) orderAt(ahead, known int) int {
-	i := r.index(ahead)
-	return max(1, min(r.order, known+1, i+1, r.r.Levels.Timesteps()-i))
+	return max(1, min(r.order, known+1, r.index(ahead)+1))
 }
 
 // levelsPast are count levels behind the current one, from the one that is first steps

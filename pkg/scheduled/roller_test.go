@@ -379,16 +379,24 @@ func TestRoll_SimpleTuner(t *testing.T) {
 			}
 		}
 	}
-	// int(t/N*N) loses one for 29, 57 and 58 of 100: then the step ends where it began.
-	for t0 := 1; t0 < 99; t0++ {
-		c.Source, c.Target, c.Sampler = t0, t0-1, scheduled.Euler
-		steps, _ := run[float64](t, c)
-		want := c.levels(t).At(float64(t0 + 1))
-		if t0 == 29 || t0 == 57 || t0 == 58 {
-			want = steps[0].Here
-		}
-		if steps[0].Next != want {
-			t.Errorf("timestep %d steps to %v, want %v", t0, steps[0].Next, want)
+}
+
+// int(t/N*N) loses one for some t of some N: then the public trainer's step ends where it
+// began.
+func TestRoll_SimpleTunerLosesPlaces(t *testing.T) {
+	for n, lost := range map[int][]int{100: {29, 57, 58}, 1000: nil, 1024: nil} {
+		c := rollCase{Prediction: scheduled.Epsilon, Timesteps: n, BetaFirst: 1e-4, BetaLast: 0.02, X0: []float64{0.5}, Noise: []float64{1}, Sampler: scheduled.Euler, Compat: scheduled.SimpleTuner}
+		levels := c.levels(t)
+		for c.Source = 1; c.Source < n-1; c.Source++ {
+			c.Target = c.Source - 1
+			steps, _ := run[float64](t, c)
+			want := levels.At(float64(c.Source + 1))
+			if slices.Contains(lost, c.Source) {
+				want = steps[0].Here
+			}
+			if steps[0].Next != want {
+				t.Errorf("timestep %d of %d steps to %v, want %v", c.Source, n, steps[0].Next, want)
+			}
 		}
 	}
 }

@@ -12,7 +12,7 @@ type runge[T Float] struct {
 // rungeKutta takes one evaluation of the classical Runge-Kutta method and says whether it was
 // the last of its step. A flow model is integrated as dx/du = v; the others as dy/ds = e with
 // y = x/a and s = u/a (the probability flow of Song et al. 2021 in the variables of Karras
-// et al. 2022). Evaluations are made at t, twice where u or s is half way, which is the
+// et al. 2022), which loses digits where a is close to 0. Evaluations are made at t, twice where u or s is half way, which is the
 // timestep t - 1/2, and at t - 1.
 func (r *Roller[T]) rungeKutta(prediction []T) bool {
 	k, levels := &r.runge, r.r.Levels

@@ -240,7 +240,7 @@ def build():
             (42, 75, 1000, 10, "biased_early", "linear", 100, 50, 1.0, 0.0, 0.5, 12), (42, 75, 1000, 10, "biased_late", "cosine", 100, 50, 0.0, 0.1, 0.9, 12),
             (7, 125, 100, 99, "biased_late", "cosine", 100, 50, 1.0, 0.0, 1.0, 16), (7, 49, 100, 99, "uniform", "cosine", 100, 50, 1.0, 0.0, 1.0, 4),
             ((1 << 64) - 1, 4294967295, 1000, 999, "biased_early", "linear", 7, 0, 0.25, None, 0.75, 12), (0, 33, 2, 1, "uniform", "cosine", 100, 0, 1.0, 0.3, None, 16),
-            (0x0123456789ABCDEF, 100, 1000, 0, "uniform", "cosine", 300, 1, 1.0, 1.0, 0.0, 3), (3, 9, 1000, 5, "biased_early", "linear", 0, 0, 0.0, None, None, 3)):
+            (0x0123456789ABCDEF, 100, 1000, 0, "uniform", "cosine", 300, 1, 1.0, 1.0, 0.0, 3), (3, 9, 1000, 5, "biased_early", "linear", 0, 0, 0.0, None, None, 3), (5, 400, 1000, 5, "uniform", "linear", 100, 50, 0.5, 1.0, 0.3, 6)):
         ramp = {"probability": p, "prob_start": start, "prob_end": end, "ramp_steps": ramp_steps, "start_step": start_step, "ramp_shape": shape}
         chance = probability(step, **ramp)
         drawn = [drawn_timestep(seed, step, i, n) for i in range(count)]

@@ -401,8 +401,7 @@ def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target:
         return (0.0, 1.0) if i >= n else levels.at(i % n)
 
     def order_at(t, ahead, known):
-        i = index(t, ahead)
-        return max(1, min(order, known + 1, i + 1, n - i))
+        return max(1, min(order, known + 1, index(t, ahead) + 1))
 
     def behind(t, first, count, estimates):
         out = []

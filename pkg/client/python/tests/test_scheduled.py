@@ -163,6 +163,18 @@ def test_levels():
     close([flow.sigma(600, mirrored), flow.sigma(600, mirrored, "simpletuner"), flow.sigma(600, mirrored[:600], "simpletuner")], [600 / 999, 0.4, 600 / 999], 1e-12)
 
 
+@pytest.mark.parametrize("n,lost", [(100, [29, 57, 58]), (1000, []), (1024, [])])
+def test_simpletuner_loses_places(n, lost):
+    """int(t/N*N) is not t for some: the step then ends where it began."""
+    levels = scheduled.Levels.variance_preserving("epsilon", scheduled.linear_alphas_cumprod(n))
+    stays = []
+    for t in range(1, n - 1):
+        (step,) = scheduled.roll(levels, "euler", [1.0], t, t - 1, lambda x, t: x, compat="simpletuner")
+        assert step.level in (levels.at(t), levels.at(t + 1))
+        stays += [t] if step.level == levels.at(t) else []
+    assert stays == lost
+
+
 def test_roll_refuses():
     levels = scheduled.Levels.flow(10)
     for bad, field in (
