@@ -1,50 +1,28 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
-	"github.com/meander-rl/meander/services/sampler"
+	"github.com/meander-rl/meander/services/plan"
 )
 
-// plan is everything that follows from the prompts, the model's defaults and the flags,
-// before anything runs. It is the value of plan in --json.
-type plan struct {
+// planned is the plan of prompts from files and flags. It is the value of plan in --json.
+type planned struct {
 	Prompts int `json:"prompts"`
-	// Groups is one per prompt that no rule forbids, Refused counts the others.
-	Groups  int    `json:"groups"`
-	Refused int    `json:"refused"`
-	Reason  string `json:"refused_reason,omitempty"`
-	// Warnings are what intake lets be: several where prompts differ.
-	Warnings []string `json:"warnings,omitempty"`
 	// Batches are the sizes of batches that are normalised together; none: every group alone.
 	Batches []int     `json:"batches"`
 	Data    *planData `json:"data"`
-	Samples int64     `json:"samples"`
-	// Model and what depends on its defaults is missing when no model is known.
-	Model string `json:"model,omitempty"` // the first prompt's
-	*planCost
-	// Reward and Advantage are lines for people: several where prompts differ.
-	Reward    []string `json:"reward"`
-	Advantage []string `json:"advantage"`
-	// Streams are what the stored bytes go to, with what is there and the limit.
-	Streams []planStream `json:"streams"`
-
-	groupSizes  []int64
-	promptBytes int64
+	*plan.Plan
 }
 
 // planData is what became of the records.
@@ -63,120 +41,46 @@ type planData struct {
 	Metadata []string `json:"metadata,omitempty"`
 }
 
-// planStream is a stream that the samples fill.
-type planStream struct {
-	Name  string `json:"name"`
-	Bytes int64  `json:"bytes"`
-	Used  int64  `json:"used"`
-	Limit int64  `json:"limit"` // 0: not known
-	// AtMost says that Bytes is a bound: what is stored may be much less.
-	AtMost bool `json:"at_most,omitempty"`
-}
-
-// pipelineFacts is what the other end knows: its models, and how full its streams are.
-type pipelineFacts struct {
-	policies []*schemas.Policy
-	live     []string // lanes that a sampler serves now
-	reward   []string // of models that name none
-	streams  map[string]planStream
-}
-
 // factsOf asks a pipeline; nil stands for the one that this process would be.
-func (d *datasetFlags) factsOf(ctx context.Context, conn *connection, s *services) (*pipelineFacts, error) {
-	f := &pipelineFacts{streams: map[string]planStream{}}
+func factsOf(ctx context.Context, conn *connection, s *services) (*plan.Facts, error) {
+	if s == nil && conn != nil {
+		return plan.Ask(ctx, conn.Bus)
+	}
+	f := plan.Unknown()
 	if s != nil {
-		policy, err := policyOf(s.Sampler)
-		if err != nil {
+		var err error
+		if f, err = plan.Of(s.Config); err != nil {
 			return nil, usage(err)
 		}
-		f.policies, f.reward = []*schemas.Policy{policy}, s.Intake.Reward
 	}
-	if conn == nil {
-		for _, spec := range schemas.Streams() {
-			f.streams[spec.Name] = planStream{Limit: spec.MaxBytes}
-		}
-		if s != nil {
-			for _, l := range s.limits.Streams() {
-				f.streams[l.Stream] = planStream{Limit: cmp.Or(l.MaxBytes, f.streams[l.Stream].Limit)}
+	if conn != nil {
+		return f, f.AskRoom(ctx, conn.Bus)
+	}
+	if s != nil {
+		for _, l := range s.limits.Streams() {
+			if l.MaxBytes > 0 {
+				f.Room[l.Stream] = plan.Room{Limit: l.MaxBytes}
 			}
 		}
-		return f, nil
-	}
-	if s == nil {
-		var err error
-		if f.policies, err = conn.Policies(ctx); err != nil {
-			return nil, err
-		}
-		present, err := conn.Present(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range present {
-			if p.Service == schemas.ServiceSampler && !slices.Contains(f.live, p.Lane) {
-				f.live = append(f.live, p.Lane)
-			}
-		}
-	}
-	for _, name := range []string{schemas.StreamPrompts, schemas.StreamSteps, schemas.StreamTrajectories, bus.BlobStream} {
-		info, err := conn.StreamInfo(ctx, name)
-		if err != nil {
-			return nil, fmt.Errorf("limits of %s: %w", name, err)
-		}
-		f.streams[name] = planStream{Used: int64(info.State.Bytes), Limit: max(info.Config.MaxBytes, 0)}
 	}
 	return f, nil
 }
 
-// policyOf is what a sampler of this process will announce, from the model's files alone.
-func policyOf(c sampler.Config) (*schemas.Policy, error) {
-	info, err := c.Models.Inspect(c.Model)
-	if err != nil {
-		return nil, err
-	}
-	if info.LatentChannels == 0 || info.PixelsPerToken == 0 {
-		return nil, fmt.Errorf("model %q: %s", c.Model, strings.Join(info.Problems, "; "))
-	}
-	return sampler.PolicyOf(info.Card), nil
-}
-
-// serves returns the policy of the lane that a prompt goes to, nil when it is not known.
-func (f *pipelineFacts) serves(name string) *schemas.Policy {
-	switch {
-	case name == "" && len(f.live) == 1: // as intake picks it
-		name = f.live[0]
-	case name == "" && len(f.policies) == 1:
-		return f.policies[0]
-	}
-	i := slices.IndexFunc(f.policies, func(p *schemas.Policy) bool { return p.Lane == name })
-	if i < 0 {
-		return nil
-	}
-	return f.policies[i]
-}
-
-// rewards are those of a prompt that names none.
-func (f *pipelineFacts) rewards(e *schemas.Prompt, p *schemas.Policy) []string {
-	if p == nil {
-		return f.reward
-	}
-	return intake.DefaultRewards(e, p.Reward, f.reward)
-}
-
 // settle gives answers to reward functions that only the pipeline knows, and plans.
-func (d *datasetFlags) settle(prompts []prompt, f *pipelineFacts) (*plan, error) {
-	p := &plan{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data()}
+func (d *datasetFlags) settle(prompts []prompt, f *plan.Facts) (*planned, error) {
+	p := &planned{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Plan: plan.New(f)}
 	p.Data.Metadata = metadataOf(prompts)
 	if p.Batches == nil {
 		p.Batches = []int{}
 	}
 	for i := range prompts {
 		q := &prompts[i]
-		name, _ := q.body["model"].(string)
-		policy := f.serves(name)
 		if q.truth != "" {
+			name, _ := q.body["model"].(string)
+			policy := f.Policy(name)
 			var specs []any
 			// With a ground truth, whatever compares has what it needs.
-			for _, reward := range f.rewards(&schemas.Prompt{Prompt: strconv.Quote(q.truth)}, policy) {
+			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(q.truth)}, policy) {
 				specs = append(specs, map[string]any{"name": reward})
 			}
 			if specs == nil {
@@ -186,17 +90,11 @@ func (d *datasetFlags) settle(prompts []prompt, f *pipelineFacts) (*plan, error)
 			q.answer(q.truth)
 			q.truth = ""
 		}
-		if err := p.add(q, policy, f); err != nil {
+		data, err := q.encode()
+		if err != nil {
 			return nil, err
 		}
-	}
-	p.Streams = []planStream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
-	if p.planCost != nil {
-		p.Streams = append(p.Streams, planStream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
-			planStream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, planStream{Name: bus.BlobStream, Bytes: p.PictureBytes, AtMost: true})
-	}
-	for i, s := range p.Streams {
-		p.Streams[i].Used, p.Streams[i].Limit = f.streams[s.Name].Used, f.streams[s.Name].Limit
+		p.Add(data)
 	}
 	return p, nil
 }
@@ -225,80 +123,6 @@ func (d *datasetFlags) data() *planData {
 	return out
 }
 
-// add counts one prompt.
-func (p *plan) add(q *prompt, policy *schemas.Policy, f *pipelineFacts) error {
-	data, err := q.encode()
-	if err != nil {
-		return err
-	}
-	p.promptBytes += int64(len(data))
-	var e schemas.Prompt
-	if err = schemas.Decode(data, &e); err == nil {
-		var warnings []string
-		warnings, err = e.CheckUnknown(data)
-		for _, w := range warnings {
-			note(&p.Warnings, w)
-		}
-		err = errors.Join(err, e.Validate())
-	}
-	if err == nil {
-		err = p.resolve(&e, policy, f)
-	}
-	if err != nil {
-		if p.Refused++; p.Refused == 1 {
-			p.Reason = fmt.Sprintf("%q: %s", shorten(q.text, 40), firstLine(err.Error()))
-		}
-	}
-	return nil
-}
-
-// resolve counts what intake would make of a valid prompt; without a policy, that of its lane,
-// only what does not depend on it is known. The draw of a window needs the run: where its
-// steps need not be neighbours, the states kept may be a few more or less.
-func (p *plan) resolve(e *schemas.Prompt, policy *schemas.Policy, f *pipelineFacts) error {
-	rewards := rewardLine(e, f.rewards(e, policy), policy)
-	if e.GroupPolicy != nil {
-		schemas.SetDefaults(e.GroupPolicy)
-	}
-	n, advantage := int64(0), e.Advantage
-	if policy == nil {
-		if err := intake.Check(e, intake.Origin{Reward: f.reward}); err != nil {
-			return err
-		}
-		schemas.SetDefaults(e)
-		n = *e.GroupSize
-	} else {
-		e.UID = cmp.Or(e.UID, "-") // intake names it
-		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: f.reward})
-		if err != nil {
-			return err
-		}
-		cost, err := costOf(requests[0], policy)
-		if err != nil {
-			return err
-		}
-		n, advantage = int64(len(requests)), requests[0].Group.Advantage
-		p.Model = policy.Model
-		if p.planCost == nil {
-			p.planCost = &planCost{}
-		}
-		p.sum(cost, n)
-	}
-	p.Groups++
-	p.Samples += n
-	note(&p.groupSizes, n)
-	note(&p.Reward, rewards)
-	note(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
-	return nil
-}
-
-// note adds a value that is not there yet, as far as a line can show.
-func note[T comparable](list *[]T, v T) {
-	if len(*list) < 4 && !slices.Contains(*list, v) {
-		*list = append(*list, v)
-	}
-}
-
 // shorten cuts a text for a line.
 func shorten(s string, most int) string {
 	if r := []rune(s); len(r) > most {
@@ -310,7 +134,7 @@ func shorten(s string, most int) string {
 // show prints the plan of what is about to run, and refuses what cannot fit, unless it
 // is told not to, or the run goes on with what it began.
 func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run string, prompts []prompt, out io.Writer) error {
-	f, err := d.factsOf(ctx, conn, s)
+	f, err := factsOf(ctx, conn, s)
 	if err != nil {
 		return err
 	}
@@ -328,12 +152,10 @@ func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, 
 }
 
 // mustFit names the streams that the samples are sure to overfill.
-func (p *plan) mustFit() error {
+func (p *planned) mustFit() error {
 	var errs []error
-	for _, s := range p.Streams {
-		if !s.fits() && !s.AtMost {
-			errs = append(errs, fmt.Errorf("%s; give it more with --%s SIZE, or 'meander streams limit'", s, boot.SizeFlag(s.Name)))
-		}
+	for _, s := range p.Overfull() {
+		errs = append(errs, fmt.Errorf("%s; give it more with --%s SIZE, or 'meander streams limit'", streamLine(s), boot.SizeFlag(s.Name)))
 	}
 	if len(errs) == 0 {
 		return nil
@@ -364,7 +186,7 @@ func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompt
 		}
 		defer conn.Close()
 	}
-	f, err := d.factsOf(ctx, conn, s)
+	f, err := factsOf(ctx, conn, s)
 	if err != nil {
 		return err
 	}
@@ -385,7 +207,7 @@ func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompt
 
 // print writes the block for people: a line per subject, left out where there is nothing
 // to say.
-func (p *plan) print(out io.Writer) error {
+func (p *planned) print(out io.Writer) error {
 	const label = 11 // the longest is advantage
 	columns := max(lineWidth(out)-label, 2*label)
 	var err error
@@ -395,15 +217,15 @@ func (p *plan) print(out io.Writer) error {
 		err = errors.Join(err, e)
 	}
 	p.printPrompts(line)
-	if c := p.planCost; c != nil {
-		c.print(line)
+	if c := p.Cost; c != nil {
+		printCost(c, line)
 	} else if p.Groups > 0 {
 		line("model", "not announced yet: steps and bytes are its own")
 	}
 	var parts []string
 	for _, s := range p.Streams {
-		if s.Name == schemas.StreamSteps || s.Name == bus.BlobStream || !s.fits() { // the others are small
-			parts = append(parts, s.String())
+		if s.Name == schemas.StreamSteps || s.Name == bus.BlobStream || !s.Fits() { // the others are small
+			parts = append(parts, streamLine(s))
 		}
 	}
 	if len(parts) > 0 {
@@ -423,12 +245,12 @@ func (p *plan) print(out io.Writer) error {
 }
 
 // printPrompts says what is made, and of what.
-func (p *plan) printPrompts(line func(name, format string, args ...any)) {
+func (p *planned) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", count(p.Groups, "group"), count(int(p.Samples), "sample"))
-	if len(p.groupSizes) == 1 {
-		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.groupSizes[0]), "sample"), count(int(p.Samples), "picture"))
+	if len(p.GroupSizes) == 1 {
+		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.GroupSizes[0]), "sample"), count(int(p.Samples), "picture"))
 	}
-	if p.planCost != nil && p.Pictures != "" {
+	if p.Cost != nil && p.Pictures != "" {
 		what += " of " + p.Pictures
 	}
 	if p.Model != "" {
@@ -486,18 +308,35 @@ func (p *plan) printPrompts(line func(name, format string, args ...any)) {
 	}
 }
 
-// fits says whether the stream has room, as far as its limit is known.
-func (s planStream) fits() bool { return s.Limit == 0 || s.Used+s.Bytes <= s.Limit }
+// printCost writes the lines of steps and latents.
+func printCost(c *plan.Cost, line func(name, format string, args ...any)) {
+	each := ""
+	switch n := c.StopStepIndex - c.StartStepIndex; {
+	case n < 1 || c.NumInferenceSteps == 0:
+	case n < c.NumInferenceSteps:
+		each = fmt.Sprintf("%d a sample, from %d to %d of %d, ", n, c.StartStepIndex, c.StopStepIndex, c.NumInferenceSteps)
+	default:
+		each = fmt.Sprintf("%d a sample, ", n)
+	}
+	guidance := ""
+	if c.TrueCFGScale > 1 {
+		guidance = fmt.Sprintf(" (guidance, scale %g)", c.TrueCFGScale)
+	}
+	line("steps", "%s%s in all, %s stochastic; %s%s", each, thousands(int(c.Steps)), thousands(int(c.Stochastic)), count(int(c.Evaluations), "model evaluation"), guidance)
+	if c.BytesOfSample > 0 && c.LatentsDType != "" && c.LatentsShape != nil {
+		line("latents", "%s of %s [%d, %d] kept; a sample stores %s", count(int(c.LatentsKept), "state"), c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], size(c.BytesOfSample))
+	}
+}
 
-// String is the stream's share, and a warning when it does not fit.
-func (s planStream) String() string {
+// streamLine is the stream's share, and a warning when it does not fit.
+func streamLine(s plan.Stream) string {
 	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", schemas.StreamTrajectories: "of trajectories", bus.BlobStream: "of pictures at most"}
 	out := fmt.Sprintf("%s %s", size(s.Bytes), what[s.Name])
 	switch {
 	case s.Limit == 0:
-	case !s.fits() && s.AtMost:
+	case !s.Fits() && s.AtMost:
 		out += fmt.Sprintf(", PERHAPS MORE THAN FITS: %s has %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
-	case !s.fits():
+	case !s.Fits():
 		out += fmt.Sprintf(", MORE THAN FITS: %s has %s free of %s", s.Name, size(max(s.Limit-s.Used, 0)), size(s.Limit))
 	case s.Used > 0:
 		out += fmt.Sprintf(" (%s free of %s)", size(s.Limit-s.Used), size(s.Limit))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/plan"
 )
 
 // command runs a command line in this process.
@@ -164,7 +165,8 @@ func TestPlan_JSON(t *testing.T) {
 		t.Fatalf("no line of JSON: %v\n%s", err, stdout)
 	}
 	elements := 2 * 4 * 64.0
-	steps := 3*(4*elements+tensorBytes) + 5*(4*elements+stepEventBytes+2*tensorBytes) // 3 states, 5 noises
+	const event, tensor = 700, 150                                 // bytes beside the elements
+	steps := 3*(4*elements+tensor) + 5*(4*elements+event+2*tensor) // 3 states, 5 noises
 	pictures := 3 * 32 * 64.0
 	for field, want := range map[string]any{
 		"prompts": 3.0, "groups": 3.0, "refused": 0.0, "samples": 12.0, "batches": []any{3.0}, "model": "signs", "pictures": "64 x 32 pixels",
@@ -242,13 +244,13 @@ func TestPlan_IsWhatRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var plan struct {
+	var said struct {
 		Plan struct {
 			Steps     int64
 			StepBytes int64 `json:"step_bytes"`
 		}
 	}
-	if err := json.Unmarshal([]byte(planned), &plan); err != nil {
+	if err := json.Unmarshal([]byte(planned), &said); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(stdout) {
@@ -259,8 +261,8 @@ func TestPlan_IsWhatRuns(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Name == "MDR_STEPS" && (s.Messages != plan.Plan.Steps || s.Bytes < plan.Plan.StepBytes*9/10 || s.Bytes > plan.Plan.StepBytes*11/10) {
-			t.Errorf("%d steps in %d bytes are stored, planned were %d in %d", s.Messages, s.Bytes, plan.Plan.Steps, plan.Plan.StepBytes)
+		if s.Name == "MDR_STEPS" && (s.Messages != said.Plan.Steps || s.Bytes < said.Plan.StepBytes*9/10 || s.Bytes > said.Plan.StepBytes*11/10) {
+			t.Errorf("%d steps in %d bytes are stored, planned were %d in %d", s.Messages, s.Bytes, said.Plan.Steps, said.Plan.StepBytes)
 		}
 	}
 }
@@ -322,14 +324,14 @@ func TestSettle_GroundTruth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.settle(prompts, &pipelineFacts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, and the pipeline has not said which reward function compares: name one with --reward") {
+	if _, err := p.settle(prompts, &plan.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, and the pipeline has not said which reward function compares: name one with --reward") {
 		t.Errorf("without a model: %v", err)
 	}
 	policy := &schemas.Policy{
 		Lane: "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 		Reward: []string{"glyph", "diversity"},
 	}
-	if _, err := p.settle(prompts, &pipelineFacts{policies: []*schemas.Policy{policy}}); err != nil {
+	if _, err := p.settle(prompts, &plan.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []string{"SALE 50%", "42"} {

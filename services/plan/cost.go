@@ -1,4 +1,4 @@
-package command
+package plan
 
 import (
 	"fmt"
@@ -20,9 +20,9 @@ const (
 	trajectoryBytes, trajectoryStepBytes = 1450, 107
 )
 
-// planCost is what samples take. In the sum of a plan, what differs between groups is 0
+// Cost is what samples take. In the sum of a plan, what differs between groups is 0
 // or empty.
-type planCost struct {
+type Cost struct {
 	Pictures string `json:"pictures"` // width x height in pixels
 	// NumInferenceSteps is T; StartStepIndex to StopStepIndex, exclusive, run of them, and SDESteps
 	// are those of one sample that are stochastic.
@@ -50,7 +50,7 @@ type planCost struct {
 }
 
 // costOf is one sample of a group, as intake resolves it.
-func costOf(r *schemas.Request, policy *schemas.Policy) (*planCost, error) {
+func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	tokens, err := intake.Tokens(r.Height, r.Width, policy)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*planCost, error) {
 		}
 	}
 	steps := end - begin
-	c := &planCost{
+	c := &Cost{
 		Pictures: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
 		LatentsKept: int64(len(r.ReturnStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
@@ -90,7 +90,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*planCost, error) {
 }
 
 // sum adds n samples of one group.
-func (c *planCost) sum(s *planCost, n int64) {
+func (c *Cost) sum(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
 		c.Steps, c.Stochastic, c.Evaluations, c.StepBytes, c.TrajectoryBytes, c.PictureBytes, c.counted = 0, 0, 0, 0, 0, 0, true
@@ -119,26 +119,6 @@ func (c *planCost) sum(s *planCost, n int64) {
 func same[T comparable](v *T, other T) {
 	if *v != other {
 		*v = *new(T)
-	}
-}
-
-// print writes the lines of steps and latents.
-func (c *planCost) print(line func(name, format string, args ...any)) {
-	each := ""
-	switch n := c.StopStepIndex - c.StartStepIndex; {
-	case n < 1 || c.NumInferenceSteps == 0:
-	case n < c.NumInferenceSteps:
-		each = fmt.Sprintf("%d a sample, from %d to %d of %d, ", n, c.StartStepIndex, c.StopStepIndex, c.NumInferenceSteps)
-	default:
-		each = fmt.Sprintf("%d a sample, ", n)
-	}
-	guidance := ""
-	if c.TrueCFGScale > 1 {
-		guidance = fmt.Sprintf(" (guidance, scale %g)", c.TrueCFGScale)
-	}
-	line("steps", "%s%s in all, %s stochastic; %s%s", each, thousands(int(c.Steps)), thousands(int(c.Stochastic)), count(int(c.Evaluations), "model evaluation"), guidance)
-	if c.BytesOfSample > 0 && c.LatentsDType != "" && c.LatentsShape != nil {
-		line("latents", "%s of %s [%d, %d] kept; a sample stores %s", count(int(c.LatentsKept), "state"), c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], size(c.BytesOfSample))
 	}
 }
 

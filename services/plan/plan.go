@@ -1,0 +1,169 @@
+// Package plan says what prompts will take before anything runs: samples, steps, evaluations
+// of the model, bytes of each stream. The rules are intake's.
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
+)
+
+// Plan is everything that follows from prompts and from what a pipeline knows.
+type Plan struct {
+	// Groups is one per prompt that no rule forbids, Refused counts the others; Reason is that
+	// of the first.
+	Groups  int    `json:"groups"`
+	Refused int    `json:"refused"`
+	Reason  string `json:"refused_reason,omitempty"`
+	// Warnings are what intake lets be: several where prompts differ.
+	Warnings []string `json:"warnings,omitempty"`
+	Samples  int64    `json:"samples"`
+	// Model and what depends on its defaults is missing when no model is known.
+	Model string `json:"model,omitempty"` // the first prompt's
+	*Cost
+	// Reward and Advantage are lines for people: several where prompts differ.
+	Reward    []string `json:"reward"`
+	Advantage []string `json:"advantage"`
+	// Streams are what the stored bytes go to, with what is there and the limit.
+	Streams []Stream `json:"streams"`
+	// GroupSizes are the sizes there are, a few of them.
+	GroupSizes []int64 `json:"-"`
+
+	facts       *Facts
+	promptBytes int64
+}
+
+// Stream is a stream that the samples fill; all sizes are in bytes.
+type Stream struct {
+	Name  string `json:"name"`
+	Bytes int64  `json:"bytes"`
+	Used  int64  `json:"used"`
+	Limit int64  `json:"limit"` // 0: not known
+	// AtMost says that Bytes is a bound: what is stored may be much less.
+	AtMost bool `json:"at_most,omitempty"`
+}
+
+// Fits says whether the stream has room, as far as its limit is known.
+func (s Stream) Fits() bool { return s.Limit == 0 || s.Used+s.Bytes <= s.Limit }
+
+// New is the plan of no prompts yet.
+func New(f *Facts) *Plan {
+	p := &Plan{facts: f}
+	p.fill()
+	return p
+}
+
+// Add counts one prompt, encoded as a client publishes it.
+func (p *Plan) Add(prompt []byte) {
+	p.promptBytes += int64(len(prompt))
+	var e schemas.Prompt
+	err := schemas.Decode(prompt, &e)
+	if err == nil {
+		var warnings []string
+		warnings, err = e.CheckUnknown(prompt)
+		for _, w := range warnings {
+			note(&p.Warnings, w)
+		}
+		err = errors.Join(err, e.Validate())
+	}
+	text := e.Prompt
+	if err == nil {
+		err = p.resolve(&e)
+	}
+	if err != nil {
+		if p.Refused++; p.Refused == 1 {
+			p.Reason = fmt.Sprintf("%q: %s", shorten(text), firstLine(err.Error()))
+		}
+	}
+	p.fill()
+}
+
+// resolve counts what intake would make of a valid prompt; where the policy of its lane is not
+// known, only what does not depend on it. The draw of a window needs the run: where its
+// steps need not be neighbours, the states kept may be a few more or less.
+func (p *Plan) resolve(e *schemas.Prompt) error {
+	policy := p.facts.Policy(e.Model)
+	rewards := rewardLine(e, p.facts.Rewards(e, policy), policy)
+	if e.GroupPolicy != nil {
+		schemas.SetDefaults(e.GroupPolicy)
+	}
+	n, advantage := int64(0), e.Advantage
+	if policy == nil {
+		if err := intake.Check(e, intake.Origin{Reward: p.facts.Reward}); err != nil {
+			return err
+		}
+		schemas.SetDefaults(e)
+		n = *e.GroupSize
+	} else {
+		e.UID = cmp.Or(e.UID, "-") // intake names it
+		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: p.facts.Reward})
+		if err != nil {
+			return err
+		}
+		cost, err := costOf(requests[0], policy)
+		if err != nil {
+			return err
+		}
+		n, advantage = int64(len(requests)), requests[0].Group.Advantage
+		p.Model = policy.Model
+		if p.Cost == nil {
+			p.Cost = &Cost{}
+		}
+		p.sum(cost, n)
+	}
+	p.Groups++
+	p.Samples += n
+	note(&p.GroupSizes, n)
+	note(&p.Reward, rewards)
+	note(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
+	return nil
+}
+
+// fill says what goes to which stream.
+func (p *Plan) fill() {
+	p.Streams = []Stream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
+	if p.Cost != nil {
+		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
+			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: bus.BlobStream, Bytes: p.PictureBytes, AtMost: true})
+	}
+	for i, s := range p.Streams {
+		room := p.facts.Room[s.Name]
+		p.Streams[i].Used, p.Streams[i].Limit = room.Used, room.Limit
+	}
+}
+
+// Overfull are the streams that the samples are sure to overfill.
+func (p *Plan) Overfull() []Stream {
+	return slices.DeleteFunc(slices.Clone(p.Streams), func(s Stream) bool { return s.Fits() || s.AtMost })
+}
+
+// note adds a value that is not there yet, as far as a line can show.
+func note[T comparable](list *[]T, v T) {
+	if len(*list) < 4 && !slices.Contains(*list, v) {
+		*list = append(*list, v)
+	}
+}
+
+// shorten cuts a text for a line.
+func shorten(s string) string {
+	const most = 40
+	if r := []rune(s); len(r) > most {
+		return string(r[:most]) + "..."
+	}
+	return s
+}
+
+func firstLine(s string) string {
+	first, _, more := strings.Cut(s, "\n")
+	if more {
+		return first + " ..."
+	}
+	return s
+}

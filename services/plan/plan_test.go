@@ -1,0 +1,148 @@
+package plan_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/plan"
+)
+
+// What a data set would take of the pipeline that this process would be.
+func Example() {
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model = "synthetic"
+	facts, err := plan.Of(config)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	p := plan.New(facts)
+	for _, solver := range []string{"euler", "heun", "guess"} {
+		prompt, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4)), Rollout: schemas.Rollout{Solver: solver, SDEStepIndices: []int64{1, 2}}})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		p.Add(prompt)
+	}
+	fmt.Printf("%d groups, %d refused; %d samples of %s: %d steps, %d evaluations of the model\n", p.Groups, p.Refused, p.Samples, p.Pictures, p.Steps, p.Evaluations)
+	for _, s := range p.Streams {
+		fmt.Println(s.Name, s.Bytes > 0, s.Fits())
+	}
+	// Output:
+	// 2 groups, 1 refused; 8 samples of 64 x 64 pixels: 80 steps, 112 evaluations of the model
+	// MDR_PROMPTS true true
+	// MDR_STEPS true true
+	// MDR_TRAJECTORIES true true
+	// OBJ_mdr-blobs true true
+}
+
+func encode(t *testing.T, p *schemas.Prompt) []byte {
+	t.Helper()
+	return bustest.Encode(t, p)
+}
+
+// policy is that of the closed-form model under another name: 64 x 64 pixels, [16, 64] latents,
+// 10 steps.
+func policy(t *testing.T, lane string) *schemas.Policy {
+	t.Helper()
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model = "synthetic"
+	facts, err := plan.Of(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := facts.Policies[0]
+	p.Lane, p.Model, p.Reward = lane, lane, []string{"glyph", "jpeg_compressibility"}
+	return p
+}
+
+// What groups do not have in common is left out of the sum; what there is of each is in it.
+func TestPlan_Sum(t *testing.T) {
+	p := plan.New(&plan.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(2))}))
+	if p.NumInferenceSteps != 10 || p.Pictures != "64 x 64 pixels" || p.LatentsKept != 11 || fmt.Sprint(p.LatentsShape) != "[16 64]" {
+		t.Errorf("one group: %+v", *p.Cost)
+	}
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(3)), NumInferenceSteps: new(int64(4)), Height: new(int64(32)), TrueCFGScale: new(2.0)}))
+	if p.NumInferenceSteps != 0 || p.Pictures != "" || p.LatentsShape != nil || p.TrueCFGScale != 0 {
+		t.Errorf("groups that differ: %+v", *p.Cost)
+	}
+	if p.Samples != 5 || p.Steps != 2*10+3*4 || p.Evaluations != 2*10+3*4*2 || p.PictureBytes != 3*(2*64*64+3*32*64) {
+		t.Errorf("the sum: %+v", *p)
+	}
+	if fmt.Sprint(p.GroupSizes, p.Reward) != "[2 3] [glyph + jpeg_compressibility (default)]" {
+		t.Errorf("group sizes and rewards: %v %v", p.GroupSizes, p.Reward)
+	}
+}
+
+func TestPlan_Refused(t *testing.T) {
+	p := plan.New(&plan.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
+	p.Add([]byte("no prompt"))
+	for reason, prompt := range map[string]*schemas.Prompt{
+		"reward":   {Prompt: "a fox", Reward: []schemas.RewardSpec{{Name: "nobody"}}},
+		"size":     {Prompt: "a fox", Height: new(int64(17))},
+		"steps":    {Prompt: "a fox", Rollout: schemas.Rollout{SDEStepIndices: []int64{12}}},
+		"estimate": {Prompt: "a fox", Advantage: schemas.AdvantageSpec{Estimator: "guess"}},
+	} {
+		before := p.Refused
+		if p.Add(encode(t, prompt)); p.Refused != before+1 {
+			t.Errorf("%s: not refused", reason)
+		}
+	}
+	if p.Groups != 0 || p.Samples != 0 || p.Cost != nil || p.Reason == "" {
+		t.Errorf("after refused prompts alone: %+v", *p)
+	}
+}
+
+// Samples are sure to overfill the stream of steps; images, whose size is a bound, are not.
+func TestPlan_Overfull(t *testing.T) {
+	facts := &plan.Facts{Policies: []*schemas.Policy{policy(t, "m")}, Room: map[string]plan.Room{
+		schemas.StreamPrompts: {Limit: 1 << 20}, schemas.StreamSteps: {Used: 1000, Limit: 20_000}, "OBJ_mdr-blobs": {Limit: 1},
+	}}
+	p := plan.New(facts)
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`}))
+	over := p.Overfull()
+	if len(over) != 1 || over[0].Name != schemas.StreamSteps || over[0].Used != 1000 || over[0].Fits() {
+		t.Errorf("overfull %+v, want the steps", over)
+	}
+}
+
+// Prompts go where intake sends them.
+func TestFacts_Policy(t *testing.T) {
+	a, b := policy(t, "a"), policy(t, "b")
+	for _, c := range []struct {
+		name  string
+		facts plan.Facts
+		model string
+		want  *schemas.Policy
+	}{
+		{"the one there is", plan.Facts{Policies: []*schemas.Policy{a}}, "", a},
+		{"the one that lives", plan.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "", b},
+		{"none of two", plan.Facts{Policies: []*schemas.Policy{a, b}}, "", nil},
+		{"by name", plan.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "a", a},
+		{"unknown", plan.Facts{Policies: []*schemas.Policy{a}}, "c", nil},
+	} {
+		if got := c.facts.Policy(c.model); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// A pipeline is asked for its models and for the room it has.
+func TestAsk(t *testing.T) {
+	b := bustest.New(t).Bus
+	if err := b.SetPolicy(t.Context(), policy(t, "a")); err != nil {
+		t.Fatal(err)
+	}
+	facts, err := plan.Ask(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := facts.Policy(""); p == nil || p.Lane != "a" || len(facts.Live) != 0 || facts.Room[schemas.StreamSteps].Limit == 0 {
+		t.Errorf("facts %+v", facts)
+	}
+}
