@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build build-onnx compose-plugin check fmt fmt-check vet lint test race cover fuzz integration onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
-	generate generate-check golden up down logs demo ci clean tools
+	generate generate-check ptx golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -33,6 +33,7 @@ TEST_LIMIT ?= -timeout 30m
 FUZZTIME ?= 30s
 BENCH    ?= .
 REF      ?= HEAD~1
+CLANG    ?= clang-19
 PYTHON   ?= $(firstword $(wildcard build/golden-venv/bin/python) python3)
 
 help: ## list the targets
@@ -100,6 +101,11 @@ build/bench:
 
 generate: ## write the generated files
 	go generate ./...
+
+# Clang compiles for a GPU without a CUDA toolkit, and without a GPU.
+ptx: ## compile the CUDA kernels (needs clang-19)
+	cd pkg/tensor/cuda/kernels && $(CLANG) -x cuda --cuda-device-only -nocudainc -nocudalib --cuda-gpu-arch=sm_80 --cuda-feature=+ptx78 \
+		-O3 -ffp-contract=off -S kernels.cu -o sm_80.ptx && LC_ALL=C sha256sum *.cu *.cuh *.ptx | LC_ALL=C sort -k 2 > SUMS
 
 generate-check: ## fail when the generated files are stale
 	.ci/generate-check

@@ -49,6 +49,8 @@ var layers = map[string][]string{
 	"pkg/tensor/cpu":                    {"pkg/tensor"},
 	"pkg/tensor/cuda/internal/driver":   nil,
 	"pkg/tensor/cuda/internal/ptxvm":    {"pkg/tensor/cuda/internal/driver"},
+	"pkg/tensor/cuda/kernels":           nil,
+	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/kernels"},
 	"pkg/tensor/reference":              {"pkg/tensor"},
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
@@ -112,6 +114,7 @@ var testLayers = map[string][]string{
 
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
+	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
 	"pkg/scheduled":                {"pkg/tensor"},
 	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline

@@ -78,7 +78,7 @@ var alu = map[string]any{
 	"sqrt.rn.f32": func(d, a *v32) {
 		each1(d, a, func(x uint32) uint32 { return b32(float32(math.Sqrt(float64(f32(x))))) })
 	},
-	"fma.rn.f32": func(d, a, b, c *v32) { each3(d, a, b, c, fma) },
+	"fma.rn.f32": fma,
 	"max.f32":    func(d, a, b *v32) { each2(d, a, b, maxF32) },
 	"min.f32":    func(d, a, b *v32) { each2(d, a, b, minF32) },
 	"neg.f32":    func(d, a *v32) { each1(d, a, func(x uint32) uint32 { return x ^ 1<<31 }) },

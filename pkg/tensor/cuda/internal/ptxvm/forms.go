@@ -71,6 +71,9 @@ func (c *compiler) memory(in *inst) {
 	}
 	o := c.count(2)
 	if c.s.op[:2] == "ld" {
+		if r := o[0].reg; r != nil && r.bank == bank64 {
+			b, in.wide = bank64, in.size < 8
+		}
 		in.list[0] = c.slots(o[0], b, in.vector, true)
 		in.a, in.offset = c.address(o[1])
 		in.run = load
@@ -87,25 +90,35 @@ func load(w *warp, in *inst, m uint32) {
 		lane := bits.TrailingZeros32(m) & 31
 		data := w.access(in, lane, addresses[lane]+in.offset, n, false)
 		for i, slot := range in.list[0] {
-			switch in.size {
-			case 4:
-				w.r32[slot][lane] = binary.LittleEndian.Uint32(data[4*i:])
-			case 8:
+			switch {
+			case in.size == 8:
 				w.r64[slot][lane] = binary.LittleEndian.Uint64(data[8*i:])
-			case 2:
-				x := binary.LittleEndian.Uint16(data[2*i:])
-				w.r32[slot][lane] = uint32(x)
-				if in.signed {
-					w.r32[slot][lane] = uint32(int32(int16(x)))
-				}
-			case 1:
-				w.r32[slot][lane] = uint32(data[i])
-				if in.signed {
-					w.r32[slot][lane] = uint32(int32(int8(data[i])))
-				}
+			case in.wide:
+				w.r64[slot][lane] = uint64(number(data[i*in.size:], in.size, in.signed))
+			case in.size == 4:
+				w.r32[slot][lane] = binary.LittleEndian.Uint32(data[4*i:])
+			default:
+				w.r32[slot][lane] = uint32(number(data[i*in.size:], in.size, in.signed))
 			}
 		}
 	}
+}
+
+// number is an integer of 1, 2 or 4 bytes, which a wider register takes with its sign.
+func number(data []byte, size int, signed bool) int64 {
+	var x int64
+	switch size {
+	case 1:
+		x = int64(data[0])
+	case 2:
+		x = int64(binary.LittleEndian.Uint16(data))
+	default:
+		x = int64(binary.LittleEndian.Uint32(data))
+	}
+	if unused := 64 - 8*size; signed {
+		x = x << unused >> unused
+	}
+	return x
 }
 
 func store(w *warp, in *inst, m uint32) {
@@ -138,24 +151,30 @@ func (c *compiler) param(in *inst, words []string) {
 	if v == nil || o[1].offset != 0 || typeSize("."+words[0]) != v.size || v.size < 4 {
 		c.fail("a parameter is read whole, as 4 or 8 bytes")
 	}
-	in.offset = uint64(v.offset)
-	if v.size == 8 {
+	in.offset, in.size, in.signed = uint64(v.offset), v.size, words[0][0] == 's'
+	if o[0].reg != nil && o[0].reg.bank == bank64 {
 		in.d = c.destination(o[0], bank64)
-		in.run = func(w *warp, in *inst, m uint32) {
+		in.run = run64(func(w *warp, in *inst, d *v64) {
 			x := binary.LittleEndian.Uint64(w.block.params[in.offset:])
-			for d := &w.r64[in.d]; m != 0; m &= m - 1 {
-				d[bits.TrailingZeros32(m)&31] = x
+			if in.size < 8 {
+				x = uint64(number(w.block.params[in.offset:], in.size, in.signed))
 			}
-		}
+			for i := range d {
+				d[i] = x
+			}
+		})
 		return
 	}
-	in.d = c.destination(o[0], bank32)
-	in.run = func(w *warp, in *inst, m uint32) {
-		x := binary.LittleEndian.Uint32(w.block.params[in.offset:])
-		for d := &w.r32[in.d]; m != 0; m &= m - 1 {
-			d[bits.TrailingZeros32(m)&31] = x
-		}
+	if v.size == 8 {
+		c.fail("a pointer needs a register of 64 bits")
 	}
+	in.d = c.destination(o[0], bank32)
+	in.run = run32(func(w *warp, in *inst, d *v32) {
+		x := binary.LittleEndian.Uint32(w.block.params[in.offset:])
+		for i := range d {
+			d[i] = x
+		}
+	})
 }
 
 // cvta goes between addresses of a space and generic ones.

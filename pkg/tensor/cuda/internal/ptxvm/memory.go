@@ -308,6 +308,9 @@ func (w *warp) state(r *region, lane, at, n int, write bool) {
 // race checks that others touched the bytes before a barrier, or not at all.
 func (w *warp) race(r *region, lane, at, n int, write bool) {
 	now, floor := w.stamp+stamp(lane)<<threadShift, w.block.floor
+	if r == w.block.shared { // what earlier blocks had is gone
+		floor = w.block.serial << serialShift
+	}
 	cells := r.cells[at/2 : (at+n+1)/2]
 	for i := range cells {
 		c := &cells[i]

@@ -26,19 +26,23 @@ const canonicalNaN = 0x7fffffff
 func f32(x uint32) float32 { return math.Float32frombits(x) }
 func b32(x float32) uint32 { return math.Float32bits(x) }
 
-// fma rounds x*y + z once. The product is exact in float64; where the rounding of the
-// sum to float64 could decide that to float32, the sum is rounded to odd instead.
-func fma(x, y, z uint32) uint32 {
-	p, c := float64(f32(x))*float64(f32(y)), float64(f32(z))
-	s := p + c
-	if math.Float64bits(s)&0x1fffffff != 0x10000000 && math.Abs(s) >= 0x1p-126 || s == 0 {
-		return b32(float32(s))
+// fma rounds a*b + c once. The product is exact in float64; where the rounding of the sum
+// to float64 could decide that to float32 (a tie, or a subnormal), fmaOdd does it again.
+func fma(d, a, b, c *v32) {
+	for i := range d {
+		p, z := float64(f32(a[i]))*float64(f32(b[i])), float64(f32(c[i]))
+		s := p + z
+		if u := math.Float64bits(s); u&0x1fffffff == 0x10000000 || u<<1-1 < (1023-126)<<53-1 { // but not 0
+			d[i] = fmaOdd(p, z, s)
+			continue
+		}
+		d[i] = b32(float32(s))
 	}
-	return fmaOdd(p, c, s)
 }
 
+// fmaOdd rounds the sum p + c, which is about s, to odd, then to float32.
 func fmaOdd(p, c, s float64) uint32 {
-	if math.IsNaN(s) || math.IsInf(s, 0) {
+	if s == 0 || math.IsNaN(s) || math.IsInf(s, 0) {
 		return b32(float32(s))
 	}
 	t := s - p

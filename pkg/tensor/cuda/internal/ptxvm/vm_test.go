@@ -261,8 +261,7 @@ DONE:
 		{"switch", `
 	and.b32 %r10, %r1, 3;
 	mov.u32 %r11, 0;
-	setp.eq.s32 %p1, %r10, 1; @%p1 bra ONE;
-	setp.eq.s32 %p1, %r10, 2; @%p1 bra TWO;
+	setp.eq.s32 %p1, %r10, 1; @%p1 bra ONE; setp.eq.s32 %p1, %r10, 2; @%p1 bra TWO;
 	bra.uni END;
 ONE: add.s32 %r11, %r11, 1;
 TWO: add.s32 %r11, %r11, 2;
@@ -351,6 +350,22 @@ func TestVM_OrderedAccesses(t *testing.T) {
 	for i, g := range got {
 		if g != uint32(i^1) {
 			t.Errorf("thread %d has %d, want %d", i, g, i^1)
+		}
+	}
+}
+
+// A block's shared memory is new: it holds nothing of the block before.
+func TestVM_SharedMemoryOfBlocks(t *testing.T) {
+	for _, write := range []string{"", "st.shared.u32 [%rd6], %r1;"} {
+		_, err := launch(t, ptxvm.Options{}, shared(`
+	mov.u32 %r2, %ctaid.x;
+	setp.eq.s32 %p1, %r2, 0;
+	@%p1 st.shared.u32 [%rd6], %r1;
+	`+write+`
+	ld.shared.u32 %r10, [%rd6];`), driver.Grid{Blocks: driver.Dim{X: 3}, Threads: driver.Dim{X: 32}}, []uint32{0}, 1)
+		var fault *ptxvm.Fault
+		if errors.As(err, &fault) != (write == "") || fault != nil && (fault.Kind != ptxvm.Uninitialised || fault.Block.X != 1) {
+			t.Errorf("with %q: got %v", write, err)
 		}
 	}
 }

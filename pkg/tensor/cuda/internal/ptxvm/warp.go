@@ -67,6 +67,7 @@ type inst struct {
 	vector     int
 	imm        uint64
 	signed     bool
+	wide       bool // a load into registers of 64 bits
 	hit        *region
 }
 

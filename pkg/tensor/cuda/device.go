@@ -1,0 +1,243 @@
+package cuda
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
+)
+
+// Options of a Device.
+type Options struct {
+	// Ceiling is the most device memory in bytes that is taken; 0 is all there is.
+	Ceiling int
+}
+
+// Device is one GPU. Its sessions come one after another; each has all of it.
+type Device struct {
+	driver  driver.Driver
+	pool    *pool
+	kernels map[string]driver.Function
+	turn    chan struct{} // holds the right to a session
+	staging []byte
+}
+
+var _ tensor.Device = (*Device)(nil)
+
+// names of the kernels that sessions launch.
+var names = []string{
+	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32", "silu_mul_f32", "copy_f32", "upsample2_f32",
+}
+
+// New makes a device of a driver, which belongs to it from then on.
+func New(d driver.Driver, o Options) (*Device, error) {
+	d = &locked{d: d}
+	m, err := d.LoadModule(kernels.PTX)
+	if err != nil {
+		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
+	}
+	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), kernels: map[string]driver.Function{}, turn: make(chan struct{}, 1)}
+	for _, name := range names {
+		if dev.kernels[name], err = m.Function(name); err != nil {
+			return nil, fmt.Errorf("device %s: %w", d.Name(), err)
+		}
+	}
+	return dev, nil
+}
+
+// locked lets several goroutines use a driver: weights may come while a session runs.
+type locked struct {
+	mu sync.Mutex
+	d  driver.Driver
+}
+
+func (l *locked) Name() string { return l.d.Name() }
+
+func (l *locked) LoadModule(ptx []byte) (driver.Module, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.LoadModule(ptx)
+}
+
+func (l *locked) Alloc(bytes int) (driver.Pointer, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Alloc(bytes)
+}
+
+func (l *locked) Free(p driver.Pointer) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Free(p)
+}
+
+func (l *locked) CopyIn(dst driver.Pointer, src []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.CopyIn(dst, src)
+}
+
+func (l *locked) CopyOut(dst []byte, src driver.Pointer) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.CopyOut(dst, src)
+}
+
+func (l *locked) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Launch(f, g, args...)
+}
+
+func (l *locked) Sync() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Sync()
+}
+
+// Name is cuda/ and what the driver calls the GPU.
+func (d *Device) Name() string { return "cuda/" + d.driver.Name() }
+
+// Parallel is 1: one pass keeps all of a GPU busy.
+func (d *Device) Parallel() int { return 1 }
+
+// Run calls f with a session when it is its turn. It returns the error of f, or what went
+// wrong on the device meanwhile. All memory of the session is back in the pool then, also
+// when f panics.
+func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) error {
+	select {
+	case d.turn <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	s := &session{d: d, lists: map[*int32]list{}}
+	defer func() {
+		s.end()
+		<-d.turn
+	}()
+	err := f(s)
+	s.check(d.driver.Sync())
+	if s.err != nil {
+		return errors.Join(fmt.Errorf("device %s: %w", d.Name(), s.err), err)
+	}
+	return err
+}
+
+// Usage is the memory that the device takes now.
+func (d *Device) Usage() Usage { return d.pool.now() }
+
+// WorkingBytes is the memory that the pool keeps for sessions.
+func (d *Device) WorkingBytes() int { return d.pool.now().Idle }
+
+// Close frees all memory.
+func (d *Device) Close() error {
+	if err := d.pool.close(); err != nil {
+		return fmt.Errorf("close device %s: %w", d.Name(), err)
+	}
+	return nil
+}
+
+// array is numbers on the device, row by row: a weight [n, k], a kernel [out, kh, kw, in],
+// a vector, a table. Its memory goes back when nobody has it any more.
+type array struct {
+	n, k   int // out, kh*kw*in of a kernel
+	kh, kw int
+	in     int
+	at     driver.Pointer
+	err    error // why it is not there: what uses it fails
+}
+
+func (a *array) N() int                  { return a.n }
+func (a *array) K() int                  { return a.k }
+func (a *array) Len() int                { return a.n * a.k }
+func (a *array) Bytes() int              { return 4 * a.n * a.k }
+func (a *array) Size() (kh, kw int)      { return a.kh, a.kw }
+func (a *array) Channels() (in, out int) { return a.in, a.n }
+
+// put copies numbers to the device.
+func (d *Device) put(a *array, x []float32) *array {
+	if len(x) == 0 {
+		return a
+	}
+	if a.at, a.err = d.pool.take(4 * len(x)); a.err != nil {
+		return a
+	}
+	runtime.AddCleanup(a, d.pool.give, a.at)
+	a.err = d.driver.CopyIn(a.at, tensor.F32.AppendFloats(nil, x))
+	return a
+}
+
+// Weight stacks the parts, which have one K.
+func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
+	w := &array{k: parts[0].Shape[1]}
+	var x []float32
+	for _, p := range parts {
+		if len(p.Shape) != 2 || p.Shape[1] != w.k {
+			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
+		}
+		w.n += p.Shape[0]
+		x = append(x, p.Decode()...)
+	}
+	return d.put(w, x)
+}
+
+// Read copies a weight back; what could not be put on the device is NaN.
+func (d *Device) Read(dst []float32, w tensor.Weight) {
+	a := w.(*array)
+	if len(dst) != a.Len() {
+		panic(fmt.Sprintf("tensor: read %d x %d to %d elements", a.n, a.k, len(dst)))
+	}
+	b := make([]byte, 4*len(dst))
+	if a.err != nil || len(b) > 0 && d.driver.CopyOut(b, a.at) != nil {
+		for i := range dst {
+			dst[i] = float32(math.NaN())
+		}
+		return
+	}
+	decode(dst, b)
+}
+
+func decode(dst []float32, b []byte) {
+	for i := range dst {
+		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+	}
+}
+
+// Kernel moves the channels of the input last: they are adjacent in an image.
+func (d *Device) Kernel(w tensor.Array) tensor.Kernel {
+	if len(w.Shape) != 4 {
+		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
+	}
+	out, in, kh, kw := w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]
+	x, y := w.Decode(), make([]float32, w.Len())
+	for o := range out {
+		for c := range in {
+			for p := range kh * kw {
+				y[(o*kh*kw+p)*in+c] = x[(o*in+c)*kh*kw+p]
+			}
+		}
+	}
+	return d.put(&array{n: out, k: kh * kw * in, kh: kh, kw: kw, in: in}, y)
+}
+
+// Vector keeps the numbers as float32.
+func (d *Device) Vector(a tensor.Array) tensor.Vector {
+	return d.put(&array{n: 1, k: a.Len()}, a.Decode())
+}
+
+// Table keeps a matrix as float32.
+func (d *Device) Table(a tensor.Array) tensor.Matrix {
+	if len(a.Shape) != 2 {
+		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
+	}
+	t := d.put(&array{n: a.Shape[0], k: a.Shape[1]}, a.Decode())
+	m := &memory{at: t.at, len: t.Len(), err: t.err, owner: t}
+	return tensor.Block{Memory: m, Len: m.len}.Matrix(t.n, t.k)
+}

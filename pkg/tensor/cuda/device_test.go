@@ -1,0 +1,279 @@
+package cuda_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cuda"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
+	"github.com/meander-rl/meander/pkg/tensor/tensortest"
+)
+
+func newDevice(t *testing.T, o ptxvm.Options) *cuda.Device {
+	t.Helper()
+	d, err := cuda.New(ptxvm.New(o), cuda.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// All operations, with every access checked.
+func TestDevice_Conformance(t *testing.T) { tensortest.Run(t, newDevice(t, ptxvm.Options{})) }
+
+// pass computes something of everything; it makes its weights itself.
+func pass(t *testing.T, d *cuda.Device) ([]float32, error) {
+	var out []float32
+	err := d.Run(t.Context(), false, func(s tensor.Session) error {
+		x := make([]float32, 24*24)
+		for i := range x {
+			x[i] = float32(i%13)/6 - 1
+		}
+		w := d.Weight(tensor.Floats(x, 24, 24))
+		x = x[:20*24]
+		m := tensor.NewMatrix(s, 20, 30).SliceCols(3, 27)
+		s.CopyIn(m, x)
+		y := tensor.NewMatrix(s, 20, 24)
+		s.Linear(y, m, w, tensor.Epilogue{Bias: d.Vector(tensor.Floats(x[:24], 24)), Act: tensor.SiLU, Gate: m, Group: make([]int32, 20)})
+		s.Attention(m, y, y, y, tensor.Attention{Heads: 2, Causal: true})
+		s.Gather(y, d.Table(tensor.Floats(x, 20, 24)), []int32{3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0, 3, 2, 1, 0})
+		out = make([]float32, 20*24)
+		s.CopyOut(out, m)
+		return nil
+	})
+	return out, err
+}
+
+// broken fails one call of a driver.
+type broken struct {
+	driver.Driver
+	calls int // until the one that fails
+	fired bool
+}
+
+var errBroken = errors.New("broken on purpose")
+
+func (b *broken) next() error {
+	if b.calls--; b.calls == -1 {
+		b.fired = true
+		return errBroken
+	}
+	return nil
+}
+
+func (b *broken) LoadModule(ptx []byte) (driver.Module, error) {
+	if err := b.next(); err != nil {
+		return nil, err
+	}
+	return b.Driver.LoadModule(ptx)
+}
+
+func (b *broken) Alloc(n int) (driver.Pointer, error) {
+	if err := b.next(); err != nil {
+		return 0, err
+	}
+	return b.Driver.Alloc(n)
+}
+
+func (b *broken) Free(p driver.Pointer) error {
+	return errors.Join(b.next(), b.Driver.Free(p))
+}
+
+func (b *broken) CopyIn(p driver.Pointer, x []byte) error {
+	if err := b.next(); err != nil {
+		return err
+	}
+	return b.Driver.CopyIn(p, x)
+}
+
+func (b *broken) CopyOut(x []byte, p driver.Pointer) error {
+	if err := b.next(); err != nil {
+		return err
+	}
+	return b.Driver.CopyOut(x, p)
+}
+
+func (b *broken) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) error {
+	if err := b.next(); err != nil {
+		return err
+	}
+	return b.Driver.Launch(f, g, args...)
+}
+
+func (b *broken) Sync() error {
+	return errors.Join(b.next(), b.Driver.Sync())
+}
+
+// Whichever call of the driver fails, the pass says so, the next one is right, and no
+// memory is lost.
+func TestDevice_EveryDriverCallMayFail(t *testing.T) {
+	want, err := pass(t, newDevice(t, ptxvm.Options{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	for ; ; calls++ {
+		vm := ptxvm.New(ptxvm.Options{})
+		b := &broken{Driver: vm, calls: calls}
+		d, err := cuda.New(b, cuda.Options{})
+		if err != nil {
+			if !errors.Is(err, errBroken) {
+				t.Fatal(err)
+			}
+			continue
+		}
+		got, err := pass(t, d)
+		if b.fired != errors.Is(err, errBroken) {
+			t.Fatalf("call %d failed: the pass returned %v", calls, err)
+		}
+		if b.fired {
+			if got[0] == got[0] && !slices.Equal(got, want) {
+				t.Errorf("call %d failed: the result is %v, want NaN", calls, got[:4])
+			}
+			got, err = pass(t, d)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("call %d failed: the next pass returned %v, %v", calls, got[:4], err)
+		}
+		ended := b.fired
+		if err := d.Close(); (err != nil) != (b.fired && !ended) {
+			t.Errorf("call %d failed: close: %v", calls, err)
+		}
+		if n := vm.Used(); n != 0 {
+			t.Errorf("call %d failed: %d bytes are lost", calls, n)
+		}
+		if !b.fired {
+			break
+		}
+	}
+	if calls < 20 {
+		t.Errorf("only %d calls of the driver", calls)
+	}
+}
+
+// Sessions give their memory back, also when they panic; weights do when nobody has them.
+func TestDevice_GivesMemoryBack(t *testing.T) {
+	d := newDevice(t, ptxvm.Options{})
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the panic did not come through")
+			}
+		}()
+		_ = d.Run(t.Context(), false, func(s tensor.Session) error {
+			s.Block(1000)
+			panic("stop")
+		})
+	}()
+	if _, err := pass(t, d); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); d.Usage().Blocks > 0; {
+		runtime.GC()
+		runtime.Gosched()
+		if time.Now().After(deadline) {
+			t.Fatalf("%d blocks are still out", d.Usage().Blocks)
+		}
+	}
+	before := d.Usage().Idle
+	if _, err := pass(t, d); err != nil {
+		t.Fatal(err)
+	}
+	if u := d.Usage(); u.Idle+u.Used != before {
+		t.Errorf("a second pass took new memory: %d bytes, then %d", before, u.Idle+u.Used)
+	}
+}
+
+// The pool stays below its ceiling, frees what it keeps to stay there, and says what is
+// missing when it cannot.
+func TestDevice_Ceiling(t *testing.T) {
+	const ceiling = 1 << 20
+	d, err := cuda.New(ptxvm.New(ptxvm.Options{}), cuda.Options{Ceiling: ceiling})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	take := func(elements ...int) error {
+		return d.Run(t.Context(), false, func(s tensor.Session) error {
+			for _, n := range elements {
+				s.Block(n)
+			}
+			if u := d.Usage(); u.Used+u.Idle > ceiling {
+				t.Errorf("%d bytes are taken, the ceiling is %d", u.Used+u.Idle, ceiling)
+			}
+			return nil
+		})
+	}
+	for _, n := range [][]int{{100_000}, {200_000}, {100_000, 100_000}} { // of 4 bytes
+		if err := take(n...); err != nil {
+			t.Errorf("blocks of %d: %v", n, err)
+		}
+	}
+	if err := take(150_000, 150_000); !errors.Is(err, driver.ErrMemory) {
+		t.Errorf("got %v, want %v", err, driver.ErrMemory)
+	}
+	if u := d.Usage(); u.Blocks != 0 || u.Used != 0 {
+		t.Errorf("%+v after the last session", u)
+	}
+}
+
+// A session waits for its turn, and no longer than its context.
+func TestDevice_SessionsTakeTurns(t *testing.T) {
+	d := newDevice(t, ptxvm.Options{})
+	stop := errors.New("stop")
+	err := d.Run(t.Context(), false, func(tensor.Session) error {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(stop)
+		if err := d.Run(ctx, true, func(tensor.Session) error { return nil }); !errors.Is(err, stop) {
+			t.Errorf("got %v, want %v", err, stop)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Two passes over other rows, or the same rows among others, have the same bits.
+func TestDevice_BitsDoNotDependOnTheBatch(t *testing.T) {
+	d := newDevice(t, ptxvm.Options{Unchecked: true})
+	run := func(rows int) (out []float32) {
+		err := d.Run(t.Context(), false, func(s tensor.Session) error {
+			x := make([]float32, rows*40)
+			for i := range x {
+				x[i] = float32(i*i%101)/50 - 1
+			}
+			w := d.Weight(tensor.Floats(x[:40*5], 5, 40))
+			m, y := tensor.NewMatrix(s, rows, 40), tensor.NewMatrix(s, rows, 5)
+			s.CopyIn(m, x)
+			var sequences [][]int32
+			for i := range int32(rows / 5) {
+				sequences = append(sequences, []int32{5 * i, 5*i + 1, 5*i + 2, 5*i + 3, 5*i + 4})
+			}
+			s.Attention(m, m, m, m, tensor.Attention{Heads: 2, Sequences: sequences})
+			s.Linear(y, m, w, tensor.Epilogue{Act: tensor.GELU})
+			out = make([]float32, rows*5)
+			s.CopyOut(out, y)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	few := run(5)
+	if many := run(150); !slices.Equal(few, many[:len(few)]) {
+		t.Error("the first rows differ when others share their call")
+	}
+}

@@ -1,0 +1,115 @@
+// What all kernels share. No header of a toolkit is included: clang and NVRTC both take
+// these files. Nothing is contracted (-ffp-contract=off): what is fused says fma.
+//
+// Kernels in float32 use IEEE operations only, so that a GPU and an interpreter of the PTX
+// give the same bits. Each says the order of its sums.
+
+#define DEVICE static __attribute__((device, always_inline)) inline
+#define SHARED __attribute__((shared))
+#ifdef __clang__
+#define KERNEL(threads) extern "C" __attribute__((global, launch_bounds(threads))) void
+#else
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#endif
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct bf16 {
+  unsigned short bits;
+};
+
+DEVICE int thread_x() { int x; asm("mov.u32 %0, %%tid.x;" : "=r"(x)); return x; }
+DEVICE int block_x() { int x; asm("mov.u32 %0, %%ctaid.x;" : "=r"(x)); return x; }
+DEVICE int block_y() { int x; asm("mov.u32 %0, %%ctaid.y;" : "=r"(x)); return x; }
+DEVICE int block_z() { int x; asm("mov.u32 %0, %%ctaid.z;" : "=r"(x)); return x; }
+DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
+DEVICE void sync_warp() { asm volatile("bar.warp.sync -1;" ::: "memory"); }
+
+DEVICE float from_bits(u32 x) { float y; asm("mov.b32 %0, %1;" : "=f"(y) : "r"(x)); return y; }
+DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEVICE float root(float a) { float d; asm("sqrt.rn.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
+DEVICE float divide(float a, float b) { float d; asm("div.rn.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b)); return d; }
+DEVICE float nearest(float a) { float d; asm("cvt.rni.f32.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
+DEVICE int to_int(float a) { int d; asm("cvt.rni.s32.f32 %0, %1;" : "=r"(d) : "f"(a)); return d; }
+DEVICE float larger(float a, float b) { float d; asm("max.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b)); return d; }
+DEVICE float from_lane(float a, int lane) { float d; asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=f"(d) : "f"(a), "r"(lane)); return d; }
+DEVICE int from_lane(int a, int lane) { int d; asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=r"(d) : "r"(a), "r"(lane)); return d; }
+DEVICE float from_partner(float a, int mask) { float d; asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(d) : "f"(a), "r"(mask)); return d; }
+
+// The address of shared memory in its own space, and loads from there.
+DEVICE u64 in_shared(const void* p) { u64 a; asm("cvta.to.shared.u64 %0, %1;" : "=l"(a) : "l"(p)); return a; }
+DEVICE void load4(float* x, u64 a) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(a) : "memory");
+}
+
+// Rounds to nearest, ties to even.
+DEVICE bf16 to_bf16(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
+// The first argument is the lower half.
+DEVICE u32 to_bf16x2(float low, float high) { u32 y; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); return y; }
+
+DEVICE float get(const float* p) { return *p; }
+DEVICE float get(const bf16* p) { return from_bits((u32)p->bits << 16); }
+DEVICE void put(float* p, float x) { *p = x; }
+DEVICE void put(bf16* p, float x) { *p = to_bf16(x); }
+
+// The sum over a warp in all lanes: ((lane + lane^16) + ^8) + ^4 ...
+DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) x = x + from_partner(x, m);
+  return x;
+}
+
+DEVICE float warp_max(float x) {
+#pragma unroll
+  for (int m = 16; m > 0; m /= 2) x = larger(x, from_partner(x, m));
+  return x;
+}
+
+// e^x to about a unit in the last place: 2^n times a polynomial of Cephes' expf.
+DEVICE float exponential(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  float n = nearest(x * 1.44269504088896341f);
+  float r = fma(n, -0.693359375f, x);
+  r = fma(n, 2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  p = fma(p, r, 1.3981999507e-3f);
+  p = fma(p, r, 8.3334519073e-3f);
+  p = fma(p, r, 4.1665795894e-2f);
+  p = fma(p, r, 1.6666665459e-1f);
+  p = fma(p, r, 5.0000001201e-1f);
+  p = fma(p, r * r, r) + 1.0f;
+  int e = to_int(n), half = e >> 1;
+  return p * from_bits((u32)(half + 127) << 23) * from_bits((u32)(e - half + 127) << 23);
+}
+
+// Activations, numbered as tensor.Activation.
+DEVICE float activate(int act, float x) {
+  if (act == 1) return divide(x, 1.0f + exponential(-x));
+  if (act == 2) {
+    // x/2 (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3)
+    float u = 1.5957691216057308f * fma(0.044715f * x * x, x, x);
+    return divide(x, 1.0f + exponential(-u));
+  }
+  return x;
+}
+
+// What follows a product: residual + gate[group] * act(y + bias). 0 is an absent part.
+struct Epilogue {
+  const float* bias;
+  int act;
+  const float* gate;
+  int gate_stride;
+  const int* group;
+  const float* residual;
+  int residual_stride;
+};
+
+DEVICE float finish(const Epilogue& e, int i, int j, float y) {
+  if (e.bias) y = y + e.bias[j];
+  y = activate(e.act, y);
+  if (e.gate) y = y * e.gate[(u64)(e.group ? e.group[i] : 0) * e.gate_stride + j];
+  if (e.residual) y = y + e.residual[(u64)i * e.residual_stride + j];
+  return y;
+}

@@ -1,0 +1,148 @@
+// Products in float32. Each element of the result is one chain of fma over k, ascending,
+// whatever the tile. A block of 64 threads makes 64 x 64 elements, 8 x 8 a thread: rows
+// and columns 4t to 4t+3 and 32+4t to 32+4t+3 of its tile.
+
+enum { TILE = 64, SLAB = 16, PAD = 68 };
+
+// Tile is the shared memory of a block: slabs of both operands, k by k, then the sums.
+union __attribute__((aligned(16))) Tile {
+  struct {
+    float a[SLAB][PAD], b[SLAB][PAD];
+  };
+  float sum[TILE][PAD];
+};
+
+DEVICE void quarter(float (&sum)[8][8], int i0, int j0, const float (&x)[8], const float (&w)[8]) {
+#pragma unroll
+  for (int i = i0; i < i0 + 4; i++)
+#pragma unroll
+    for (int j = j0; j < j0 + 4; j++) sum[i][j] = fma(x[i], w[j], sum[i][j]);
+}
+
+// multiply leaves a tile of sums over all k in shared memory. a.at and b.at give elements
+// of m rows and n columns, here and beyond; halves of a tile that are not there are not
+// computed.
+template <class A, class B>
+DEVICE void multiply(Tile& tile, int m, int n, int k_end, const A& a, const B& b) {
+  bool tall = m - block_y() * TILE > 32, wide = n - block_x() * TILE > 32;
+  int t = thread_x(), tx = t % 8 * 4, ty = t / 8 * 4;
+  u64 xs = in_shared(&tile.a[0][ty]), ws = in_shared(&tile.b[0][tx]);
+  float sum[8][8];
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum[i][j] = 0;
+  for (int k0 = 0; k0 < k_end; k0 += SLAB) {
+    int k = k0 + t % SLAB;
+    typename A::Column ca = a.column(k);
+#pragma unroll 4
+    for (int i = t / SLAB; i < TILE; i += 64 / SLAB) {
+      tile.a[t % SLAB][i] = k < k_end ? a.at(ca, i) : 0.0f;
+      tile.b[t % SLAB][i] = k < k_end ? b.at(k, i) : 0.0f;
+    }
+    sync_block();
+#pragma unroll 2
+    for (int kk = 0; kk < SLAB; kk++) {
+      float x[8], w[8];
+      load4(x, xs + kk * (4 * PAD));
+      load4(x + 4, xs + kk * (4 * PAD) + 128);
+      load4(w, ws + kk * (4 * PAD));
+      load4(w + 4, ws + kk * (4 * PAD) + 128);
+      quarter(sum, 0, 0, x, w);
+      if (wide) quarter(sum, 0, 4, x, w);
+      if (tall) quarter(sum, 4, 0, x, w);
+      if (wide && tall) quarter(sum, 4, 4, x, w);
+    }
+    sync_block();
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+#pragma unroll
+    for (int j = 0; j < 8; j++) tile.sum[ty + i % 4 + i / 4 * 32][tx + j % 4 + j / 4 * 32] = sum[i][j];
+  sync_block();
+}
+
+// store writes the tile, a row at a time.
+DEVICE void store(const Tile& tile, float* dst, int dst_stride, int m, int n, const Epilogue& e) {
+  int col = block_x() * TILE + thread_x(), row = block_y() * TILE;
+  if (col >= n) return;
+  for (int i = 0; i < TILE && row + i < m; i++)
+    dst[(u64)(row + i) * dst_stride + col] = finish(e, row + i, col, tile.sum[i][thread_x()]);
+}
+
+// Rows are rows of a matrix, from the first of a tile on.
+struct Rows {
+  typedef int Column;
+  const float* p;
+  int stride, left;
+  DEVICE Rows from(const float* p, int stride, int first, int rows) {
+    Rows r;
+    r.p = p + (u64)first * stride;
+    r.stride = stride;
+    r.left = rows - first;
+    return r;
+  }
+  __attribute__((device, always_inline)) int column(int k) const { return k; }
+  __attribute__((device, always_inline)) float at(int k, int row) const { return row < left ? p[(u64)row * stride + k] : 0.0f; }
+};
+
+// linear_f32 is dst [m, n] = x [m, k] w[n, k]^T with an epilogue.
+KERNEL(64) linear_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* w, int m, int n, int k,
+                      const float* bias, int act, const float* gate, int gate_stride, const int* group,
+                      const float* residual, int residual_stride) {
+  SHARED Tile tile;
+  Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
+  multiply(tile, m, n, k, Rows::from(x, x_stride, block_y() * TILE, m), Rows::from(w, k, block_x() * TILE, n));
+  store(tile, dst, dst_stride, m, n, e);
+}
+
+// Pixels are the inputs of output pixels, from the first of a tile on: column k is channel
+// k % c of kernel position k / c.
+struct Pixels {
+  struct Column {
+    int dy, dx, channel;
+  };
+  const float* x;
+  const int *picture, *top, *left; // of each row of the tile: its first row of x, or -1; its corner
+  int h, w, c, kw;
+  __attribute__((device, always_inline)) Column column(int k) const {
+    Column q;
+    int position = k / c;
+    q.channel = k - position * c;
+    q.dy = position / kw;
+    q.dx = position - q.dy * kw;
+    return q;
+  }
+  __attribute__((device, always_inline)) float at(const Column& q, int row) const {
+    int y = top[row] + q.dy, column = left[row] + q.dx, n = picture[row];
+    if (n < 0 || (u32)y >= (u32)h || (u32)column >= (u32)w) return 0.0f;
+    return x[((u64)(n + y) * w + column) * c + q.channel];
+  }
+};
+
+// conv_f32 convolves x [n, h, w, c] with zeros around it; w is [oc, kh, kw, c].
+KERNEL(64) conv_f32(float* dst, const float* x, const float* weights, int n, int h, int w, int c, int oh, int ow, int oc,
+                    int kh, int kw, int stride, int top, int left, const float* bias, int act, const float* gate,
+                    int gate_stride, const int* group, const float* residual, int residual_stride) {
+  SHARED Tile tile;
+  SHARED int picture[TILE], first_y[TILE], first_x[TILE];
+  int t = thread_x(), m = n * oh * ow, row = block_y() * TILE + t;
+  int line = row / ow, image = line / oh;
+  picture[t] = row < m ? image * h : -1;
+  first_y[t] = (line - image * oh) * stride - top;
+  first_x[t] = (row - line * ow) * stride - left;
+  sync_block();
+  Pixels pixels;
+  pixels.x = x;
+  pixels.picture = picture;
+  pixels.top = first_y;
+  pixels.left = first_x;
+  pixels.h = h;
+  pixels.w = w;
+  pixels.c = c;
+  pixels.kw = kw;
+  Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
+  int k = kh * kw * c;
+  multiply(tile, m, oc, k, pixels, Rows::from(weights, k, block_x() * TILE, oc));
+  store(tile, dst, oc, m, oc, e);
+}

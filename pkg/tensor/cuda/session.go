@@ -1,0 +1,223 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+)
+
+// memory is a tensor.Memory: float32 elements on the device.
+type memory struct {
+	at    driver.Pointer
+	len   int // elements
+	err   error
+	owner any // keeps a table's memory
+}
+
+// session is a pass. Once err is set its operations do nothing.
+type session struct {
+	d     *Device
+	err   error
+	taken []driver.Pointer
+	lists map[*int32]list
+}
+
+// list is integers that are on the device already.
+type list struct {
+	values []int32
+	at     driver.Pointer
+}
+
+// end gives all memory back.
+func (s *session) end() {
+	for _, at := range s.taken {
+		s.d.pool.give(at)
+	}
+	s.taken = nil
+}
+
+// check notes the first error.
+func (s *session) check(err error) {
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+// take is memory until the end of the session; 0 after an error.
+func (s *session) take(bytes int) driver.Pointer {
+	if s.err != nil || bytes == 0 {
+		return 0
+	}
+	at, err := s.d.pool.take(bytes)
+	if err != nil {
+		s.err = err
+		return 0
+	}
+	s.taken = append(s.taken, at)
+	return at
+}
+
+func (s *session) Block(n int) tensor.Block {
+	if n < 0 {
+		panic(fmt.Sprintf("tensor: block of %d elements", n))
+	}
+	return tensor.Block{Memory: &memory{at: s.take(4 * n), len: n}, Len: n}
+}
+
+// at is the address of a matrix; 0 where it is absent or empty.
+func (s *session) at(m tensor.Matrix) driver.Arg {
+	if m.IsZero() || m.Rows == 0 || m.Cols == 0 {
+		return 0
+	}
+	mem := m.Memory.(*memory)
+	if end := m.Offset + (m.Rows-1)*m.Stride + m.Cols; m.Offset < 0 || end > mem.len || m.Stride < 0 {
+		panic(fmt.Sprintf("tensor: matrix of %d x %d with stride %d at %d in %d elements", m.Rows, m.Cols, m.Stride, m.Offset, mem.len))
+	}
+	s.check(mem.err)
+	return driver.Address(mem.at + driver.Pointer(4*m.Offset))
+}
+
+func (s *session) atImage(m tensor.Image) driver.Arg { return s.at(m.Matrix()) }
+
+// array is the address of a weight, a kernel or a vector.
+func (s *session) array(a *array) driver.Arg {
+	s.check(a.err)
+	return driver.Address(a.at)
+}
+
+func (s *session) vector(v tensor.Vector) driver.Arg {
+	if v == nil {
+		return 0
+	}
+	return s.array(v.(*array))
+}
+
+// ints puts a list on the device, once while it stays the same; 0 for nil.
+func (s *session) ints(x []int32) driver.Arg {
+	if len(x) == 0 {
+		return 0
+	}
+	if l, ok := s.lists[&x[0]]; ok && slices.Equal(l.values, x) {
+		return driver.Address(l.at)
+	}
+	at := s.take(4 * len(x))
+	if s.err != nil {
+		return 0
+	}
+	b := s.d.stage(4 * len(x))
+	for i, v := range x {
+		binary.LittleEndian.PutUint32(b[4*i:], uint32(v))
+	}
+	s.check(s.d.driver.CopyIn(at, b))
+	s.lists[&x[0]] = list{slices.Clone(x), at}
+	return driver.Address(at)
+}
+
+// stage is host memory for a copy. Only the session that has its turn uses it.
+func (d *Device) stage(bytes int) []byte {
+	if cap(d.staging) < bytes {
+		d.staging = make([]byte, bytes)
+	}
+	return d.staging[:bytes]
+}
+
+// launch runs a kernel over blocks of threads.
+func (s *session) launch(name string, x, y, threads int, args ...driver.Arg) {
+	if s.err != nil || x == 0 || y == 0 {
+		return
+	}
+	s.check(s.d.driver.Launch(s.d.kernels[name], driver.Grid{Blocks: driver.Dim{X: x, Y: y}, Threads: driver.Dim{X: threads}}, args...))
+}
+
+// each runs a kernel with a thread for each element.
+func (s *session) each(name string, elements int, args ...driver.Arg) {
+	s.launch(name, blocks(elements, 128), 1, 128, args...)
+}
+
+// warps runs a kernel with a warp for each item.
+func (s *session) warps(name string, items, y int, args ...driver.Arg) {
+	s.launch(name, blocks(items, 4), y, 128, args...)
+}
+
+// blocks is how many it takes; kernels count in 32 bits.
+func blocks(items, each int) int {
+	if items > math.MaxInt32-1024 {
+		panic(fmt.Sprintf("tensor: %d elements in one operation; must be below 2^31", items))
+	}
+	return (items + each - 1) / each
+}
+
+func want(op, name string, m tensor.Matrix, rows, cols int) {
+	if m.Rows != rows || m.Cols != cols {
+		panic(fmt.Sprintf("tensor: %s: %s is %d x %d, want %d x %d", op, name, m.Rows, m.Cols, rows, cols))
+	}
+}
+
+// rowList checks a list of row numbers, one for each of rows, below limit.
+func rowList(op, name string, ids []int32, rows, limit int) {
+	if len(ids) != rows {
+		panic(fmt.Sprintf("tensor: %s: %d %s for %d rows", op, len(ids), name, rows))
+	}
+	for _, id := range ids {
+		if id < 0 || int(id) >= limit {
+			panic(fmt.Sprintf("tensor: %s: %s %d of %d", op, name, id, limit))
+		}
+	}
+}
+
+func i32(n int) driver.Arg { return driver.Int(n) }
+
+func dense(m tensor.Matrix) bool { return m.Rows <= 1 || m.Stride == m.Cols }
+
+func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
+	if len(src) != dst.Rows*dst.Cols {
+		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), dst.Rows, dst.Cols))
+	}
+	to := s.at(dst)
+	if len(src) == 0 || s.err != nil {
+		return
+	}
+	direct := dense(dst)
+	at := driver.Pointer(to)
+	if !direct {
+		at = s.take(4 * len(src))
+	}
+	if s.err != nil {
+		return
+	}
+	b := tensor.F32.AppendFloats(s.d.stage(4 * len(src))[:0], src)
+	s.check(s.d.driver.CopyIn(at, b))
+	if !direct {
+		s.each("copy_f32", len(src), to, i32(dst.Stride), driver.Address(at), i32(dst.Cols), 0, i32(dst.Rows), i32(dst.Cols))
+	}
+}
+
+// CopyOut gives NaN when the session has failed.
+func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
+	if len(dst) != src.Rows*src.Cols {
+		panic(fmt.Sprintf("tensor: copy %d x %d to %d elements", src.Rows, src.Cols, len(dst)))
+	}
+	from := s.at(src)
+	if len(dst) == 0 {
+		return
+	}
+	at := driver.Pointer(from)
+	if !dense(src) {
+		at = s.take(4 * len(dst))
+		s.each("copy_f32", len(dst), driver.Address(at), i32(src.Cols), from, i32(src.Stride), 0, i32(src.Rows), i32(src.Cols))
+	}
+	if s.err == nil {
+		b := s.d.stage(4 * len(dst))
+		s.check(s.d.driver.CopyOut(b, at))
+		decode(dst, b)
+	}
+	if s.err != nil {
+		for i := range dst {
+			dst[i] = float32(math.NaN())
+		}
+	}
+}
