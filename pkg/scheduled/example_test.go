@@ -36,10 +36,12 @@ func Example() {
 		x, teacher := make([]float32, 2), make([]float32, 2)
 		scheduled.Noised(x, x0, noise, levels.At(float64(s.Source)))
 		scheduled.Noised(teacher, x0, noise, levels.At(float64(s.Base)))
-		sampler, order := settings.Steps()
-		r, err := scheduled.NewRoller(scheduled.Rollout{
-			Levels: levels, Sampler: sampler, Order: order, Compat: settings.Compat, Source: s.Source, Target: s.Base,
-		}, x)
+		rollout, err := settings.Rollout(levels, s)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		r, err := scheduled.NewRoller(rollout, x)
 		if err != nil {
 			fmt.Println(err)
 			return

@@ -122,7 +122,7 @@ func Noised[T Float](dst, x0, noise []T, l Level) {
 }
 
 // Drift is how far a rolled latent lies from the teacher-forced one, in its lengths:
-// |rolled - teacher| / |teacher|.
+// |rolled - teacher| / |teacher|, which is no finite number where that is all 0.
 func Drift[T Float](rolled, teacher []T) float64 {
 	var far, length float64
 	for i, y := range teacher[:len(rolled)] {

@@ -69,9 +69,12 @@ func (p Plan) Metrics(drifts []float64) map[string]float64 {
 // Metrics are the numbers to log of a loss: means over the batch, and the least and the
 // greatest weight. adr_loss is without beta1.
 func (l Loss) Metrics() map[string]float64 {
+	m := map[string]float64{}
 	n := float64(len(l.Samples))
-	m := map[string]float64{"reflexflow/weight_min": l.Samples[0].WeightMin, "reflexflow/weight_max": l.Samples[0].WeightMax}
-	for _, t := range l.Samples {
+	for i, t := range l.Samples {
+		if i == 0 {
+			m["reflexflow/weight_min"], m["reflexflow/weight_max"] = t.WeightMin, t.WeightMax
+		}
 		m["reflexflow/exposure_l1"] += t.Exposure / n
 		m["reflexflow/fc_loss"] += t.FC / n
 		m["reflexflow/adr_loss"] += t.ADR / n
