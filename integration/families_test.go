@@ -215,7 +215,7 @@ func TestFamilies_RefusesAnUnknownClass(t *testing.T) {
 			}
 		}
 	}
-	if _, err := known.Open("nobody", model.Options{}); !errors.Is(err, model.ErrUnknown) || !strings.Contains(err.Error(), `want "synthetic" or a folder`) {
+	if _, err := known.Open("nobody", model.Options{}); !errors.Is(err, model.ErrUnknown) || !strings.Contains(err.Error(), `must be "synthetic" or a folder`) {
 		t.Errorf("no folder: %v", err)
 	}
 	for _, name := range []string{"synthetic", folderOf(t, "TintPipeline")} {

@@ -89,7 +89,7 @@ func TestLane_LongPrompt(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, d := range w.dead(t, 2) {
-		if d.Code != schemas.CodeInvalid || d.Deliveries > 2 || !strings.Contains(d.Reason, "tokens: want at most 512; shorten it, or set truncate_prompt") {
+		if d.Code != schemas.CodeInvalid || d.Deliveries > 2 || !strings.Contains(d.Reason, "tokens; must be at most 512; shorten it, or set truncate_prompt") {
 			t.Errorf("dead letter: %s after %d deliveries: %s", d.Code, d.Deliveries, d.Reason)
 		}
 	}

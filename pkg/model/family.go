@@ -60,7 +60,7 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 	}
 	dir, tried := findFolder(name)
 	if dir == "" {
-		return "", f, fmt.Errorf("model %q: %w: want %sa folder with a model_index.json; looked in %s",
+		return "", f, fmt.Errorf("model %q: %w; must be %sa folder with a model_index.json; looked in %s",
 			name, ErrUnknown, r.named(), strings.Join(tried, ", "))
 	}
 	class, err := classOf(dir)

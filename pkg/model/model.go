@@ -69,13 +69,13 @@ func (c Card) Tokens(height, width int) (int, error) {
 	edge := c.PixelsPerToken
 	switch {
 	case edge <= 0:
-		return 0, fmt.Errorf("model %s: pixels_per_token = %d: want more than 0", c.Name, edge)
+		return 0, fmt.Errorf("model %s: pixels_per_token: %d; must be more than 0", c.Name, edge)
 	case height <= 0 || width <= 0:
-		return 0, fmt.Errorf("image %dx%d: want a positive height and width", height, width)
+		return 0, fmt.Errorf("height x width: %d x %d; must be positive", height, width)
 	case height%edge != 0 || width%edge != 0:
-		return 0, fmt.Errorf("image %dx%d: want multiples of %d", height, width, edge)
+		return 0, fmt.Errorf("height x width: %d x %d; must be multiples of %d", height, width, edge)
 	case height > c.MaxPixels/width: // height*width may not fit an int
-		return 0, fmt.Errorf("image %dx%d: want at most %d pixels", height, width, c.MaxPixels)
+		return 0, fmt.Errorf("height x width: %d x %d; must be at most %d pixels", height, width, c.MaxPixels)
 	}
 	return (height / edge) * (width / edge), nil
 }

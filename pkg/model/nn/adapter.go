@@ -147,17 +147,17 @@ func parseLoRAConfig(config []byte) (func(module string, r int) float64, error) 
 		return nil, fmt.Errorf("adapter configuration: %w", err)
 	}
 	var f Faults
-	f.Check(c.Type == "" || c.Type == "LORA", "peft_type = %q: want LORA", c.Type)
-	f.Check(c.Alpha != nil && Finite(*c.Alpha), "lora_alpha: want a number")
+	f.Check(c.Type == "" || c.Type == "LORA", "peft_type: %q; must be LORA", c.Type)
+	f.Check(c.Alpha != nil, "lora_alpha: missing; must be a number")
 	f.Check(!c.DoRA, "use_dora: not supported")
 	f.Check(!c.LoRABias, "lora_bias: not supported")
 	f.Check(!c.FanInFanOut, "fan_in_fan_out: not supported")
-	f.Check(c.Bias == "" || c.Bias == "none", "bias = %q: want none", c.Bias)
+	f.Check(c.Bias == "" || c.Bias == "none", "bias: %q; must be none", c.Bias)
 	f.Check(len(c.ModulesToSave) == 0, "modules_to_save: not supported")
 	patterns := slices.Sorted(maps.Keys(c.AlphaPattern))
 	for _, k := range patterns {
 		f.Check(!strings.ContainsAny(k, `*+?()[]{}|^$\`), "alpha_pattern %q: patterns are not supported, only names", k)
-		f.Check(Finite(c.AlphaPattern[k]), "alpha_pattern %q: want a number", k)
+		f.Check(Finite(c.AlphaPattern[k]), "alpha_pattern %q: %g; must be a number", k, c.AlphaPattern[k])
 	}
 	if err := f.Of("adapter configuration"); err != nil {
 		return nil, err

@@ -36,7 +36,7 @@ func (f *Faults) Check(ok bool, format string, args ...any) {
 
 // Within notes a value out of its bounds.
 func (f *Faults) Within(field string, v, least, most int) {
-	f.Check(least <= v && v <= most, "%s = %d: want %d to %d", field, v, least, most)
+	f.Check(least <= v && v <= most, "%s: %d; must be %d to %d", field, v, least, most)
 }
 
 // Of returns the faults as one error about a file, or nil.

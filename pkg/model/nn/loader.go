@@ -46,7 +46,7 @@ func (l *Loader) Expect(name string, shape ...int) bool {
 	case !ok:
 		l.missing = append(l.missing, name)
 	case !slices.Equal(info.Shape, shape):
-		l.shapes = append(l.shapes, fmt.Sprintf("%s %v, want %v", name, info.Shape, shape))
+		l.shapes = append(l.shapes, fmt.Sprintf("%s: %v; must be %v", name, info.Shape, shape))
 	case !info.DType.Float():
 		l.shapes = append(l.shapes, fmt.Sprintf("%s has type %s", name, info.DType))
 	default:

@@ -44,7 +44,7 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 		return nil, err
 	}
 	var f nn.Faults
-	f.Check(c.Class == pipelineClass, "_class_name = %q: want %s", c.Class, pipelineClass)
+	f.Check(c.Class == pipelineClass, "_class_name: %q; must be %s", c.Class, pipelineClass)
 	class := func(field string, got []string, want ...string) {
 		ok := len(got) == 2
 		if ok {
@@ -53,7 +53,7 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 				ok = ok || got[1] == w
 			}
 		}
-		f.Check(ok, "%s = %.80q: want %s", field, got, want[0])
+		f.Check(ok, "%s: %.80q; must be %s", field, got, want[0])
 	}
 	class("scheduler", c.Scheduler, "FlowMatchEulerDiscreteScheduler")
 	class("text_encoder", c.TextEncoder, textEncoderClass)
@@ -128,7 +128,7 @@ func readTextConfig(folder *safetensors.Folder, dir string) (*textConfig, error)
 	}
 
 	var f nn.Faults
-	f.Check(file.Type == "qwen2_5_vl", "model_type = %q: want qwen2_5_vl", file.Type)
+	f.Check(file.Type == "qwen2_5_vl", "model_type: %q; must be qwen2_5_vl", file.Type)
 	f.Check(file.Quant == nil, "quantization_config: not supported")
 	f.Within("vocab_size", c.Vocabulary, 1, 2*tokenizer.MaxVocabulary)
 	f.Within("hidden_size", c.Width, 1, maxWidth)
@@ -138,13 +138,13 @@ func readTextConfig(folder *safetensors.Folder, dir string) (*textConfig, error)
 	f.Within("num_key_value_heads", c.KVHeads, 1, maxDepth)
 	f.Within("max_position_embeddings", c.MaxPositions, promptTokensLimit+promptTokensDropped, math.MaxInt32)
 	if len(f) == 0 {
-		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size = %d: want a multiple of twice num_attention_heads = %d", c.Width, c.Heads)
-		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads = %d: want a multiple of num_key_value_heads = %d", c.Heads, c.KVHeads)
-		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width, "head_dim = %d: want hidden_size / num_attention_heads", c.HeadDim)
+		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size: %d; must be a multiple of twice num_attention_heads = %d", c.Width, c.Heads)
+		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads: %d; must be a multiple of num_key_value_heads = %d", c.Heads, c.KVHeads)
+		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width, "head_dim: %d; must be hidden_size / num_attention_heads", c.HeadDim)
 	}
-	f.Check(c.Epsilon > 0 && c.Epsilon < 1, "rms_norm_eps = %g: want 0 to 1", c.Epsilon)
-	f.Check(c.Theta > 1 && c.Theta < 1e12, "rope_theta = %g: want more than 1", c.Theta)
-	f.Check(c.Activation == "silu", "hidden_act = %q: want silu", c.Activation)
+	f.Check(c.Epsilon > 0 && c.Epsilon < 1, "rms_norm_eps: %g; must be 0 to 1", c.Epsilon)
+	f.Check(c.Theta > 1 && c.Theta < 1e12, "rope_theta: %g; must be more than 1", c.Theta)
+	f.Check(c.Activation == "silu", "hidden_act: %q; must be silu", c.Activation)
 	f.Check(!c.SlidingWindow, "use_sliding_window: not supported")
 	for _, r := range []*ropeConfig{c.Rope, c.Scaling} {
 		if r != nil {
@@ -153,7 +153,7 @@ func readTextConfig(folder *safetensors.Folder, dir string) (*textConfig, error)
 				kind = r.Older
 			}
 			// On text alone the multi-axis form is the ordinary one.
-			f.Check(kind == "" || kind == "default" || kind == "mrope", "rope_type = %q: want default", kind)
+			f.Check(kind == "" || kind == "default" || kind == "mrope", "rope_type: %q; must be default", kind)
 		}
 	}
 	if err := f.Of(name); err != nil {
@@ -192,10 +192,10 @@ func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformer
 		return nil, err
 	}
 	var f nn.Faults
-	f.Check(c.Class == transformerClass, "_class_name = %q: want %s", c.Class, transformerClass)
-	f.Check(c.PatchSize == 2, "patch_size = %d: want 2", c.PatchSize)
+	f.Check(c.Class == transformerClass, "_class_name: %q; must be %s", c.Class, transformerClass)
+	f.Check(c.PatchSize == 2, "patch_size: %d; must be 2", c.PatchSize)
 	f.Within("in_channels", c.In, 4, 4096)
-	f.Check(c.Out > 0 && c.Out <= 4096 && c.In == 4*c.Out, "in_channels = %d: want 4 * out_channels = 4 * %d", c.In, c.Out)
+	f.Check(c.Out > 0 && c.Out <= 4096 && c.In == 4*c.Out, "in_channels: %d; must be 4 * out_channels = 4 * %d", c.In, c.Out)
 	f.Within("num_layers", c.Layers, 1, maxDepth)
 	f.Within("num_attention_heads", c.Heads, 1, maxDepth)
 	f.Within("attention_head_dim", c.HeadDim, 2, 1024)
@@ -206,7 +206,7 @@ func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformer
 		sum += d
 	}
 	f.Check(len(c.Axes) == 3 && even && sum == c.HeadDim,
-		"axes_dims_rope = %s: want three even numbers that add up to attention_head_dim = %d", brief(c.Axes), c.HeadDim)
+		"axes_dims_rope: %s; must be three even numbers that add up to attention_head_dim = %d", brief(c.Axes), c.HeadDim)
 	f.Check(!c.GuidanceEmbeds, "guidance_embeds: not supported")
 	f.Check(!c.ZeroCondT, "zero_cond_t: not supported")
 	f.Check(!c.AdditionalT, "use_additional_t_cond: not supported")
@@ -239,24 +239,25 @@ func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 		return nil, err
 	}
 	var f nn.Faults
-	f.Check(c.Class == autoencoderClass, "_class_name = %q: want %s", c.Class, autoencoderClass)
+	f.Check(c.Class == autoencoderClass, "_class_name: %q; must be %s", c.Class, autoencoderClass)
 	f.Within("base_dim", c.Base, 2, 4096)
-	f.Check(c.Base%2 == 0, "base_dim = %d: want an even number", c.Base)
+	f.Check(c.Base%2 == 0, "base_dim: %d; must be an even number", c.Base)
 	f.Within("z_dim", c.Latents, 1, 1024)
 	f.Within("num_res_blocks", c.ResBlocks, 1, 64)
-	f.Check(c.Channels == 3, "input_channels = %d: want 3", c.Channels)
+	f.Check(c.Channels == 3, "input_channels: %d; must be 3", c.Channels)
 	f.Check(len(c.AttnScales) == 0, "attn_scales: not supported")
 	ok := len(c.Mult) >= 2 && len(c.Mult) <= 6
 	for _, m := range c.Mult {
 		ok = ok && m >= 1 && m <= 64
 	}
-	f.Check(ok, "dim_mult = %s: want 2 to 6 numbers from 1 to 64", brief(c.Mult))
-	f.Check(len(c.Temporal) == len(c.Mult)-1, "temperal_downsample: %d values, want one fewer than dim_mult", len(c.Temporal))
+	f.Check(ok, "dim_mult: %s; must be 2 to 6 numbers from 1 to 64", brief(c.Mult))
+	f.Check(len(c.Temporal) == len(c.Mult)-1, "temperal_downsample: %d values; must be one fewer than dim_mult", len(c.Temporal))
 	ok = len(c.Mean) == c.Latents && len(c.Std) == c.Latents
 	for i := 0; ok && i < c.Latents; i++ {
 		ok = !math.IsNaN(c.Mean[i]) && !math.IsInf(c.Mean[i], 0) && c.Std[i] > 0 && !math.IsInf(c.Std[i], 0)
 	}
-	f.Check(ok, "latents_mean, latents_std: want z_dim = %d finite numbers each, standard deviations above 0", c.Latents)
+	f.Check(ok, "latents_mean, latents_std: %d and %d values; must be z_dim = %d finite numbers each, standard deviations above 0",
+		len(c.Mean), len(c.Std), c.Latents)
 	if err := f.Of(name); err != nil {
 		return nil, err
 	}

@@ -1,10 +1,8 @@
 package qwenimage
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
@@ -18,25 +16,8 @@ type modelConfigs struct {
 	transformer *transformerConfig
 	vae         *vaeConfig
 	scheduler   []byte
-	defaults    sampleDefaults
+	defaults    nn.Defaults
 }
-
-// sampleDefaults is meander.json, an optional file that diffusers ignores: what to paint
-// where a prompt does not say.
-type sampleDefaults struct {
-	Height            int     `json:"height"`
-	Width             int     `json:"width"`
-	NumInferenceSteps int     `json:"num_inference_steps"`
-	TrueCFGScale      float64 `json:"true_cfg_scale"`
-	// Reward names reward functions that suit the images.
-	Reward []string `json:"reward"`
-}
-
-// Paths in a model folder.
-const (
-	schedulerFile = "scheduler/scheduler_config.json"
-	defaultsFile  = "meander.json"
-)
 
 // pixelsPerToken is the edge of what a token covers: a 2x2 patch of latents.
 func (c *modelConfigs) pixelsPerToken() int { return 2 << c.vae.levels() }
@@ -76,7 +57,7 @@ func checkDefaults(c model.Card) error {
 // fitTokenizer checks that every token has an embedding.
 func (c *modelConfigs) fitTokenizer(t *tokenizer.Tokenizer) error {
 	if t.Size() > c.text.Vocabulary {
-		return fmt.Errorf("tokenizer: ids up to %d, but text_encoder has vocab_size %d", t.Size()-1, c.text.Vocabulary)
+		return fmt.Errorf("tokenizer: ids up to %d; must be below the text_encoder's vocab_size %d", t.Size()-1, c.text.Vocabulary)
 	}
 	return nil
 }
@@ -88,26 +69,21 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 	if _, err := readIndexConfig(folder); err != nil {
 		return nil, err
 	}
-	c := &modelConfigs{defaults: sampleDefaults{Height: 1024, Width: 1024, NumInferenceSteps: 50, TrueCFGScale: 4}}
+	c := &modelConfigs{defaults: nn.Defaults{Height: 1024, Width: 1024, NumInferenceSteps: 50, TrueCFGScale: 4}}
 	var errs [5]error
 	c.text, errs[0] = readTextConfig(folder, "text_encoder")
 	c.transformer, errs[1] = readTransformerConfig(folder, "transformer")
 	c.vae, errs[2] = readVAEConfig(folder, "vae")
-	c.scheduler, errs[3] = folder.Read(schedulerFile, nn.MaxConfigFile)
-	if errs[3] == nil && !json.Valid(c.scheduler) {
-		c.scheduler, errs[3] = nil, fmt.Errorf("read %s: not JSON", schedulerFile)
-	}
-	if errs[4] = nn.ReadJSON(folder, defaultsFile, &c.defaults); errors.Is(errs[4], fs.ErrNotExist) {
-		errs[4] = nil
-	}
+	c.scheduler, errs[3] = nn.ReadScheduler(folder)
+	errs[4] = c.defaults.Read(folder)
 	if err := errors.Join(errs[:]...); err != nil {
 		return c, err
 	}
 	var f nn.Faults
 	f.Check(c.transformer.TextWidth == c.text.Width,
-		"transformer joint_attention_dim = %d, but text_encoder hidden_size = %d", c.transformer.TextWidth, c.text.Width)
+		"transformer: joint_attention_dim: %d; must be the text_encoder's hidden_size = %d", c.transformer.TextWidth, c.text.Width)
 	f.Check(c.transformer.Out == c.vae.Latents,
-		"transformer out_channels = %d, but vae z_dim = %d", c.transformer.Out, c.vae.Latents)
+		"transformer: out_channels: %d; must be the vae's z_dim = %d", c.transformer.Out, c.vae.Latents)
 	return c, errors.Join(f...)
 }
 

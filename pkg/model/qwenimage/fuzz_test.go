@@ -27,7 +27,7 @@ func FuzzConfigs(f *testing.F) {
 		}
 		f.Cleanup(func() { _ = archives[i].Close() })
 	}
-	names := []string{"text_encoder/config.json", "transformer/config.json", "vae/config.json", defaultsFile}
+	names := []string{"text_encoder/config.json", "transformer/config.json", "vae/config.json", nn.DefaultsFile}
 	var seed [4]string
 	for i, name := range names {
 		b, err := os.ReadFile(filepath.Join(dir, name))

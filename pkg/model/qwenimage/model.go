@@ -97,7 +97,7 @@ func (m *Model) EncodeTruncated(ctx context.Context, prompts []string) ([]*model
 func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]*model.Conditioning, error) {
 	tooLong := func(prompt string, cut int) error {
 		limit := m.card.MaxPromptTokens
-		return fmt.Errorf("prompt %.80q: %w: %d tokens: want at most %d", prompt, model.ErrPrompt, limit+cut, limit)
+		return fmt.Errorf("prompt %.80q: %w: %d tokens; must be at most %d", prompt, model.ErrPrompt, limit+cut, limit)
 	}
 	out := make([]*model.Conditioning, len(prompts))
 	first := make(map[string]int, len(prompts)) // where a prompt that is not cached comes first
@@ -177,7 +177,7 @@ func (m *Model) DecodePixels(ctx context.Context, latents []float32, height, wid
 		return nil, err
 	}
 	if len(latents) != tokens*m.card.LatentChannels {
-		return nil, fmt.Errorf("decode: latents of %d elements, want %d x %d", len(latents), tokens, m.card.LatentChannels)
+		return nil, fmt.Errorf("decode: latents of %d elements; must be %d x %d", len(latents), tokens, m.card.LatentChannels)
 	}
 	var pixels []float32
 	err = m.device.Run(ctx, true, func(s tensor.Session) error {

@@ -199,19 +199,19 @@ var brokenConfigs = []refusal{
 	{"other scheduler", set("model_index.json", "scheduler", []string{"diffusers", "DDIMScheduler"}), []string{"scheduler", "DDIMScheduler"}},
 	{"guidance", set(transformer, "guidance_embeds", true), []string{transformer, "guidance_embeds"}},
 	{"layered positions", set(transformer, "use_layer3d_rope", true), []string{"use_layer3d_rope"}},
-	{"absurd depth", set(transformer, "num_layers", 1<<40), []string{transformer, "num_layers = 1099511627776"}},
-	{"negative width", set(transformer, "attention_head_dim", -8), []string{"attention_head_dim = -8"}},
-	{"odd axes", set(transformer, "axes_dims_rope", []int{3, 3, 2}), []string{"axes_dims_rope = [3 3 2]: want"}},
-	{"levels", set(vae, "dim_mult", []int{1, 99}), []string{"dim_mult = [1 99]: want"}},
-	{"many levels", set(vae, "dim_mult", make([]int, 5000)), []string{"dim_mult = [0 0 0 0 0 0 0 0] and 4992 more: want"}},
+	{"absurd depth", set(transformer, "num_layers", 1<<40), []string{transformer, "num_layers: 1099511627776"}},
+	{"negative width", set(transformer, "attention_head_dim", -8), []string{"attention_head_dim: -8"}},
+	{"odd axes", set(transformer, "axes_dims_rope", []int{3, 3, 2}), []string{"axes_dims_rope: [3 3 2]; must"}},
+	{"levels", set(vae, "dim_mult", []int{1, 99}), []string{"dim_mult: [1 99]; must"}},
+	{"many levels", set(vae, "dim_mult", make([]int, 5000)), []string{"dim_mult: [0 0 0 0 0 0 0 0] and 4992 more; must"}},
 	{"quantized", set(transformer, "quantization_config", map[string]any{"bits": 4}), []string{"quantization_config"}},
 	{"deeper than the file", set(transformer, "num_layers", 3), []string{"load transformer", "missing", "transformer_blocks.1.attn"}},
-	{"wider than the file", set(transformer, "joint_attention_dim", 32), []string{"joint_attention_dim = 32", "hidden_size = 16"}},
+	{"wider than the file", set(transformer, "joint_attention_dim", 32), []string{"joint_attention_dim: 32", "hidden_size = 16"}},
 	{"attention in the autoencoder", set(vae, "attn_scales", []float64{1}), []string{vae, "attn_scales"}},
 	{"no deviation", set(vae, "latents_std", make([]float64, 16)), []string{vae, "latents_std"}},
 	{"short mean", set(vae, "latents_mean", []float64{0}), []string{vae, "latents_mean"}},
 	{"other activation", set(text, "hidden_act", "gelu"), []string{text, "hidden_act"}},
-	{"other rope", set(text, "rope_scaling", map[string]any{"type": "yarn"}), []string{text, "rope_type = \"yarn\""}},
+	{"other rope", set(text, "rope_scaling", map[string]any{"type": "yarn"}), []string{text, "rope_type: \"yarn\""}},
 	{"zero theta", set(text, "rope_theta", 0), []string{"rope_theta"}},
 	{"small vocabulary", set(text, "vocab_size", 100), []string{"vocab_size 100"}},
 	{"defaults", set("meander.json", "height", 30), []string{"multiples of 16"}},
@@ -222,7 +222,7 @@ var brokenFiles = []refusal{
 	{"several faults at once", func(t *testing.T, dir string) {
 		set(transformer, "patch_size", 1)(t, dir)
 		set(vae, "input_channels", 4)(t, dir)
-	}, []string{"patch_size = 1", "input_channels = 4"}},
+	}, []string{"patch_size: 1", "input_channels: 4"}},
 	{"tensors missing, unexpected, mis-shaped", func(t *testing.T, dir string) {
 		retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
 			delete(m, "img_in.bias")
@@ -233,7 +233,7 @@ var brokenFiles = []refusal{
 			x.Shape[0], x.Shape[1] = x.Shape[0]*2, x.Shape[1]/2
 			m["txt_in.weight"] = x
 		})
-	}, []string{"2 tensors missing: img_in.bias, proj_out.weight", "1 tensors unexpected: extra.weight", "1 tensors of another shape: txt_in.weight [32 8], want [16 16]"}},
+	}, []string{"2 tensors missing: img_in.bias, proj_out.weight", "1 tensors unexpected: extra.weight", "1 tensors of another shape: txt_in.weight: [32 8]; must be [16 16]"}},
 	{"integers", func(t *testing.T, dir string) {
 		retensor(t, filepath.Join(dir, weights), func(m map[string]safetensors.Tensor) {
 			x := m["img_in.bias"]

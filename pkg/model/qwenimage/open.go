@@ -147,7 +147,7 @@ func (s *shared) closeDevice() error {
 }
 
 // complete fills zero fields and checks all.
-func (o *Options) complete(d *sampleDefaults) error {
+func (o *Options) complete(d *nn.Defaults) error {
 	o.Threads = orDefault(o.Threads, runtime.GOMAXPROCS(0))
 	o.Height, o.Width = orDefault(o.Height, d.Height), orDefault(o.Width, d.Width)
 	o.NumInferenceSteps = orDefault(o.NumInferenceSteps, d.NumInferenceSteps)
@@ -160,7 +160,7 @@ func (o *Options) complete(d *sampleDefaults) error {
 	f.Within("Width", o.Width, 1, 1<<15)
 	f.Within("NumInferenceSteps", o.NumInferenceSteps, 1, 1000)
 	f.Within("MaxPromptTokens", o.MaxPromptTokens, 1, promptTokensLimit)
-	f.Check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale = %g: want more than 0, at most 1000", o.TrueCFGScale)
+	f.Check(o.TrueCFGScale > 0 && o.TrueCFGScale <= 1000, "TrueCFGScale: %g; must be more than 0, at most 1000", o.TrueCFGScale)
 	if len(f) == 0 {
 		o.MaxPixels = orDefault(o.MaxPixels, max(2048*2048, o.Height*o.Width))
 		f.Within("MaxPixels", o.MaxPixels, o.Height*o.Width, 1<<28)

@@ -209,7 +209,7 @@ func TestParity_EncodeTruncated(t *testing.T) {
 			within(t, key, eighth, g.floats(key), textTolerance)
 			// Known by now, it is refused all the same.
 			_, err = m.Encode(t.Context(), prompts)
-			want := fmt.Sprintf("%d tokens: want at most %d", tokens+c.Cut, tt.most)
+			want := fmt.Sprintf("%d tokens; must be at most %d", tokens+c.Cut, tt.most)
 			if !errors.Is(err, model.ErrPrompt) || !strings.Contains(err.Error(), want) {
 				t.Errorf("Encode: %v, want %s", err, want)
 			}

@@ -131,7 +131,7 @@ func promptIDs(tok *tokenizer.Tokenizer, prompt string, limit int) (ids []int32,
 	}
 	kept := len(ids) - promptTokensDropped
 	if kept <= 0 {
-		return nil, 0, fmt.Errorf("%w: the template makes %d tokens: want more than %d", model.ErrPrompt, len(ids), promptTokensDropped)
+		return nil, 0, fmt.Errorf("%w: the template makes %d tokens; must be more than %d", model.ErrPrompt, len(ids), promptTokensDropped)
 	}
 	if cut = kept - limit; cut > 0 {
 		return ids[:promptTokensDropped+limit], cut, nil

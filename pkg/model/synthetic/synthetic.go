@@ -47,13 +47,13 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var faults []error
 	if c.Components < 1 || c.Components > 64 {
-		faults = append(faults, fmt.Errorf("components = %d: want 1 to 64", c.Components))
+		faults = append(faults, fmt.Errorf("components: %d; must be 1 to 64", c.Components))
 	}
 	if !(c.MinStd > 0) || !(c.MaxStd >= c.MinStd) || math.IsInf(c.MaxStd, 1) {
-		faults = append(faults, fmt.Errorf("min_std, max_std = %v, %v: want finite and 0 < min_std <= max_std", c.MinStd, c.MaxStd))
+		faults = append(faults, fmt.Errorf("min_std, max_std: %v, %v; must be finite and 0 < min_std <= max_std", c.MinStd, c.MaxStd))
 	}
 	if !(c.Contrast >= 0) || math.IsInf(c.Contrast, 1) {
-		faults = append(faults, fmt.Errorf("contrast = %v: want a finite number of at least 0", c.Contrast))
+		faults = append(faults, fmt.Errorf("contrast: %v; must be a finite number of at least 0", c.Contrast))
 	}
 	return errors.Join(faults...)
 }

@@ -81,13 +81,13 @@ func TestNewWith_Refuses(t *testing.T) {
 		change func(*synthetic.Config)
 		fault  string
 	}{
-		{"no components", func(c *synthetic.Config) { c.Components = 0 }, "components = 0"},
-		{"many components", func(c *synthetic.Config) { c.Components = 65 }, "components = 65"},
+		{"no components", func(c *synthetic.Config) { c.Components = 0 }, "components: 0"},
+		{"many components", func(c *synthetic.Config) { c.Components = 65 }, "components: 65"},
 		{"zero std", func(c *synthetic.Config) { c.MinStd = 0 }, "min_std"},
 		{"NaN std", func(c *synthetic.Config) { c.MaxStd = math.NaN() }, "max_std"},
 		{"infinite std", func(c *synthetic.Config) { c.MaxStd = math.Inf(1) }, "max_std"},
 		{"crossed stds", func(c *synthetic.Config) { c.MinStd = 1 }, "min_std"},
-		{"negative contrast", func(c *synthetic.Config) { c.Contrast = -1 }, "contrast = -1"},
+		{"negative contrast", func(c *synthetic.Config) { c.Contrast = -1 }, "contrast: -1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -158,14 +158,14 @@ func (l *mergeList) UnmarshalJSON(b []byte) error {
 		if json.Unmarshal(item, &line) == nil {
 			left, right, ok := strings.Cut(line, " ")
 			if !ok {
-				return fmt.Errorf("merge %d: %.40q: want two tokens", i, line)
+				return fmt.Errorf("merge %d: %.40q; must be two tokens", i, line)
 			}
 			(*l)[i] = [2]string{left, right}
 			continue
 		}
 		var two []string
 		if err := json.Unmarshal(item, &two); err != nil || len(two) != 2 {
-			return fmt.Errorf("merge %d: %.40q: want two tokens", i, item)
+			return fmt.Errorf("merge %d: %.40q; must be two tokens", i, item)
 		}
 		(*l)[i] = [2]string(two)
 	}
@@ -185,22 +185,22 @@ func parseCombined(b []byte) (*combinedFile, error) {
 	}
 	empty := func(s *string) bool { return s == nil || *s == "" }
 	m := &f.Model
-	want(m.Type == "BPE", "model.type", "%q: want \"BPE\"", m.Type)
+	want(m.Type == "BPE", "model.type", "%q; must be \"BPE\"", m.Type)
 	want(m.Dropout == nil || *m.Dropout == 0, "model.dropout", "not supported")
 	want(m.UnkToken == nil, "model.unk_token", "not supported")
 	want(empty(m.Prefix), "model.continuing_subword_prefix", "not supported")
 	want(empty(m.Suffix), "model.end_of_word_suffix", "not supported")
 	want(!m.ByteFallback, "model.byte_fallback", "not supported")
 	want(!m.IgnoreMerges, "model.ignore_merges", "not supported")
-	want(f.Normalizer != nil && f.Normalizer.Type == "NFC", "normalizer", "want NFC")
+	want(f.Normalizer != nil && f.Normalizer.Type == "NFC", "normalizer", "must be NFC")
 	if p := f.PreTokenizer; p == nil || p.Type != "Sequence" || len(p.Pretokenizers) != 2 {
-		want(false, "pre_tokenizer", "want the sequence Split, ByteLevel")
+		want(false, "pre_tokenizer", "must be the sequence Split, ByteLevel")
 	} else {
 		split, level := p.Pretokenizers[0], p.Pretokenizers[1]
-		want(split.Type == "Split" && split.Behavior == "Isolated" && !split.Invert, "pre_tokenizer[0]", "want an isolated Split")
-		want(split.Pattern.Regex == qwen2Pattern, "pre_tokenizer[0].pattern", "%.80q: want the Qwen2 pattern", split.Pattern.Regex)
+		want(split.Type == "Split" && split.Behavior == "Isolated" && !split.Invert, "pre_tokenizer[0]", "must be an isolated Split")
+		want(split.Pattern.Regex == qwen2Pattern, "pre_tokenizer[0].pattern", "%.80q; must be the Qwen2 pattern", split.Pattern.Regex)
 		want(level.Type == "ByteLevel" && !level.UseRegex && !level.AddPrefixSpace, "pre_tokenizer[1]",
-			"want ByteLevel without add_prefix_space and use_regex")
+			"must be ByteLevel without add_prefix_space and use_regex")
 	}
 	return &f, errors.Join(faults...)
 }
@@ -215,7 +215,7 @@ func parseMerges(b []byte) ([][2]string, error) {
 		}
 		left, right, ok := strings.Cut(string(line), " ")
 		if !ok || left == "" || right == "" || strings.Contains(right, " ") {
-			return nil, fmt.Errorf("line %d: %.40q: want two tokens", i+1, line)
+			return nil, fmt.Errorf("line %d: %.40q; must be two tokens", i+1, line)
 		}
 		if len(merges) == MaxVocabulary {
 			return nil, fmt.Errorf("more than %d merges", MaxVocabulary)
@@ -372,7 +372,7 @@ func tokenNames(raw json.RawMessage) []string {
 // newTokenizer checks the parts and builds the tables.
 func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec) (*Tokenizer, error) {
 	if len(vocab) > MaxVocabulary || len(merges) > MaxVocabulary || len(added) > maxAddedTokens {
-		return nil, fmt.Errorf("%d tokens, %d merges, %d added tokens: want at most %d, %d and %d",
+		return nil, fmt.Errorf("%d tokens, %d merges, %d added tokens; must be at most %d, %d and %d",
 			len(vocab), len(merges), len(added), MaxVocabulary, MaxVocabulary, maxAddedTokens)
 	}
 	t := &Tokenizer{merges: make(map[pair]merge, len(merges)), added: make(map[int32]string, len(added))}
@@ -380,7 +380,7 @@ func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec)
 	for _, a := range added {
 		switch {
 		case a.Content == "" || len(a.Content) > maxTokenBytes:
-			return nil, fmt.Errorf("added token %.40q: want 1 to %d bytes", a.Content, maxTokenBytes)
+			return nil, fmt.Errorf("added token %.40q; must be 1 to %d bytes", a.Content, maxTokenBytes)
 		case a.ID == nil || *a.ID < 0 || *a.ID >= 2*MaxVocabulary:
 			return nil, fmt.Errorf("added token %.40q: no id, or not in [0, %d)", a.Content, 2*MaxVocabulary)
 		case a.SingleWord || a.LStrip || a.RStrip:
@@ -424,7 +424,7 @@ func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec)
 			return nil, fmt.Errorf("token %.40q: not in the byte-level alphabet", token)
 		}
 		if len(text) == 0 || len(text) > maxTokenBytes {
-			return nil, fmt.Errorf("token %.40q: want 1 to %d bytes", token, maxTokenBytes)
+			return nil, fmt.Errorf("token %.40q; must be 1 to %d bytes", token, maxTokenBytes)
 		}
 		if t.tokens[id] != "" {
 			return nil, fmt.Errorf("tokens %.40q and %.40q have the same id %d", token, toByteLevel(t.tokens[id]), id)
