@@ -37,7 +37,7 @@ func (w *world) checkGroup(t *testing.T, a *schemas.Advantage, size int64) {
 			t.Error(err)
 		}
 		var r schemas.Reward
-		subject := bus.StoredSubject(schemas.RewardSubject(a.Run, a.Batch, a.UID, m.SampleIndex))
+		subject := schemas.StoredSubject(schemas.RewardSubject(a.Run, a.Batch, a.UID, m.SampleIndex))
 		stored, err := w.Last(t.Context(), schemas.StreamRewards, subject)
 		if err == nil {
 			err = bus.Fits(stored, &r)

@@ -33,7 +33,7 @@ type crew struct {
 }
 
 // holder is the durable that has the rewards of a batch, or of a group without one.
-func holder(batch string) string { return fmt.Sprintf("advantage-p%02d", bus.Partition(batch)) }
+func holder(batch string) string { return fmt.Sprintf("advantage-p%02d", schemas.Partition(batch)) }
 
 // stages in the order in which data flows.
 var stages = []string{"intake", "sampler", "reward", "advantage"}

@@ -32,7 +32,7 @@ const (
 )
 
 // PresenceSubject is the key of an instance in the bucket, as a subject.
-func PresenceSubject(instance string) string { return "$KV." + PresenceBucket + "." + instance }
+func PresenceSubject(instance string) string { return BucketSubject(PresenceBucket, instance) }
 
 // Validate joins every fault of the presence.
 func (e *Presence) Validate() error { return CheckFields(e) }

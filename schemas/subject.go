@@ -1,7 +1,6 @@
 package schemas
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 )
@@ -81,6 +80,9 @@ func DeadSubject(stage, run, uid string) string {
 	return Prefix + "dead." + safeToken(stage) + "." + safeToken(run) + "." + safeToken(uid)
 }
 
+// BucketSubject is the subject that a key-value bucket keeps a key under.
+func BucketSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+
 // ControlSubject is the core request/reply subject of a run's commands.
 func ControlSubject(run string) string { return Prefix + "control." + run }
 
@@ -89,22 +91,17 @@ func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefi
 
 // RunOf returns the run token of the subject of a stored event.
 func RunOf(subject string) (run string, ok bool) {
-	t := strings.Split(MessageID(subject), ".")
-	at := 1
-	if t[0] == "dead" || t[0] == "reward" && len(t) == 6 || t[0] == "opening" && len(t) == 5 {
-		at = 2 // behind the stage, or the partition
-	}
-	if len(t) <= at || MessageID(subject) == subject || t[0] == "policy" {
-		return "", false
-	}
-	return t[at], true
+	a, _ := ParseSubject(subject)
+	return a.Run, a.Run != ""
 }
 
 // IsPart says whether the subject is that of a part of a step's tensors, not of a step.
 func IsPart(subject string) bool {
-	t := strings.Split(MessageID(subject), ".")
-	return t[0] == "step" && len(t) == 7
+	return strings.HasPrefix(subject, Prefix+KindStep+".") && strings.Count(subject, ".") == 8
 }
+
+// IsOpening says whether the subject is that of a group's record among its rewards.
+func IsOpening(subject string) bool { return strings.HasPrefix(subject, Prefix+KindOpening+".") }
 
 // MaxToken is the longest run id, uid, lane or batch id.
 const MaxToken = 64
@@ -112,18 +109,9 @@ const MaxToken = 64
 // CheckToken says whether s may become a token of a subject: 1 to MaxToken of
 // A-Z a-z 0-9 _ -. Dots, spaces and wildcards would change the routing.
 func CheckToken(field, s string) error {
-	if s == "" {
-		return fmt.Errorf("%s: empty; needs 1 to %d characters of A-Z a-z 0-9 _ -", field, MaxToken)
-	}
-	if len(s) > MaxToken {
-		return fmt.Errorf("%s: %d characters; needs 1 to %d of A-Z a-z 0-9 _ -", field, len(s), MaxToken)
-	}
-	for i := range len(s) {
-		if !tokenByte(s[i]) {
-			return fmt.Errorf("%s: %q has the character %q; needs 1 to %d characters of A-Z a-z 0-9 _ -", field, s, s[i], MaxToken)
-		}
-	}
-	return nil
+	var f faults
+	f.token(field, s)
+	return f.err()
 }
 
 func tokenByte(c byte) bool {
@@ -131,7 +119,7 @@ func tokenByte(c byte) bool {
 }
 
 func safeToken(s string) string {
-	if CheckToken("", s) == nil {
+	if legalToken(s) {
 		return s
 	}
 	return "_"

@@ -1,6 +1,7 @@
 package schemas_test
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 
@@ -10,28 +11,91 @@ import (
 )
 
 func TestCheckToken(t *testing.T) {
-	tests := []struct {
-		token string
-		want  string
-	}{
-		{"a", ""},
-		{"AZaz09_-", ""},
-		{strings.Repeat("x", schemas.MaxToken), ""},
-		{"", "uid: empty; needs 1 to 64 characters of A-Z a-z 0-9 _ -"},
-		{strings.Repeat("x", schemas.MaxToken+1), "uid: 65 characters; needs 1 to 64 of A-Z a-z 0-9 _ -"},
-		{"a.b", `uid: "a.b" has the character '.'; needs 1 to 64 characters of A-Z a-z 0-9 _ -`},
-		{"a b", `uid: "a b" has the character ' '; needs 1 to 64 characters of A-Z a-z 0-9 _ -`},
-		{"*", `uid: "*" has the character '*'; needs 1 to 64 characters of A-Z a-z 0-9 _ -`},
-		{">", `uid: ">" has the character '>'; needs 1 to 64 characters of A-Z a-z 0-9 _ -`},
-		{"a\x00", `uid: "a\x00" has the character '\x00'; needs 1 to 64 characters of A-Z a-z 0-9 _ -`},
-	}
-	for _, tt := range tests {
-		got := ""
-		if err := schemas.CheckToken("uid", tt.token); err != nil {
-			got = err.Error()
+	for _, token := range []string{"a", "AZaz09_-", strings.Repeat("x", schemas.MaxToken)} {
+		if err := schemas.CheckToken("uid", token); err != nil {
+			t.Errorf("CheckToken(%q) = %v", token, err)
 		}
-		if got != tt.want {
-			t.Errorf("CheckToken(%q) = %q, want %q", tt.token, got, tt.want)
+	}
+	for token, named := range map[string]string{
+		"": `""`, "a.b": `"a.b"`, "a b": `"a b"`, "*": `"*"`, ">": `">"`, "a\x00": `"a\x00"`,
+		strings.Repeat("x", schemas.MaxToken+1): `"` + strings.Repeat("x", schemas.MaxToken) + `"...`,
+	} {
+		want := "uid: " + named + "; " + tokenRule
+		if err := schemas.CheckToken("uid", token); err == nil || err.Error() != want {
+			t.Errorf("CheckToken(%q) = %v, want %s", token, err, want)
+		}
+	}
+}
+
+// Every subject reads back as what it was made of, as it is published and as it is stored.
+func TestParseSubject(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		token := rapid.StringMatching(`[A-Za-z0-9_-]{1,8}`)
+		n := rapid.Int64Range(0, schemas.MaxGroupSize-1)
+		run, uid, batch, lane := token.Draw(t, "run"), token.Draw(t, "uid"), token.Draw(t, "batch"), token.Draw(t, "lane")
+		attempt, name := token.Draw(t, "attempt"), token.Draw(t, "name")
+		sample, step, part := n.Draw(t, "sample"), n.Draw(t, "step"), n.Draw(t, "part")
+		s, k, q := strconv.FormatInt(sample, 10), strconv.FormatInt(step, 10), strconv.FormatInt(part, 10)
+		p := strconv.Itoa(schemas.Partition(batch))
+		stepSubject := schemas.StepSubject(run, uid, sample, attempt, step)
+		for subject, want := range map[string]schemas.Address{
+			schemas.PromptSubject(run):                     {Kind: schemas.KindPrompt, Run: run},
+			schemas.GroupSubject(run, uid):                 {Kind: schemas.KindGroup, Run: run, UID: uid},
+			schemas.OpeningSubject(run, batch, uid):        {Kind: schemas.KindOpening, Run: run, Batch: batch, UID: uid},
+			schemas.RequestSubject(run, lane, uid, sample): {Kind: schemas.KindRequest, Run: run, Lane: lane, UID: uid, Sample: s},
+			stepSubject:                                    {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Attempt: attempt, Step: k},
+			schemas.PartSubject(stepSubject, part):         {Kind: schemas.KindPart, Run: run, UID: uid, Sample: s, Attempt: attempt, Step: k, Part: q},
+			schemas.TrajectorySubject(run, uid, sample):    {Kind: schemas.KindTrajectory, Run: run, UID: uid, Sample: s},
+			schemas.VerdictSubject(run, uid, sample, name): {Kind: schemas.KindVerdict, Run: run, UID: uid, Sample: s, Name: name},
+			schemas.RewardSubject(run, batch, uid, sample): {Kind: schemas.KindReward, Run: run, Batch: batch, UID: uid, Sample: s},
+			schemas.AdvantageSubject(run, uid):             {Kind: schemas.KindAdvantage, Run: run, UID: uid},
+			schemas.BatchSubject(run, batch):               {Kind: schemas.KindBatch, Run: run, Batch: batch},
+			schemas.PolicySubject(lane):                    {Kind: schemas.KindPolicy, Lane: lane},
+			schemas.DeadSubject("intake", run, uid):        {Kind: schemas.KindDead, Stage: "intake", Run: run, UID: uid},
+		} {
+			got, ok := schemas.ParseSubject(subject)
+			if !ok || got != want {
+				t.Fatalf("ParseSubject(%q) = %+v, %v, want %+v", subject, got, ok, want)
+			}
+			stored := schemas.StoredSubject(subject)
+			if want.Kind == schemas.KindReward || want.Kind == schemas.KindOpening {
+				want.Partition = p
+			}
+			if got, ok := schemas.ParseSubject(stored); !ok || got != want || want.Filter() != stored {
+				t.Fatalf("ParseSubject(%q) = %+v, %v, want %+v, whose filter is %q", stored, got, ok, want, want.Filter())
+			}
+			if got := schemas.PublishedSubject(stored); got != subject {
+				t.Fatalf("PublishedSubject(%q) = %q, want %q", stored, got, subject)
+			}
+		}
+		r := schemas.Reward{Run: run, UID: uid, SampleIndex: sample, Group: schemas.Group{Batch: batch}}
+		if !r.StoredUnder(schemas.StoredSubject(r.Subject())) || r.StoredUnder(schemas.RewardSubject(run, batch, uid, sample)+"0") {
+			t.Fatalf("StoredUnder of %q", r.Subject())
+		}
+	})
+	for _, subject := range []string{
+		"", "mdr.v1.", "mdr.v1.step", "mdr.v1.step.r.u", "mdr.v1.step.r.u.1.a.2.3.4", "mdr.v1.reward.r.b.u", "mdr.v1.reward.1.2.r.b.u.0",
+		"mdr.v1.prompt.", "mdr.v1.prompt.a.b", "mdr.v1.group.r.", "mdr.v1.unknown.r", "mdr.v2.prompt.r", "prompt.r",
+	} {
+		if a, ok := schemas.ParseSubject(subject); ok || a != (schemas.Address{}) {
+			t.Errorf("ParseSubject(%q) = %+v, %v", subject, a, ok)
+		}
+	}
+}
+
+func TestAddress_Filter(t *testing.T) {
+	for want, got := range map[string]string{
+		"mdr.v1.reward.*.r.*.u.*":    schemas.RewardFilter("r", "*", "u"),
+		"mdr.v1.reward.5.r.b.*.*":   schemas.RewardFilter("r", "b", "*"),
+		"mdr.v1.request.*.l.*.*":     schemas.Address{Kind: schemas.KindRequest, Lane: "l"}.Filter(),
+		"mdr.v1.step.r.*.*.*.*.*":    schemas.Address{Kind: schemas.KindPart, Run: "r"}.Filter(),
+		"mdr.v1.trajectory.r.u.*":    schemas.TrajectoryFilter("r", "u"),
+		"mdr.v1.dead.intake.*.*":     schemas.Address{Kind: schemas.KindDead, Stage: "intake"}.Filter(),
+		"mdr.v1.*.3.>":               schemas.PartitionFilter(3),
+		"$KV.mdr-presence.sampler-1": schemas.PresenceSubject("sampler-1"),
+	} {
+		if got != want {
+			t.Errorf("filter %q, want %q", got, want)
 		}
 	}
 }

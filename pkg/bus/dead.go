@@ -94,16 +94,9 @@ func headerSize(headers []schemas.Header) int {
 
 // names are the run and the uid of an event, as far as they can be read.
 func names(m *Message) (run, uid string) {
-	run, _ = schemas.RunOf(m.Subject)
-	t := strings.Split(schemas.MessageID(m.Subject), ".")
-	at := map[string]int{"group": 2, "opening": 3, "request": 3, "step": 2, "trajectory": 2, "verdict": 2, "reward": 3, "advantage": 2, "dead": 3}[t[0]]
-	if t[0] == "reward" && len(t) == 6 || t[0] == "opening" && len(t) == 5 {
-		at = 4 // behind the partition
-	}
-	if at > 0 && at < len(t) {
-		uid = t[at]
-	}
-	if t[0] == "prompt" {
+	a, _ := schemas.ParseSubject(m.Subject)
+	run, uid = a.Run, a.UID
+	if a.Kind == schemas.KindPrompt {
 		var p schemas.Prompt
 		if schemas.Decode(m.Data, &p) == nil {
 			uid = p.UID

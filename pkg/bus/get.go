@@ -284,16 +284,7 @@ func (b *Bus) Purge(ctx context.Context, run string) (uint64, error) {
 		return 0, fmt.Errorf("purge run: %w", err)
 	}
 	removed := uint64(0)
-	for stream, filters := range map[string][]string{
-		schemas.StreamPrompts:      {schemas.PromptSubject(run)},
-		schemas.StreamGroups:       {schemas.GroupSubject(run, "*")},
-		schemas.StreamRequests:     {schemas.Prefix + "request." + run + ".>"},
-		schemas.StreamSteps:        {schemas.Prefix + "step." + run + ".>"},
-		schemas.StreamTrajectories: {schemas.Prefix + "trajectory." + run + ".>"},
-		schemas.StreamVerdicts:     {schemas.Prefix + "verdict." + run + ".>"},
-		schemas.StreamRewards:      {schemas.Prefix + "reward.*." + run + ".>", schemas.Prefix + "opening.*." + run + ".>"},
-		schemas.StreamAdvantages:   {schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")},
-	} {
+	for stream, filters := range schemas.RunFilters(run) {
 		for _, filter := range filters {
 			n, err := b.PurgeSubject(ctx, stream, filter)
 			removed += n

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strings"
+	"strconv"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -49,7 +49,7 @@ func Fits(m *Message, e schemas.Keyed) error {
 	if err := schemas.DecodeValid(m.Data, e); err != nil {
 		return err
 	}
-	if subject := StoredSubject(e.Subject()); subject != m.Subject {
+	if subject := schemas.StoredSubject(e.Subject()); subject != m.Subject {
 		return fmt.Errorf("an event of %q, stored on %q", subject, m.Subject)
 	}
 	return nil
@@ -72,7 +72,7 @@ func (b *Bus) contest(ctx context.Context, m *nats.Msg, first *Message, check fu
 	if first == nil {
 		spec, _ := specOf(m.Subject)
 		var err error
-		first, err = b.Last(ctx, spec.Name, StoredSubject(m.Subject))
+		first, err = b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
 		if err != nil && !errors.Is(err, ErrNotFound) {
 			return nil, err
 		}
@@ -132,13 +132,13 @@ func (b *Bus) Claimed(ctx context.Context, stream, subject string, e schemas.Key
 // writerOf is the stage that writes the events of a subject, or that takes them in from
 // outside.
 func writerOf(subject string) string {
-	kind, _, _ := strings.Cut(schemas.MessageID(subject), ".")
-	switch kind {
-	case "step", "trajectory":
+	a, _ := schemas.ParseSubject(subject)
+	switch a.Kind {
+	case schemas.KindStep, schemas.KindTrajectory:
 		return "sampler"
-	case "reward", "verdict":
+	case schemas.KindReward, schemas.KindVerdict:
 		return "reward"
-	case "advantage", "batch":
+	case schemas.KindAdvantage, schemas.KindBatch:
 		return "advantage"
 	}
 	return "intake"
@@ -170,7 +170,7 @@ func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err
 	if t.StopReason != schemas.StopCompleted || len(t.Steps) == 0 {
 		return nil, nil
 	}
-	filter := strings.TrimSuffix(schemas.StepSubject(t.Run, t.UID, t.SampleIndex, t.Attempt, 0), "0") + "*"
+	filter := schemas.Address{Kind: schemas.KindStep, Run: t.Run, UID: t.UID, Sample: strconv.FormatInt(t.SampleIndex, 10), Attempt: t.Attempt}.Filter()
 	state, err := b.streamState(ctx, schemas.StreamSteps, filter)
 	if err != nil {
 		return nil, fmt.Errorf("look up the steps of %q: %w", t.Subject(), err)

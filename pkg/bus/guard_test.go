@@ -290,7 +290,7 @@ func TestBus_Claimed(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		ctx := t.Context()
 		var v schemas.Reward
-		stored := bus.RewardFilter("r1", "u1", "u1")
+		stored := schemas.RewardFilter("r1", "u1", "u1")
 		look := func(check func() (fault, err error)) (*bus.Message, error) {
 			return e.Claimed(ctx, schemas.StreamRewards, stored, &v, check)
 		}

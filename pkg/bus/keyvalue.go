@@ -110,7 +110,7 @@ func (b *Bus) SetPolicy(ctx context.Context, p *schemas.Policy) error {
 
 // Policies returns the current policy of every lane, sorted by lane.
 func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
-	stored, err := b.LastMany(ctx, "KV_"+schemas.PolicyBucket, []string{"$KV." + schemas.PolicyBucket + ".>"})
+	stored, err := b.LastMany(ctx, "KV_"+schemas.PolicyBucket, []string{schemas.BucketSubject(schemas.PolicyBucket, ">")})
 	if err != nil {
 		return nil, fmt.Errorf("policies: %w", err)
 	}

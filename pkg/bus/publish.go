@@ -262,7 +262,7 @@ func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error
 	if !one {
 		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
 	}
-	first, err := b.Last(ctx, spec.Name, StoredSubject(m.Subject))
+	first, err := b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)

@@ -209,12 +209,12 @@ func TestBus_Publish_rewardPartition(t *testing.T) {
 		}
 		used := map[int]bool{}
 		for i := range groups {
-			used[bus.Partition(uid(i))] = true
-			m, err := e.Last(t.Context(), schemas.StreamRewards, bus.RewardFilter("r1", uid(i), uid(i)))
+			used[schemas.Partition(uid(i))] = true
+			m, err := e.Last(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r1", uid(i), uid(i)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := "mdr.v1.reward." + strconv.Itoa(bus.Partition(uid(i))) + ".r1." + uid(i) + "." + uid(i) + ".0"
+			want := "mdr.v1.reward." + strconv.Itoa(schemas.Partition(uid(i))) + ".r1." + uid(i) + "." + uid(i) + ".0"
 			if m.Subject != want {
 				t.Errorf("stored as %q, want %q", m.Subject, want)
 			}

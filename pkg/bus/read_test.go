@@ -103,7 +103,7 @@ func TestBus_Read_live(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			for m, err := range e.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter("r1", "*", "u1")}, bus.ReadOptions{Live: true}) {
+			for m, err := range e.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "*", "u1")}, bus.ReadOptions{Live: true}) {
 				if err != nil {
 					t.Error(err)
 					return
@@ -176,11 +176,11 @@ func TestBus_Last(t *testing.T) {
 		if err != nil || got.Seq != 2 || got.Header.Get("Nats-Msg-Id") != "reward.r1.u1.u1.1" || got.Header.Get("Nats-Sequence") != "" || got.Time.IsZero() {
 			t.Errorf("got %+v, %v", got, err)
 		}
-		subjects, err := e.Subjects(ctx, schemas.StreamRewards, bus.RewardFilter("r1", "*", "u1"))
+		subjects, err := e.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter("r1", "*", "u1"))
 		if err != nil || len(subjects) != 3 {
 			t.Errorf("got %v, %v; want 3 subjects", subjects, err)
 		}
-		if none, err := e.Subjects(ctx, schemas.StreamRewards, bus.RewardFilter("r2", "*", "*")); err != nil || len(none) != 0 {
+		if none, err := e.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter("r2", "*", "*")); err != nil || len(none) != 0 {
 			t.Errorf("got %v, %v; want none", none, err)
 		}
 		if err := e.Delete(ctx, schemas.StreamRewards, 2); err != nil {
@@ -216,7 +216,7 @@ func TestBus_LastMany(t *testing.T) {
 		}
 		check := func(want int) {
 			t.Helper()
-			got, err := e.LastMany(ctx, schemas.StreamRewards, []string{bus.RewardFilter("r1", "*", "*")})
+			got, err := e.LastMany(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "*", "*")})
 			if err != nil || len(got) != want {
 				t.Fatalf("got %d, %v; want %d", len(got), err, want)
 			}
@@ -233,7 +233,7 @@ func TestBus_LastMany(t *testing.T) {
 		}
 		publish(700, 0) // several pages
 		check(700)
-		two, err := e.LastMany(ctx, schemas.StreamRewards, []string{bus.RewardFilter("r1", "u1", "u1"), bus.RewardFilter("r1", "u5", "u5")})
+		two, err := e.LastMany(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "u1", "u1"), schemas.RewardFilter("r1", "u5", "u5")})
 		if err != nil || len(two) != 2 {
 			t.Errorf("two filters: got %d, %v", len(two), err)
 		}

@@ -28,7 +28,7 @@ func (b *Bus) Replay(ctx context.Context, seq uint64) (Ack, string, error) {
 	if err := schemas.Decode(letter.Data, d); err != nil {
 		return Ack{}, "", fmt.Errorf("replay: letter %d: %w", seq, err)
 	}
-	subject := publishedSubject(d.OriginalSubject)
+	subject := schemas.PublishedSubject(d.OriginalSubject)
 	spec, ok := specOf(subject)
 	if !ok || spec.Name == schemas.StreamAdvisories {
 		return Ack{}, subject, fmt.Errorf("replay: letter %d: subject: %q; no stream takes events on it", seq, subject)
@@ -87,7 +87,7 @@ func (b *Bus) restore(ctx context.Context, spec schemas.StreamSpec, subject stri
 // holder is the message on a subject of its own: nil when there is none, an error when it
 // is another one than data.
 func (b *Bus) holder(ctx context.Context, spec schemas.StreamSpec, subject string, data []byte) (*Message, error) {
-	m, err := b.Last(ctx, spec.Name, StoredSubject(subject))
+	m, err := b.Last(ctx, spec.Name, schemas.StoredSubject(subject))
 	switch {
 	case errors.Is(err, ErrNotFound):
 		return nil, nil

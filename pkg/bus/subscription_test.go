@@ -14,7 +14,7 @@ import (
 
 // partition is a pinned consumer of one partition of the rewards, with short times.
 func partition(of string) bus.ConsumerConfig {
-	p := bus.Partition(of)
+	p := schemas.Partition(of)
 	return bus.ConsumerConfig{
 		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", p), Filters: []string{fmt.Sprintf("mdr.v1.reward.%d.>", p)},
 		AckWait: 500 * time.Millisecond, MaxDeliver: -1, MaxAckPending: 10_000, Slots: 64,
@@ -274,7 +274,7 @@ func TestSubscription_partitions(t *testing.T) {
 			s := subscribe(t, e.Bus, c)
 			want := 0
 			for i := range groups {
-				if bus.Partition(uid(i)) == p {
+				if schemas.Partition(uid(i)) == p {
 					want += 2
 				}
 			}
@@ -282,7 +282,7 @@ func TestSubscription_partitions(t *testing.T) {
 			total.Add(int64(len(got)))
 			for _, m := range got {
 				var r schemas.Reward
-				if err := schemas.Decode(m.Data, &r); err != nil || bus.Partition(r.UID) != p {
+				if err := schemas.Decode(m.Data, &r); err != nil || schemas.Partition(r.UID) != p {
 					t.Errorf("partition %d has %s, %v", p, m.Subject, err)
 				}
 			}

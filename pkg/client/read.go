@@ -45,7 +45,7 @@ func (c *Client) Groups(ctx context.Context, run string, after Cursor) iter.Seq2
 // before the call first, until ctx ends.
 func (c *Client) Trajectories(ctx context.Context, run string) iter.Seq2[*schemas.Trajectory, error] {
 	return func(yield func(*schemas.Trajectory, error) bool) {
-		for m, err := range read[schemas.Trajectory](ctx, c.bus, run, schemas.StreamTrajectories, schemas.Prefix+"trajectory."+run+".*.*", "") {
+		for m, err := range read[schemas.Trajectory](ctx, c.bus, run, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "*"), "") {
 			if !yield(&m.event, err) {
 				return
 			}

@@ -121,7 +121,7 @@ func Collect(ctx context.Context, b *bus.Bus, run string, o *Outcomes) (*Run, er
 		c.trajectories[Sample{t.UID, t.SampleIndex}] = t.Trajectory
 	}
 	// Step events, not their parts, of all attempts.
-	steps, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Prefix+"step."+run+".*.*.*.*")
+	steps, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: run}.Filter())
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ type Trajectory struct {
 // Trajectories yields those of a run that are stored, or of one group of it (uid "*": of all).
 func Trajectories(ctx context.Context, b *bus.Bus, run, uid string) iter.Seq2[Trajectory, error] {
 	return func(yield func(Trajectory, error) bool) {
-		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + run + "." + uid + ".*"}, bus.ReadOptions{}) {
+		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)}, bus.ReadOptions{}) {
 			if err != nil {
 				yield(Trajectory{}, fmt.Errorf("read trajectories: %w", err))
 				return
@@ -50,7 +50,7 @@ func Trajectories(ctx context.Context, b *bus.Bus, run, uid string) iter.Seq2[Tr
 // Rewards returns those of a run that are stored, or of one group of it (uid "*": of all).
 func Rewards(ctx context.Context, b *bus.Bus, run, uid string) (map[Sample]*schemas.Reward, error) {
 	out := map[Sample]*schemas.Reward{}
-	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
+	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
 		if err != nil {
 			return nil, fmt.Errorf("read rewards: %w", err)
 		}

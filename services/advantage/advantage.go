@@ -208,7 +208,7 @@ func (w *worker) next(ctx context.Context, until time.Time) (*bus.Message, error
 func (c Config) consumer(partition int) bus.ConsumerConfig {
 	return bus.ConsumerConfig{
 		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", partition),
-		Filters: []string{fmt.Sprintf("%s*.%d.>", schemas.Prefix, partition)},
+		Filters: []string{schemas.PartitionFilter(partition)},
 		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxHeld, Slots: FetchAhead,
 		PriorityGroup: "advantage", PinnedTTL: min(c.AckWait, bus.DefaultPinnedTTL),
 	}

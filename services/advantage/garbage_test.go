@@ -24,7 +24,7 @@ func TestGarbage_Rewards(t *testing.T) {
 		p.Forge(t, reward(int64(i)).Subject(), bustest.Encode(t, r))
 	}
 	for i := range int64(3) {
-		bustest.Free(t, p.Bus, schemas.StreamRewards, bus.StoredSubject(reward(i).Subject()))
+		bustest.Free(t, p.Bus, schemas.StreamRewards, schemas.StoredSubject(reward(i).Subject()))
 	}
 	p.put(t, reward(0), reward(1), reward(2), reward(3))
 	a := advantageOf(t, p.results(t, "r", 1), "r", "g")
@@ -46,7 +46,7 @@ func TestGarbage_RewardDisplaced(t *testing.T) {
 	p.serve(t, testConfig())
 	first, last := made("r", "g", 0, 2, 1, nil), made("r", "g", 1, 2, 5, nil)
 	p.put(t, first)
-	m, err := p.Last(t.Context(), schemas.StreamRewards, bus.StoredSubject(first.Subject()))
+	m, err := p.Last(t.Context(), schemas.StreamRewards, schemas.StoredSubject(first.Subject()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestGarbage_Opening(t *testing.T) {
 	forged.GroupSize, forged.Group.PromptSeq = 3, 4711
 	p.Forge(t, forged.Subject(), bustest.Encode(t, forged))
 	p.put(t, true0) // the forged record stays where nobody knows better
-	bustest.Free(t, p.Bus, schemas.StreamRewards, bus.StoredSubject(true0.Subject()))
+	bustest.Free(t, p.Bus, schemas.StreamRewards, schemas.StoredSubject(true0.Subject()))
 	record := (*schemas.GroupRecord)(openingOf(true0))
 	if _, err := p.Publish(t.Context(), record); err != nil {
 		t.Fatal(err)

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -125,7 +124,7 @@ func TestOpening_Waits(t *testing.T) {
 	cfg := testConfig()
 	cfg.GroupTimeout = time.Second
 	other := "v0" // of the same worker
-	for i := 1; bus.Partition(other) != bus.Partition("u"); i++ {
+	for i := 1; schemas.Partition(other) != schemas.Partition("u"); i++ {
 		other = fmt.Sprint("v", i)
 	}
 	p.open(t, opening("u", nil))

@@ -85,7 +85,7 @@ func (p *plane) ask(t *testing.T, run string, uids []string, std string) {
 func (p *plane) delivered(t *testing.T, batch string) {
 	t.Helper()
 	bustest.Until(t, "all rewards of "+batch+" in hand", func() error {
-		c, err := p.JetStream().Consumer(t.Context(), schemas.StreamRewards, testConfig().consumer(bus.Partition(batch)).Durable)
+		c, err := p.JetStream().Consumer(t.Context(), schemas.StreamRewards, testConfig().consumer(schemas.Partition(batch)).Durable)
 		if err != nil {
 			return err
 		}

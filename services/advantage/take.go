@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -16,11 +14,11 @@ import (
 func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	w.deliveries.Came(m)
 	var err error
-	if strings.HasPrefix(m.Subject, schemas.Prefix+"opening.") {
+	if schemas.IsOpening(m.Subject) {
 		err = w.open(ctx, m)
 	} else if err = w.decoder.Decode(m.Data, &w.reward); err != nil {
 		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
-	} else if !names(m.Subject, &w.reward) {
+	} else if !w.reward.StoredUnder(m.Subject) {
 		err = w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("a reward of %q, stored on another subject", w.reward.Subject()))
 	} else {
 		err = w.add(ctx, m, &w.reward)
@@ -31,19 +29,6 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	if err != nil {
 		w.retry(m, err)
 	}
-}
-
-// names says whether a stored subject is the one that its reward names. It makes nothing:
-// there is one for every reward.
-func names(subject string, r *schemas.Reward) bool {
-	s, ok := strings.CutPrefix(subject, schemas.Prefix+"reward.")
-	_, s, _ = strings.Cut(s, ".") // the partition, which is the server's
-	for _, token := range [...]string{r.Run, r.Group.Batch, r.UID} {
-		head, rest, more := strings.Cut(s, ".")
-		ok, s = ok && more && head == token, rest
-	}
-	var digits [20]byte
-	return ok && s == string(strconv.AppendInt(digits[:0], r.SampleIndex, 10))
 }
 
 // open takes the record of a group.
@@ -130,7 +115,7 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 	if g == nil {
 		// Its record came before it, but what a worker left behind comes again in any order.
 		var o schemas.Opening
-		stored, err := w.bus.Claimed(ctx, schemas.StreamRewards, bus.StoredSubject(schemas.OpeningSubject(r.Run, r.Group.Batch, r.UID)), &o, nil)
+		stored, err := w.bus.Claimed(ctx, schemas.StreamRewards, schemas.StoredSubject(schemas.OpeningSubject(r.Run, r.Group.Batch, r.UID)), &o, nil)
 		switch {
 		case errors.Is(err, bus.ErrNotFound) && m.Delivered > 1: // a replica of the stream may be behind
 			return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("uid: %s; no prompt has opened this group in batch %s", r.UID, r.Group.Batch))

@@ -95,7 +95,7 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run string) error {
 		fmt.Fprintln(t, "ID\tWHEN\tSTAGE\tCODE\tRUN\tUID\tREASON")
 	}
 	n := 0
-	for m, err := range conn.Read(c.Context(), schemas.StreamDead, []string{schemas.Prefix + "dead.*." + run + ".*"}, bus.ReadOptions{}) {
+	for m, err := range conn.Read(c.Context(), schemas.StreamDead, []string{schemas.Address{Kind: schemas.KindDead, Run: run}.Filter()}, bus.ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("read dead letters: %w", err)
 		}

@@ -93,8 +93,8 @@ func (p *progress) watch(ctx context.Context, b *bus.Bus) {
 			see(m.Subject)
 		}
 	}
-	go follow(schemas.StreamSteps, schemas.Prefix+"step."+p.run+".>", p.step)
-	go follow(schemas.StreamRewards, bus.RewardFilter(p.run, "*", "*"), p.reward)
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), p.step)
+	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.reward)
 }
 
 // receipts handles intake's answers: how much there is to do, and what prompts wait for,
@@ -128,21 +128,18 @@ func (p *progress) expect(steps int) {
 }
 
 func (p *progress) step(subject string) {
-	// mdr.v1.step.<run>.<uid>.<sample>.<attempt>.<step>, one token more for a part
-	t := strings.Split(subject, ".")
-	if len(t) != 8 || !p.uids[t[4]] {
+	a, _ := schemas.ParseSubject(subject)
+	if !p.uids[a.UID] {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.seen[t[4]+"."+t[5]+"."+t[7]] = true
+	p.seen[a.UID+"."+a.Sample+"."+a.Step] = true
 	p.changed()
 }
 
 func (p *progress) reward(subject string) {
-	// mdr.v1.reward.<partition>.<run>.<batch>.<uid>.<sample>
-	t := strings.Split(subject, ".")
-	if len(t) != 8 || !p.uids[t[6]] {
+	if a, _ := schemas.ParseSubject(subject); !p.uids[a.UID] {
 		return
 	}
 	p.mu.Lock()

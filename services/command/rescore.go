@@ -216,7 +216,7 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 	if err := source.open(ctx, conn.Bus, r.pass); err != nil {
 		return nil, err
 	}
-	have, err := conn.Subjects(ctx, schemas.StreamRewards, bus.RewardFilter(r.pass, "*", "*"))
+	have, err := conn.Subjects(ctx, schemas.StreamRewards, schemas.RewardFilter(r.pass, "*", "*"))
 	if err != nil {
 		return nil, fmt.Errorf("look up rewards of %s: %w", r.pass, err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/estimator"
@@ -248,9 +247,8 @@ func (s *sourceRun) size() int {
 func (s *sourceRun) samples(rewards map[string]uint64) []reward.PassSample {
 	done := map[string]bool{}
 	for subject := range rewards {
-		// mdr.v1.reward.<partition>.<run>.<batch>.<uid>.<sample>
-		if t := strings.Split(subject, "."); len(t) == 8 {
-			done[t[6]+"."+t[7]] = true
+		if a, ok := schemas.ParseSubject(subject); ok {
+			done[a.UID+"."+a.Sample] = true
 		}
 	}
 	var out []reward.PassSample

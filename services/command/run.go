@@ -230,7 +230,7 @@ func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcome
 		}
 	}
 	go feed(schemas.StreamAdvantages, schemas.AdvantageSubject(r.id, "*"))
-	go feed(schemas.StreamDead, schemas.Prefix+"dead.intake.*.*")
+	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Stage: "intake"}.Filter())
 	for o.Left() > 0 {
 		select {
 		case <-ctx.Done():

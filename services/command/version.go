@@ -20,7 +20,7 @@ func versionCommand(a *app) *cobra.Command {
 			if a.json {
 				return json.NewEncoder(out).Encode(map[string]any{
 					"version": boot.Version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
-					"subjects": schemas.Prefix + ">", "schema_version": schemas.Version,
+					"subjects": schemas.AllSubjects, "schema_version": schemas.Version,
 				})
 			}
 			_, err := fmt.Fprintln(out, versionLine())
@@ -30,6 +30,6 @@ func versionCommand(a *app) *cobra.Command {
 }
 
 func versionLine() string {
-	return fmt.Sprintf("meander %s (%s, %s/%s), subjects %s>, event schemas %d",
-		boot.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, schemas.Prefix, schemas.Version)
+	return fmt.Sprintf("meander %s (%s, %s/%s), subjects %s, event schemas %d",
+		boot.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, schemas.AllSubjects, schemas.Version)
 }

@@ -18,14 +18,14 @@ import (
 )
 
 // watched are the event kinds of watch, in the order data flows.
-var watched = []struct{ kind, stream, filter string }{
-	{"prompt", schemas.StreamPrompts, "prompt.%s"},
-	{"step", schemas.StreamSteps, "step.%s.>"},
-	{"trajectory", schemas.StreamTrajectories, "trajectory.%s.*.*"},
-	{"reward", schemas.StreamRewards, ""},
-	{"advantage", schemas.StreamAdvantages, "advantage.%s.*"},
-	{"batch", schemas.StreamAdvantages, "batch.%s.*"},
-	{"dead", schemas.StreamDead, "dead.*.%s.*"},
+var watched = []struct{ kind, stream string }{
+	{schemas.KindPrompt, schemas.StreamPrompts},
+	{schemas.KindStep, schemas.StreamSteps},
+	{schemas.KindTrajectory, schemas.StreamTrajectories},
+	{schemas.KindReward, schemas.StreamRewards},
+	{schemas.KindAdvantage, schemas.StreamAdvantages},
+	{schemas.KindBatch, schemas.StreamAdvantages},
+	{schemas.KindDead, schemas.StreamDead},
 }
 
 // watcher is one watch command.
@@ -109,10 +109,7 @@ func (w *watcher) watch(ctx context.Context, conn *connection, from bus.ReadOpti
 		if !slices.Contains(w.kinds, k.kind) {
 			continue
 		}
-		filter := bus.RewardFilter(w.run, "*", "*")
-		if k.filter != "" {
-			filter = schemas.Prefix + fmt.Sprintf(k.filter, w.run)
-		}
+		filter := schemas.Address{Kind: k.kind, Run: w.run}.Filter()
 		sources = append(sources, &watching{kind: k.kind, stream: k.stream, filter: filter, from: from})
 	}
 	err := w.stored(ctx, conn, sources, out)

@@ -122,7 +122,7 @@ func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*
 	case !errors.Is(err, bus.ErrNotFound):
 		return nil, fmt.Errorf("look up advantage of %s: %w", first.UID, err)
 	}
-	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.Prefix + "trajectory." + first.Run + "." + first.UID + ".*"})
+	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(first.Run, first.UID)})
 	if err != nil {
 		return nil, fmt.Errorf("look up stored trajectories of %s: %w", first.UID, err)
 	}

@@ -221,4 +221,7 @@ func (s *service) answer(m *bus.Message, r *schemas.Receipt) error {
 	return s.bus.Conn().Publish(inbox, data)
 }
 
-func runOf(subject string) string { return strings.TrimPrefix(subject, schemas.PromptSubject("")) }
+func runOf(subject string) string {
+	run, _ := schemas.RunOf(subject)
+	return run
+}

@@ -10,7 +10,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -23,7 +22,7 @@ func (p *plane) record(t testing.TB, run, uid string) *schemas.GroupRecord {
 		t.Fatal(err)
 	}
 	o := &schemas.Opening{}
-	if _, err := p.Claimed(t.Context(), schemas.StreamRewards, bus.StoredSubject((*schemas.Opening)(g).Subject()), o, nil); err != nil {
+	if _, err := p.Claimed(t.Context(), schemas.StreamRewards, schemas.StoredSubject((*schemas.Opening)(g).Subject()), o, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual((*schemas.GroupRecord)(o), g) {
@@ -93,7 +92,7 @@ func TestRefuse_OtherUID(t *testing.T) {
 	if g := p.record(t, "r", "u"); g.Error != "" {
 		t.Errorf("%+v", g)
 	}
-	if rewards, err := p.Subjects(t.Context(), schemas.StreamRewards, bus.RewardFilter("r", "u", "u")); err != nil || len(rewards) != 0 {
+	if rewards, err := p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r", "u", "u")); err != nil || len(rewards) != 0 {
 		t.Errorf("%d rewards, %v", len(rewards), err)
 	}
 }
@@ -115,7 +114,7 @@ func TestRefuse_Abandoned(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.serve(t)
-	for _, m := range bustest.Await(t, p.Bus, 4, schemas.StreamRewards, bus.RewardFilter("r", "u", "u")) {
+	for _, m := range bustest.Await(t, p.Bus, 4, schemas.StreamRewards, schemas.RewardFilter("r", "u", "u")) {
 		r := bustest.Decode[schemas.Reward](t, m)
 		if r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "reward: changed since the uid was claimed") || r.GroupSize != 4 {
 			t.Errorf("%+v", r)

@@ -83,7 +83,7 @@ func TestService_GarbageRewards(t *testing.T) {
 	p.serve(t, testConfig())
 	got := map[string]*schemas.Reward{}
 	bustest.Until(t, "the true rewards", func() error {
-		stored, err := p.LastMany(t.Context(), schemas.StreamRewards, []string{bus.RewardFilter("r", "u", "u")})
+		stored, err := p.LastMany(t.Context(), schemas.StreamRewards, []string{schemas.RewardFilter("r", "u", "u")})
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func TestService_GarbageRewards(t *testing.T) {
 	}
 	letters := p.letters(t)
 	for i := range 4 {
-		subject := bus.StoredSubject(schemas.RewardSubject("r", "u", "u", int64(i)))
+		subject := schemas.StoredSubject(schemas.RewardSubject("r", "u", "u", int64(i)))
 		if letters[subject] != 1 {
 			t.Errorf("sample %d: dead letters %v", i, letters)
 		}

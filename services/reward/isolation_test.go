@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -61,7 +60,7 @@ func TestService_HangingScorerDelaysNobody(t *testing.T) {
 	if put := counted(t, registry, "meander_reward_put_back_total", "http:hang"); put == 0 {
 		t.Error("no sample waits for the function that hangs; the test proves nothing")
 	}
-	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, bus.RewardFilter("hang", "*", "*")); err != nil || len(have) != 0 {
+	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("hang", "*", "*")); err != nil || len(have) != 0 {
 		t.Errorf("%d rewards of the samples that hang, %v; the test proves nothing", len(have), err)
 	}
 }
@@ -289,7 +288,7 @@ func TestRescore(t *testing.T) {
 	if r := got["u.3"]; r.Status != schemas.StatusFailed || !strings.Contains(r.Error, "not stored") {
 		t.Errorf("lost sample: %+v", r)
 	}
-	if have, err := p.Subjects(context.Background(), schemas.StreamRewards, bus.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
+	if have, err := p.Subjects(context.Background(), schemas.StreamRewards, schemas.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
 		t.Errorf("%d rewards of the run itself, %v", len(have), err)
 	}
 }

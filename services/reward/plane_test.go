@@ -126,7 +126,7 @@ func (p *plane) putStep(t testing.TB, tr *schemas.Trajectory) {
 func (p *plane) rewards(t testing.TB, run string, n int) map[string]*schemas.Reward {
 	t.Helper()
 	out := map[string]*schemas.Reward{}
-	for _, m := range bustest.Await(t, p.Bus, n, schemas.StreamRewards, bus.RewardFilter(run, "*", "*")) {
+	for _, m := range bustest.Await(t, p.Bus, n, schemas.StreamRewards, schemas.RewardFilter(run, "*", "*")) {
 		r := bustest.Decode[schemas.Reward](t, m)
 		out[fmt.Sprintf("%s.%d", r.UID, r.SampleIndex)] = r
 	}
@@ -139,7 +139,7 @@ func (p *plane) handled(t testing.TB) {
 	t.Helper()
 	uid := fmt.Sprintf("after-%d", p.Info(t, schemas.StreamTrajectories).State.LastSeq)
 	p.put(t, trajectory(t, "plain", uid, 0, 1, 7, "jpeg_compressibility"))
-	bustest.Await(t, p.Bus, 1, schemas.StreamRewards, bus.RewardFilter("plain", uid, uid))
+	bustest.Await(t, p.Bus, 1, schemas.StreamRewards, schemas.RewardFilter("plain", uid, uid))
 }
 
 // file writes a scorers file.

@@ -286,7 +286,7 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 
 // stored is the reward of a trajectory, or bus.ErrNotFound.
 func (s *service) stored(ctx context.Context, t *schemas.Trajectory, seq uint64) (*schemas.Reward, error) {
-	subject := bus.StoredSubject(schemas.RewardSubject(t.Run, t.Group.Batch, t.UID, t.SampleIndex))
+	subject := schemas.StoredSubject(schemas.RewardSubject(t.Run, t.Group.Batch, t.UID, t.SampleIndex))
 	r := &schemas.Reward{}
 	_, err := s.bus.Claimed(ctx, schemas.StreamRewards, subject, r, func() (fault, err error) { return sameSample(r, outline(t, seq)), nil })
 	if err != nil {

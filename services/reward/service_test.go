@@ -17,7 +17,6 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
@@ -202,7 +201,7 @@ func TestService_Diversity(t *testing.T) {
 		}
 		p.handled(t)
 	})
-	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, bus.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
+	if have, err := p.Subjects(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r", "*", "*")); err != nil || len(have) != 0 {
 		t.Errorf("%d rewards before the group is there, %v", len(have), err)
 	}
 	failed := &schemas.Trajectory{

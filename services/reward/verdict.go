@@ -72,7 +72,7 @@ func (s *service) subjectOf(ctx context.Context, v *schemas.Verdict) (*schemas.T
 	}
 	known := t
 	if known == nil { // any other of the group says as much about it
-		if known, _, err = read(groupSubject(v.Run, v.UID)); err != nil {
+		if known, _, err = read(schemas.TrajectoryFilter(v.Run, v.UID)); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -108,9 +108,4 @@ func used(r *schemas.Reward, v *schemas.Verdict) bool {
 		}
 		return s.Value != nil && *s.Value == *v.Value
 	})
-}
-
-// groupSubject matches the trajectories of a group.
-func groupSubject(run, uid string) string {
-	return schemas.Prefix + "trajectory." + run + "." + uid + ".*"
 }

@@ -177,7 +177,7 @@ type stored struct {
 // group reads the trajectories of a sample's group that are there, in order of their
 // sample index.
 func (s *service) group(ctx context.Context, t *schemas.Trajectory) ([]stored, error) {
-	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{groupSubject(source(t), t.UID)})
+	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(source(t), t.UID)})
 	if err != nil {
 		return nil, fmt.Errorf("look up the group: %w", err)
 	}
@@ -259,7 +259,7 @@ func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory, members 
 // completeOthers completes the samples of a group but the last, side by side. Those
 // that wait for a verdict are left to it.
 func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, members []stored, scores map[int64]map[int]scored) (pause, error) {
-	have, err := s.bus.LastMany(ctx, schemas.StreamRewards, []string{bus.RewardFilter(last.Run, last.Group.Batch, last.UID)})
+	have, err := s.bus.LastMany(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(last.Run, last.Group.Batch, last.UID)})
 	if err != nil {
 		return pause{}, fmt.Errorf("look up the rewards of the group: %w", err)
 	}

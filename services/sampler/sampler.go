@@ -165,7 +165,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	}
 	consumer, handle := metrics.set.Count(bus.ConsumerConfig{
 		Stream: schemas.StreamRequests, Durable: bus.LaneConsumer(cfg.Lane),
-		Filters: []string{schemas.Prefix + "request.*." + cfg.Lane + ".*.*"},
+		Filters: []string{schemas.Address{Kind: schemas.KindRequest, Lane: cfg.Lane}.Filter()},
 		AckWait: cfg.AckWait, MaxDeliver: cfg.MaxDeliver, DrainTimeout: cfg.DrainTimeout,
 		// Twice the batch: while one sample is decoded and stored, the next denoises.
 		Slots:    2 * cfg.Batch * cfg.Workers,
@@ -186,8 +186,8 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 
 // kin are the run and the group of a request.
 func kin(m *bus.Message) []string {
-	t := strings.Split(schemas.MessageID(m.Subject), ".") // request.<run>.<lane>.<uid>.<sample>
-	return []string{t[1], t[1] + "." + t[3]}
+	a, _ := schemas.ParseSubject(m.Subject)
+	return []string{a.Run, a.Run + "." + a.UID}
 }
 
 type service struct {

@@ -74,7 +74,7 @@ func (v *verifier) close() {
 }
 
 func (v *verifier) run(ctx context.Context) error {
-	filter := schemas.Prefix + "trajectory." + v.report.Run + ".*.*"
+	filter := schemas.TrajectoryFilter(v.report.Run, "*")
 	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("read trajectories: %w", err)

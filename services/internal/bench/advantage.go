@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -278,7 +277,7 @@ func (b *advantageBench) bare(ctx context.Context, _, _ int) (time.Duration, err
 	for p := range schemas.RewardPartitions {
 		name := partitionConsumer("bare", p)
 		c, err := js.CreateOrUpdateConsumer(ctx, schemas.StreamRewards, jetstream.ConsumerConfig{
-			Durable: name, FilterSubjects: []string{fmt.Sprintf("%s*.%d.>", schemas.Prefix, p)},
+			Durable: name, FilterSubjects: []string{schemas.PartitionFilter(p)},
 			AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: advantage.DefaultConfig().MaxHeld,
 		})
 		if err != nil {
@@ -407,13 +406,12 @@ func (b *advantageBench) latency(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	last := map[string]time.Time{}
-	for m, err := range b.bus.Read(ctx, schemas.StreamRewards, []string{bus.RewardFilter(run, "*", "*")}, bus.ReadOptions{}) {
+	for m, err := range b.bus.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", "*")}, bus.ReadOptions{}) {
 		if err != nil {
 			return err
 		}
-		uid := strings.Split(m.Subject, ".")[6]
-		if m.Time.After(last[uid]) {
-			last[uid] = m.Time
+		if a, _ := schemas.ParseSubject(m.Subject); m.Time.After(last[a.UID]) {
+			last[a.UID] = m.Time
 		}
 	}
 	var ms []float64
@@ -421,7 +419,8 @@ func (b *advantageBench) latency(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		ms = append(ms, m.Time.Sub(last[strings.Split(m.Subject, ".")[4]]).Seconds()*1e3)
+		a, _ := schemas.ParseSubject(m.Subject)
+		ms = append(ms, m.Time.Sub(last[a.UID]).Seconds()*1e3)
 	}
 	slices.Sort(ms)
 	heading(out, "Latency")

@@ -1,0 +1,188 @@
+package schemas
+
+import (
+	"hash/fnv"
+	"strconv"
+	"strings"
+)
+
+// Kinds of subjects: the first token behind Prefix, but for a part of a step, whose
+// subject is that of the step and one token more.
+const (
+	KindPrompt     = "prompt"
+	KindGroup      = "group"
+	KindOpening    = "opening"
+	KindRequest    = "request"
+	KindStep       = "step"
+	KindPart       = "part"
+	KindTrajectory = "trajectory"
+	KindVerdict    = "verdict"
+	KindReward     = "reward"
+	KindAdvantage  = "advantage"
+	KindBatch      = "batch"
+	KindPolicy     = "policy"
+	KindDead       = "dead"
+)
+
+// AllSubjects matches every subject of the contract.
+const AllSubjects = Prefix + ">"
+
+// Address is a subject by its tokens. Those that its kind does not have are empty, and so
+// is the partition of a reward or an opening that was not stored yet.
+type Address struct {
+	Kind                                   string
+	Partition, Stage, Run, Lane, Batch     string
+	UID, Sample, Attempt, Step, Part, Name string
+}
+
+// tokens are the places of an address behind its kind, in the order of the subject.
+func (a *Address) tokens() []*string {
+	switch a.Kind {
+	case KindPrompt:
+		return []*string{&a.Run}
+	case KindGroup, KindAdvantage:
+		return []*string{&a.Run, &a.UID}
+	case KindOpening:
+		return []*string{&a.Partition, &a.Run, &a.Batch, &a.UID}
+	case KindRequest:
+		return []*string{&a.Run, &a.Lane, &a.UID, &a.Sample}
+	case KindStep:
+		return []*string{&a.Run, &a.UID, &a.Sample, &a.Attempt, &a.Step}
+	case KindPart:
+		return []*string{&a.Run, &a.UID, &a.Sample, &a.Attempt, &a.Step, &a.Part}
+	case KindTrajectory:
+		return []*string{&a.Run, &a.UID, &a.Sample}
+	case KindVerdict:
+		return []*string{&a.Run, &a.UID, &a.Sample, &a.Name}
+	case KindReward:
+		return []*string{&a.Partition, &a.Run, &a.Batch, &a.UID, &a.Sample}
+	case KindBatch:
+		return []*string{&a.Run, &a.Batch}
+	case KindPolicy:
+		return []*string{&a.Lane}
+	case KindDead:
+		return []*string{&a.Stage, &a.Run, &a.UID}
+	}
+	return nil
+}
+
+// ParseSubject reads the subject of an event, stored or on its way; false for any other.
+func ParseSubject(subject string) (Address, bool) {
+	rest, ok := strings.CutPrefix(subject, Prefix)
+	t := strings.Split(rest, ".")
+	a := Address{Kind: t[0]}
+	places := a.tokens()
+	switch missing := len(places) - (len(t) - 1); {
+	case a.Kind == KindStep && missing == -1:
+		a.Kind = KindPart
+		places = a.tokens()
+	case missing == 1 && a.partitioned():
+		places = places[1:]
+	case missing != 0:
+		return Address{}, false
+	}
+	for i, place := range places {
+		*place = t[i+1]
+		ok = ok && t[i+1] != ""
+	}
+	if !ok || len(places) == 0 {
+		return Address{}, false
+	}
+	return a, true
+}
+
+func (a *Address) partitioned() bool { return a.Kind == KindReward || a.Kind == KindOpening }
+
+// Filter is the subject as it is stored, with * for each token that is empty. The partition
+// of a batch follows from it.
+func (a Address) Filter() string {
+	if a.partitioned() && a.Partition == "" && a.Batch != "" && a.Batch != "*" {
+		a.Partition = strconv.Itoa(Partition(a.Batch))
+	}
+	places := a.tokens()
+	if a.Kind == KindPart {
+		a.Kind = KindStep
+	}
+	s := Prefix + a.Kind
+	for _, place := range places {
+		if *place == "" {
+			s += ".*"
+		} else {
+			s += "." + *place
+		}
+	}
+	return s
+}
+
+// StoredSubject is the subject that the event published on subject is kept under: rewards
+// and openings get a partition token.
+func StoredSubject(subject string) string {
+	if a, ok := ParseSubject(subject); ok && a.partitioned() && a.Partition == "" {
+		return a.Filter()
+	}
+	return subject
+}
+
+// PublishedSubject is the subject that an event stored under subject was published on.
+func PublishedSubject(subject string) string {
+	a, ok := ParseSubject(subject)
+	if !ok || a.Partition == "" || a.Partition != strconv.Itoa(Partition(a.Batch)) {
+		return subject
+	}
+	return strings.Replace(subject, a.Kind+"."+a.Partition+".", a.Kind+".", 1)
+}
+
+// Partition is the partition of MDR_REWARDS that holds a batch: the server's own hash
+// (FNV-1a, 32 bits) modulo RewardPartitions.
+func Partition(batch string) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(batch)) // never fails
+	return int(h.Sum32() % RewardPartitions)
+}
+
+// PartitionFilter matches what is stored in a partition of MDR_REWARDS.
+func PartitionFilter(partition int) string { return Prefix + "*." + strconv.Itoa(partition) + ".>" }
+
+// RewardFilter matches the stored rewards of a run, a batch and a uid, each of which
+// may be "*".
+func RewardFilter(run, batch, uid string) string {
+	return Address{Kind: KindReward, Run: run, Batch: batch, UID: uid}.Filter()
+}
+
+// TrajectoryFilter matches the trajectories of a run and a uid, which may be "*".
+func TrajectoryFilter(run, uid string) string {
+	return Address{Kind: KindTrajectory, Run: run, UID: uid}.Filter()
+}
+
+// RunFilters match all that is stored of a run, by stream, but for dead letters.
+func RunFilters(run string) map[string][]string {
+	all := func(kinds ...string) (filters []string) {
+		for _, kind := range kinds {
+			filters = append(filters, Address{Kind: kind, Run: run}.Filter())
+		}
+		return filters
+	}
+	return map[string][]string{
+		StreamPrompts:      all(KindPrompt),
+		StreamGroups:       all(KindGroup),
+		StreamRequests:     all(KindRequest),
+		StreamSteps:        all(KindStep, KindPart),
+		StreamTrajectories: all(KindTrajectory),
+		StreamVerdicts:     all(KindVerdict),
+		StreamRewards:      all(KindReward, KindOpening),
+		StreamAdvantages:   all(KindAdvantage, KindBatch),
+	}
+}
+
+// StoredUnder says whether a stored subject is the one that the reward names. It allocates
+// nothing: it is asked of every reward.
+func (e *Reward) StoredUnder(subject string) bool {
+	s, ok := strings.CutPrefix(subject, Prefix+KindReward+".")
+	_, s, _ = strings.Cut(s, ".") // the partition, which is the server's
+	for _, token := range [...]string{e.Run, e.Group.Batch, e.UID} {
+		head, rest, more := strings.Cut(s, ".")
+		ok, s = ok && more && head == token, rest
+	}
+	var digits [20]byte
+	return ok && s == string(strconv.AppendInt(digits[:0], e.SampleIndex, 10))
+}
