@@ -6,12 +6,12 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 )
 
-// Read gives groups of a run as this one; the package of services/pipeline has it all at work.
+// Read gives groups of a run as this one.
 func ExampleGroup_Best() {
-	group := results.Group{UID: "p1", Prompt: "a red fox", Members: []results.Member{
-		{SampleIndex: 0, Status: "scored", Reward: new(0.25), Advantage: new(-1.0)},
-		{SampleIndex: 1, Status: "failed"},
-		{SampleIndex: 2, Status: "scored", Reward: new(0.75), Advantage: new(1.0)},
+	group := results.Group{Members: []results.Member{
+		{SampleResult: results.SampleResult{SampleIndex: 0, Status: "scored", Reward: new(0.25), Advantage: new(-1.0)}},
+		{SampleResult: results.SampleResult{SampleIndex: 1, Status: "failed"}},
+		{SampleResult: results.SampleResult{SampleIndex: 2, Status: "scored", Reward: new(0.75), Advantage: new(1.0)}},
 	}}
 	for _, m := range group.Best() {
 		fmt.Println(m.SampleIndex, m.Status)

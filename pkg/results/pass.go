@@ -17,12 +17,7 @@ type Pass struct {
 
 // PassGroup is a group of a pass.
 type PassGroup struct {
-	UID    string   `json:"uid"`
-	Prompt string   `json:"prompt"`
-	Status string   `json:"status"`
-	Error  string   `json:"error,omitempty"`
-	Mean   *float64 `json:"mean"`
-	Std    *float64 `json:"std"`
+	GroupResult
 	// SourceMean and SourceStd are those of the run; null where it has no result.
 	SourceMean *float64     `json:"source_mean"`
 	SourceStd  *float64     `json:"source_std"`
@@ -31,16 +26,11 @@ type PassGroup struct {
 
 // PassMember is one sample of it.
 type PassMember struct {
-	SampleIndex     int64     `json:"sample_index"`
-	Status          string    `json:"status"`
-	Error           string    `json:"error,omitempty"`
-	Reward          *float64  `json:"reward"`
-	Advantage       *float64  `json:"advantage"`
-	StepAdvantages  []float64 `json:"step_advantages,omitempty"`
-	Scores          []Score   `json:"scores"`
-	SourceStatus    string    `json:"source_status"`
-	SourceReward    *float64  `json:"source_reward"`
-	SourceAdvantage *float64  `json:"source_advantage"`
+	SampleResult
+	Scores          []Score  `json:"scores"`
+	SourceStatus    string   `json:"source_status"`
+	SourceReward    *float64 `json:"source_reward"`
+	SourceAdvantage *float64 `json:"source_advantage"`
 }
 
 // PassSummary counts what a pass came to.
@@ -94,7 +84,7 @@ func CollectPass(ctx context.Context, b *bus.Bus, pass, run string, groups []Sco
 // group joins both results.
 func (s *Scored) group(rewards map[Sample]*schemas.Reward) *PassGroup {
 	a := s.After
-	g := &PassGroup{UID: s.UID, Prompt: s.Prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std, Members: []PassMember{}}
+	g := &PassGroup{GroupResult: groupResult(a, s.UID, s.Prompt), Members: []PassMember{}}
 	before := map[int64]schemas.Member{}
 	if s.Before != nil {
 		g.SourceMean, g.SourceStd = s.Before.Mean, s.Before.Std
@@ -104,10 +94,7 @@ func (s *Scored) group(rewards map[Sample]*schemas.Reward) *PassGroup {
 	}
 	for _, m := range a.Members {
 		old := before[m.SampleIndex]
-		x := PassMember{
-			SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages,
-			SourceStatus: old.Status, SourceReward: old.Reward, SourceAdvantage: old.Advantage,
-		}
+		x := PassMember{SampleResult: sampleResult(&m), SourceStatus: old.Status, SourceReward: old.Reward, SourceAdvantage: old.Advantage}
 		if r := rewards[Sample{s.UID, m.SampleIndex}]; r != nil {
 			x.Error, x.Scores = r.Error, scoresOf(r)
 		}

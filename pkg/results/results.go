@@ -21,21 +21,26 @@ type Run struct {
 
 // Group is what became of a prompt.
 type Group struct {
+	GroupResult
+	// Group is the uid of the group that stood in for the prompt's own, where one did.
+	Group   string   `json:"group,omitempty"`
+	Members []Member `json:"members"`
+}
+
+// GroupResult is the result of a group.
+type GroupResult struct {
 	UID    string `json:"uid"`
 	Prompt string `json:"prompt"`
 	// Status is that of the advantage event, refused, or open where there is no result yet.
 	Status string `json:"status"`
-	// Group is the uid of the group that stood in for the prompt's own, where one did.
-	Group string `json:"group,omitempty"`
-	Error string `json:"error,omitempty"`
+	Error  string `json:"error,omitempty"`
 	// Mean and Std are of the rewards; null without any.
-	Mean    *float64 `json:"mean"`
-	Std     *float64 `json:"std"`
-	Members []Member `json:"members"`
+	Mean *float64 `json:"mean"`
+	Std  *float64 `json:"std"`
 }
 
-// Member is one sample of a group.
-type Member struct {
+// SampleResult is the result of a sample.
+type SampleResult struct {
 	SampleIndex int64    `json:"sample_index"`
 	Status      string   `json:"status"`
 	Error       string   `json:"error,omitempty"`
@@ -43,7 +48,12 @@ type Member struct {
 	Advantage   *float64 `json:"advantage"`
 	// StepAdvantages are there when they differ over the trained steps.
 	StepAdvantages []float64 `json:"step_advantages,omitempty"`
-	Scores         []Score   `json:"scores,omitempty"`
+}
+
+// Member is one sample of a group.
+type Member struct {
+	SampleResult
+	Scores []Score `json:"scores,omitempty"`
 	// LogProbs are in nats, one a step, null where a step is ode; Transitions are the steps'
 	// kinds, Latents the indices of the states kept.
 	LogProbs    []*float64 `json:"log_probs"`
@@ -132,7 +142,7 @@ func Collect(ctx context.Context, b *bus.Bus, run string, o *Outcomes) (*Run, er
 		Run: run, Groups: len(o.prompts), Refused: len(o.refused), Refills: len(o.refilled), Trajectories: len(c.trajectories), StepsStored: len(steps),
 	}}
 	for _, p := range o.prompts {
-		g := &Group{UID: p.UID, Prompt: p.Text, Status: StatusOpen, Members: []Member{}}
+		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: StatusOpen}, Members: []Member{}}
 		if a := o.Advantage(p.UID); a != nil {
 			if err := c.fill(g, a); err != nil {
 				return nil, err
@@ -164,13 +174,13 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 	if err := c.digest.add("advantage."+a.UID, a); err != nil {
 		return err
 	}
-	g.Status, g.Error, g.Mean, g.Std = a.Status, a.Error, a.Mean, a.Std
+	g.GroupResult = groupResult(a, g.UID, g.Prompt)
 	if a.UID != g.UID {
 		g.Group = a.UID
 	}
 	for _, m := range a.Members {
 		sample := Sample{a.UID, m.SampleIndex}
-		member := Member{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages}
+		member := Member{SampleResult: sampleResult(&m)}
 		if reward := c.rewards[sample]; reward != nil {
 			member.Error, member.Scores = reward.Error, scoresOf(reward)
 			c.measured.sample(a, &m, reward)
@@ -187,6 +197,14 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 	}
 	c.measured.group(a, c.rewards)
 	return nil
+}
+
+func groupResult(a *schemas.Advantage, uid, prompt string) GroupResult {
+	return GroupResult{UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std}
+}
+
+func sampleResult(m *schemas.Member) SampleResult {
+	return SampleResult{SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages}
 }
 
 // Best are the members by falling reward, those without one last.

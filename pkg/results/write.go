@@ -64,7 +64,7 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		var tiles []sheet.Tile
 		for _, m := range g.Best() {
 			if data := images[m.SampleIndex]; data != nil {
-				tiles = append(tiles, sheet.Tile{PNG: data, Sample: m.SampleIndex, Reward: m.Reward, Advantage: m.Advantage, Caption: m.Read()})
+				tiles = append(tiles, m.tile(data))
 			}
 		}
 		if len(tiles) == 0 {
@@ -83,6 +83,27 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		}
 	}
 	return writeFile(dir, r.WriteJSON)
+}
+
+// tile is the member on a contact sheet.
+func (m *Member) tile(image []byte) sheet.Tile {
+	t := sheet.Tile{
+		PNG:     image,
+		Caption: fmt.Sprintf("#%d  r %s  %s", m.SampleIndex, Number(m.Reward, "%.3f"), m.Read()),
+		Note:    "A " + Number(m.Advantage, "%+.3f"),
+	}
+	if m.Advantage != nil {
+		t.Tone = *m.Advantage
+	}
+	return t
+}
+
+// Number formats a value; - where there is none.
+func Number(v *float64, format string) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf(format, *v)
 }
 
 // writeImages writes and returns the group's images, by sample index.

@@ -1,5 +1,5 @@
 // Package sheet draws contact sheets: the images of one group beside each other, each
-// with its reward and advantage, so that a person sees at a glance what a group learns from.
+// with what is said of it below, so that a person sees at a glance what a group learns from.
 package sheet
 
 import (
@@ -19,15 +19,13 @@ import (
 	"golang.org/x/image/math/fixed"
 )
 
-// Tile is one image of a contact sheet with what stands below it.
+// Tile is one image of a contact sheet with two lines below it, cut to its width.
 type Tile struct {
-	PNG    []byte
-	Sample int64
-	// Reward and Advantage are nil where the sample has none.
-	Reward, Advantage *float64
-	// Caption is what else there is to say, such as what was read in the image; it is cut to
-	// the image's width.
+	PNG     []byte
 	Caption string
+	// Note is the second line: green where Tone is above 0, red where it is below.
+	Note string
+	Tone float64
 }
 
 // Geometry in pixels.
@@ -59,7 +57,7 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 	for i, t := range tiles {
 		im, err := png.Decode(bytes.NewReader(t.PNG))
 		if err != nil {
-			return nil, fmt.Errorf("contact sheet: image of sample %d: %w", t.Sample, err)
+			return nil, fmt.Errorf("contact sheet: image %d: %w", i, err)
 		}
 		images[i] = im
 		side = max(side, im.Bounds().Dx(), im.Bounds().Dy())
@@ -83,9 +81,8 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 	for i, t := range tiles {
 		x, y := margin+i%columns*cell.X, margin+titleHeight+i/columns*cell.Y
 		draw.NearestNeighbor.Scale(sheet, image.Rect(x, y, x+w, y+h), images[i], images[i].Bounds(), draw.Src, nil)
-		caption := fmt.Sprintf("#%d  r %s  %s", t.Sample, number(t.Reward, "%.3f"), t.Caption)
-		text(sheet, regular, quiet, x, y+h+17, fit(regular, caption, w))
-		text(sheet, regular, tone(t.Advantage), x, y+h+34, "A "+number(t.Advantage, "%+.3f"))
+		text(sheet, regular, quiet, x, y+h+17, fit(regular, t.Caption, w))
+		text(sheet, regular, colour(t.Tone), x, y+h+34, fit(regular, t.Note, w))
 	}
 	var buf bytes.Buffer
 	if err := png.Encode(&buf, sheet); err != nil {
@@ -101,22 +98,14 @@ func layout(n, width int) (columns, rows int) {
 	return (n + rows - 1) / rows, rows
 }
 
-// tone is the colour of an advantage.
-func tone(advantage *float64) color.Color {
+func colour(tone float64) color.Color {
 	switch {
-	case advantage != nil && *advantage > 0:
+	case tone > 0:
 		return good
-	case advantage != nil && *advantage < 0:
+	case tone < 0:
 		return bad
 	}
 	return quiet
-}
-
-func number(v *float64, format string) string {
-	if v == nil {
-		return "-"
-	}
-	return fmt.Sprintf(format, *v)
 }
 
 func face(ttf []byte, size float64) (font.Face, error) {

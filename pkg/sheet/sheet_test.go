@@ -27,9 +27,9 @@ func square(side int, c color.Color) []byte {
 
 func Example() {
 	data, err := sheet.Draw("a red square", []sheet.Tile{
-		{PNG: square(64, color.White), Sample: 1, Reward: new(0.9), Advantage: new(1.2)},
-		{PNG: square(64, color.Black), Sample: 0, Reward: new(0.1), Advantage: new(-1.2), Caption: "dark"},
-		{PNG: square(64, color.Black), Sample: 2},
+		{PNG: square(64, color.White), Caption: "#1  r 0.900", Note: "A +1.200", Tone: 1.2},
+		{PNG: square(64, color.Black), Caption: "#0  r 0.100  dark", Note: "A -1.200", Tone: -1.2},
+		{PNG: square(64, color.Black)},
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -49,7 +49,7 @@ func TestDraw_Order(t *testing.T) {
 	colours := []color.NRGBA{{200, 0, 0, 255}, {0, 200, 0, 255}, {0, 0, 200, 255}, {200, 200, 0, 255}, {0, 200, 200, 255}, {200, 0, 200, 255}, {90, 0, 0, 255}, {0, 90, 0, 255}, {0, 0, 90, 255}}
 	var tiles []sheet.Tile
 	for i, c := range colours {
-		tiles = append(tiles, sheet.Tile{PNG: square(32, c), Sample: int64(i), Reward: new(float64(i))})
+		tiles = append(tiles, sheet.Tile{PNG: square(32, c), Caption: fmt.Sprint("#", i)})
 	}
 	data, err := sheet.Draw("title", tiles)
 	if err != nil {
@@ -87,8 +87,8 @@ func TestDraw_Errors(t *testing.T) {
 	if _, err := sheet.Draw("nothing", nil); err == nil {
 		t.Error("a sheet of no images")
 	}
-	_, err := sheet.Draw("broken", []sheet.Tile{{PNG: []byte("no image"), Sample: 7}})
-	if err == nil || !strings.Contains(err.Error(), "sample 7") {
-		t.Errorf("broken image: %v; want its sample named", err)
+	_, err := sheet.Draw("broken", []sheet.Tile{{PNG: []byte("no image")}})
+	if err == nil || !strings.Contains(err.Error(), "image 0") {
+		t.Errorf("broken image: %v; want it named", err)
 	}
 }

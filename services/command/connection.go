@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 
 	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // private is where the others on the same store find the server of a command, and
@@ -172,6 +174,38 @@ func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection
 		}
 	}
 	return a.connect(ctx, log)
+}
+
+// withBus opens the pipeline for a command that reads what is stored.
+func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, given []string) error {
+		log, err := a.logger()
+		if err != nil {
+			return err
+		}
+		conn, err := a.openExisting(c.Context(), log)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return f(c, conn, given)
+	}
+}
+
+// withRun is withBus for a command about one run: the latest, where none is named.
+func (a *app) withRun(run *string, f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
+	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+		if *run == "" {
+			var err error
+			if *run, err = latestRun(c.Context(), conn.Bus); err != nil {
+				return err
+			}
+		}
+		if err := schemas.CheckToken("--run", *run); err != nil {
+			return usage(err)
+		}
+		return f(c, conn, given)
+	})
 }
 
 // Close drains the bus, then gives up the server if it is ours.

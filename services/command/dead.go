@@ -26,16 +26,25 @@ dead-letter stream with the reason.`,
 		Args: args(noSuchCommand),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	c.AddCommand(a.deadListCommand(), a.deadShowCommand(), a.deadReplayCommand(), a.deadDropCommand())
+	return c
+}
+
+func (a *app) deadListCommand() *cobra.Command {
 	var run string
-	ls := &cobra.Command{
+	c := &cobra.Command{
 		Use: "ls", Short: "list dead letters, oldest first", Args: args(cobra.NoArgs),
 		Example: "  meander dead ls --run demo --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			return a.listDead(c, conn, run)
 		}),
 	}
-	ls.Flags().StringVar(&run, "run", "*", "only this run")
-	show := &cobra.Command{
+	c.Flags().StringVar(&run, "run", "*", "only this run")
+	return c
+}
+
+func (a *app) deadShowCommand() *cobra.Command {
+	return &cobra.Command{
 		Use: "show ID", Short: "show one dead letter with its original", Args: args(cobra.ExactArgs(1)),
 		Example: "  meander dead show 12",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
@@ -46,7 +55,10 @@ dead-letter stream with the reason.`,
 			return a.showDead(c, conn, m)
 		}),
 	}
-	replay := &cobra.Command{
+}
+
+func (a *app) deadReplayCommand() *cobra.Command {
+	return &cobra.Command{
 		Use: "replay ID ...", Short: "publish originals again on their subjects", Args: args(cobra.MinimumNArgs(1)),
 		Long: `replay publishes the original bytes again under a new message id and removes the dead
 letter. Where a stream holds one event per subject, the original takes its own place
@@ -67,7 +79,10 @@ again; a subject that another event has taken meanwhile is left alone.`,
 			return nil
 		}),
 	}
-	drop := &cobra.Command{
+}
+
+func (a *app) deadDropCommand() *cobra.Command {
+	return &cobra.Command{
 		Use: "drop ID ...", Short: "remove dead letters for good", Args: args(cobra.MinimumNArgs(1)),
 		Example: "  meander dead drop 12",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
@@ -84,8 +99,6 @@ again; a subject that another event has taken meanwhile is left alone.`,
 			return nil
 		}),
 	}
-	c.AddCommand(ls, show, replay, drop)
-	return c
 }
 
 // listDead prints a line for each letter of a run ("*": of all).
@@ -166,22 +179,6 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	}
 	_, err = fmt.Fprintf(out, "original, %d bytes:\n%s\n", len(data), text)
 	return err
-}
-
-// withBus opens the pipeline for a command that reads what is stored.
-func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
-	return func(c *cobra.Command, given []string) error {
-		log, err := a.logger()
-		if err != nil {
-			return err
-		}
-		conn, err := a.openExisting(c.Context(), log)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		return f(c, conn, given)
-	}
 }
 
 // deadLetter is the message of a letter, which may be unreadable.

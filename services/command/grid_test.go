@@ -33,10 +33,10 @@ func TestGrid(t *testing.T) {
 
 func TestFailures(t *testing.T) {
 	got := failures([]results.Member{
-		{SampleIndex: 0, Status: "scored"},
-		{SampleIndex: 1, Status: "failed", Error: "no tesseract\nsecond line"},
-		{SampleIndex: 2, Status: "missing"},
-		{SampleIndex: 3, Status: "failed", Error: "no tesseract\nsecond line"},
+		{SampleResult: results.SampleResult{SampleIndex: 0, Status: "scored"}},
+		{SampleResult: results.SampleResult{SampleIndex: 1, Status: "failed", Error: "no tesseract\nsecond line"}},
+		{SampleResult: results.SampleResult{SampleIndex: 2, Status: "missing"}},
+		{SampleResult: results.SampleResult{SampleIndex: 3, Status: "failed", Error: "no tesseract\nsecond line"}},
 	})
 	want := "#1 #3 failed: no tesseract ...|#2 missing"
 	if s := strings.Join(got, "|"); s != want {

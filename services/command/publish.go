@@ -46,38 +46,43 @@ samples are made in the background; follow them with 'meander watch'.`,
 			if err := p.show(c.Context(), conn, nil, run, prompts, c.ErrOrStderr()); err != nil {
 				return err
 			}
-			refused := 0
-			for _, prompt := range prompts {
-				receipt, err := publishOne(c.Context(), conn, run, prompt, wait)
-				if err != nil {
-					return advise(c.Context(), conn.Bus, err)
-				}
-				if a.json {
-					if err := json.NewEncoder(c.OutOrStdout()).Encode(jsonOf(receipt)); err != nil {
-						return err
-					}
-				} else if receipt.Accepted {
-					fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.NumInferenceSteps, prompt.text)
-				} else {
-					fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
-				}
-				for _, w := range receipt.Warnings {
-					fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
-				}
-				if !receipt.Accepted {
-					refused++
-				}
-			}
-			if refused > 0 {
-				return &exitError{status: exitFailed}
-			}
-			return nil
+			return a.publishAll(c, conn, run, prompts, wait)
 		},
 	}
 	c.Flags().StringVar(&run, "run", "default", "run the prompts belong to")
 	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer")
 	p.register(c.Flags())
 	return c
+}
+
+// publishAll prints what intake answers to each prompt.
+func (a *app) publishAll(c *cobra.Command, conn *connection, run string, prompts []prompt, wait time.Duration) error {
+	refused := 0
+	for _, prompt := range prompts {
+		receipt, err := publishOne(c.Context(), conn, run, prompt, wait)
+		if err != nil {
+			return advise(c.Context(), conn.Bus, err)
+		}
+		if a.json {
+			if err := json.NewEncoder(c.OutOrStdout()).Encode(jsonOf(receipt)); err != nil {
+				return err
+			}
+		} else if receipt.Accepted {
+			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.NumInferenceSteps, prompt.text)
+		} else {
+			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
+		}
+		for _, w := range receipt.Warnings {
+			fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
+		}
+		if !receipt.Accepted {
+			refused++
+		}
+	}
+	if refused > 0 {
+		return &exitError{status: exitFailed}
+	}
+	return nil
 }
 
 func refusal(r *schemas.Receipt) string {

@@ -20,16 +20,16 @@ func printPass(w io.Writer, p *results.Pass) error {
 			for _, m := range g.Members {
 				after := m.Status
 				if m.Reward != nil {
-					after = number(m.Reward, "%.3f")
+					after = results.Number(m.Reward, "%.3f")
 				}
 				fmt.Fprintf(t, "%s\t#%d\t%s\t%s\t%s\t%s\t%s\n", g.UID, m.SampleIndex, m.Read(),
-					number(m.SourceReward, "%.3f"), after, number(m.SourceAdvantage, "%+.3f"), number(m.Advantage, "%+.3f"))
+					results.Number(m.SourceReward, "%.3f"), after, results.Number(m.SourceAdvantage, "%+.3f"), results.Number(m.Advantage, "%+.3f"))
 			}
 		}
 	} else {
 		fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tNOW\tSTD\tNOW")
 		for _, g := range p.Groups {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", g.UID, g.Status, number(g.SourceMean, "%.3f"), number(g.Mean, "%.3f"), number(g.SourceStd, "%.3f"), number(g.Std, "%.3f"))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", g.UID, g.Status, results.Number(g.SourceMean, "%.3f"), results.Number(g.Mean, "%.3f"), results.Number(g.SourceStd, "%.3f"), results.Number(g.Std, "%.3f"))
 		}
 	}
 	if err := t.Flush(); err != nil {

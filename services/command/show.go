@@ -26,24 +26,7 @@ func showCommand(a *app) *cobra.Command {
   meander show 0000-a-red-sign-that-says-open
   meander show --run demo --json 0000-a-red-sign-that-says-open`,
 		Args: args(cobra.MaximumNArgs(1)),
-		RunE: func(c *cobra.Command, given []string) error {
-			log, err := a.logger()
-			if err != nil {
-				return err
-			}
-			conn, err := a.openExisting(c.Context(), log)
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			if run == "" {
-				if run, err = latestRun(c.Context(), conn.Bus); err != nil {
-					return err
-				}
-			}
-			if err := schemas.CheckToken("--run", run); err != nil {
-				return usage(err)
-			}
+		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, given []string) error {
 			if len(given) == 0 {
 				return a.showRun(c.Context(), conn.Bus, run, c.OutOrStdout())
 			}
@@ -51,7 +34,7 @@ func showCommand(a *app) *cobra.Command {
 				return usage(err)
 			}
 			return a.showGroup(c.Context(), conn.Bus, run, given[0], c.OutOrStdout())
-		},
+		}),
 	}
 	c.Flags().StringVar(&run, "run", "", "run; default the latest")
 	return c
@@ -78,7 +61,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run string, out io.Writer
 			}
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", e.UID, e.Status, len(e.Members), number(e.Mean, "%.4f"), number(e.Std, "%.4f"))
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", e.UID, e.Status, len(e.Members), results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"))
 	}
 	if found == 0 {
 		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s' shows what it has", run, run)
@@ -147,7 +130,7 @@ func failuresOf(ctx context.Context, b *bus.Bus, run, uid string, adv *schemas.A
 	}
 	var members []results.Member
 	for _, m := range adv.Members {
-		r := results.Member{SampleIndex: m.SampleIndex, Status: m.Status}
+		r := results.Member{SampleResult: results.SampleResult{SampleIndex: m.SampleIndex, Status: m.Status}}
 		if reward := rewards[results.Sample{UID: uid, Index: m.SampleIndex}]; reward != nil {
 			r.Error = reward.Error
 		}
@@ -180,13 +163,13 @@ func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajecto
 		line("the group is still open")
 	} else {
 		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", adv.Status, adv.Estimator, adv.Scale, adv.StdBasis,
-			adv.TrainedSteps, number(adv.Mean, "%.6f"), number(adv.Std, "%.6f"), adv.Error)
+			adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"), adv.Error)
 	}
 	if adv != nil {
 		t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 		fmt.Fprintln(t, "\nSAMPLE\tSTATUS\tREWARD\tADVANTAGE\tTRAJECTORY")
 		for _, m := range adv.Members {
-			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\n", m.SampleIndex, m.Status, number(m.Reward, "%.6f"), number(m.Advantage, "%+.6f"), m.TrajectorySeq)
+			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\n", m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"), m.TrajectorySeq)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -208,7 +191,7 @@ func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajecto
 		cells := make([]string, len(trajectories))
 		for k, tr := range trajectories {
 			if i < len(tr.LogProbs) {
-				cells[k] = number(tr.LogProbs[i], "%.6f")
+				cells[k] = results.Number(tr.LogProbs[i], "%.6f")
 			}
 		}
 		steps.row(fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], kind), cells)

@@ -55,7 +55,7 @@ func printGroups(w io.Writer, r *results.Run) {
 		}
 		head := paintStatus(w, g.Status)
 		if g.Mean != nil {
-			head += fmt.Sprintf(", mean reward %s, std %s", number(g.Mean, "%.3f"), number(g.Std, "%.3f"))
+			head += fmt.Sprintf(", mean reward %s, std %s", results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"))
 		}
 		if g.Group != "" {
 			head += ", stood in for by " + g.Group
@@ -98,9 +98,9 @@ func printGroups(w io.Writer, r *results.Run) {
 			if m.Status != "scored" {
 				return m.Status
 			}
-			return number(m.Reward, "%.3f")
+			return results.Number(m.Reward, "%.3f")
 		})
-		row("advantage", func(m *results.Member) string { return number(m.Advantage, "%+.3f") })
+		row("advantage", func(m *results.Member) string { return results.Number(m.Advantage, "%+.3f") })
 		table.print(w, width(w))
 		if more > 0 {
 			fmt.Fprintf(w, "%sand %s\n", gridGap, count(more, "more sample"))
@@ -152,7 +152,7 @@ func printLines(w io.Writer, r *results.Run) error {
 	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
 	var all []results.Member
 	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(g.UID, widest), g.Status, number(g.Mean, "%.3f"), number(g.Std, "%.3f"), members(g, shown))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(g.UID, widest), g.Status, results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
 		all = append(all, g.Members...)
 	}
 	if err := t.Flush(); err != nil {
@@ -181,7 +181,7 @@ func members(g *results.Group, most int) string {
 			cells = append(cells, m.Status)
 			continue
 		}
-		cells = append(cells, fmt.Sprintf("%s (%s)", number(m.Reward, "%.2f"), number(m.Advantage, "%+.2f")))
+		cells = append(cells, fmt.Sprintf("%s (%s)", results.Number(m.Reward, "%.2f"), results.Number(m.Advantage, "%+.2f")))
 	}
 	if n := len(g.Members) - most; n > 0 {
 		cells = append(cells, fmt.Sprintf("+%d", n))
@@ -210,7 +210,7 @@ func score(m *results.Member, name string) string {
 			if s.Value == nil {
 				return s.Status
 			}
-			return number(s.Value, "%.3f")
+			return results.Number(s.Value, "%.3f")
 		}
 	}
 	return "-"
@@ -240,13 +240,6 @@ func measures(s *results.Summary) []string {
 		lines = append(lines, "evaluation "+of+": "+strings.Join(evaluations[of], ", "))
 	}
 	return lines
-}
-
-func number(v *float64, format string) string {
-	if v == nil {
-		return "-"
-	}
-	return fmt.Sprintf(format, *v)
 }
 
 func firstLine(s string) string {

@@ -56,17 +56,7 @@ value says that there will be none. The first verdict of a sample counts.`,
   meander verdict --run demo --out pictures
   meander verdict --run demo p1 0=0.8 1=0.25    # p1 is the uid that it lists
   meander verdict --run demo --file verdicts.jsonl`,
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			ctx := c.Context()
-			if run == "" {
-				var err error
-				if run, err = latestRun(ctx, conn.Bus); err != nil {
-					return err
-				}
-			}
-			if err := schemas.CheckToken("--run", run); err != nil {
-				return usage(err)
-			}
+		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, given []string) error {
 			var list []judgement
 			var err error
 			switch {
@@ -77,25 +67,16 @@ value says that there will be none. The first verdict of a sample counts.`,
 			case len(given) > 0:
 				list, err = parseJudgements(given)
 			default:
-				return a.showWaiting(ctx, conn.Bus, run, dir, c.OutOrStdout(), c.ErrOrStderr())
+				return a.showWaiting(c.Context(), conn.Bus, run, dir, c.OutOrStdout(), c.ErrOrStderr())
 			}
 			if err != nil {
 				return usage(err)
 			}
-			for i, j := range list {
-				if j.Name == "" {
-					j.Name = name
-				}
-				if j.Author == "" {
-					j.Author = author
-				}
-				v, err := j.verdict(ctx, conn.Bus, run)
-				if err == nil {
-					err = client.New(conn.Bus).Verdict(ctx, v)
-				}
-				if err != nil {
-					return fmt.Errorf("%s sample %d: %w; %d of %d verdicts are given", j.UID, *j.SampleIndex, err, i, len(list))
-				}
+			for i := range list {
+				list[i].Name, list[i].Author = cmp.Or(list[i].Name, name), cmp.Or(list[i].Author, author)
+			}
+			if err := give(c.Context(), conn.Bus, run, list); err != nil {
+				return err
 			}
 			fmt.Fprintf(c.ErrOrStderr(), "%d verdicts given; the groups: meander show --run %s\n", len(list), run)
 			return nil
@@ -108,6 +89,20 @@ value says that there will be none. The first verdict of a sample counts.`,
 	f.StringVar(&author, "author", "", "who judges")
 	f.StringVar(&dir, "out", "", "folder to write the pictures of what waits into")
 	return c
+}
+
+// give publishes verdicts in their order.
+func give(ctx context.Context, b *bus.Bus, run string, list []judgement) error {
+	for i, j := range list {
+		v, err := j.verdict(ctx, b, run)
+		if err == nil {
+			err = client.New(b).Verdict(ctx, v)
+		}
+		if err != nil {
+			return fmt.Errorf("%s sample %d: %w; %d of %d verdicts are given", j.UID, *j.SampleIndex, err, i, len(list))
+		}
+	}
+	return nil
 }
 
 // parseJudgements reads UID SAMPLE=VALUE ...

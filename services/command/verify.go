@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -34,24 +33,14 @@ least one, and all are right.`,
 		Example: `  meander verify
   meander verify --run demo --model synthetic --json`,
 		Args: args(cobra.NoArgs),
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			ctx := c.Context()
-			var err error
-			if run == "" {
-				if run, err = latestRun(ctx, conn.Bus); err != nil {
-					return err
-				}
-			}
-			if err := schemas.CheckToken("--run", run); err != nil {
-				return usage(err)
-			}
+		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, _ []string) error {
 			out := c.ErrOrStderr()
 			options.Progress = func(n int) {
 				if n%100 == 0 {
 					fmt.Fprintf(out, "verified %d trajectories\n", n)
 				}
 			}
-			report, err := verify.Run(ctx, conn.Bus, run, options)
+			report, err := verify.Run(c.Context(), conn.Bus, run, options)
 			if failed, ok := errors.AsType[*verify.ModelError](err); ok {
 				return usage(fmt.Errorf("%w; say where it is with --model", failed))
 			}

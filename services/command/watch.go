@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -56,21 +57,15 @@ the streams, so it never slows the pipeline down.`,
   meander watch --run demo --uid 0000-a-red-sign-that-says-open --json
   meander watch --since 10m --count 100`,
 		Args: args(cobra.NoArgs),
-		RunE: func(c *cobra.Command, _ []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			for _, k := range w.kinds {
 				if !slices.Contains(names, k) {
 					return usage(oneOf("kinds", k, names))
 				}
 			}
-			log, err := a.logger()
-			if err != nil {
-				return err
-			}
-			conn, err := a.openExisting(c.Context(), log)
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
+			return nil
+		},
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			from := bus.ReadOptions{}
 			switch named := w.run != "*" || w.uid != ""; {
 			case c.Flags().Changed("since"):
@@ -80,7 +75,7 @@ the streams, so it never slows the pipeline down.`,
 			}
 			fmt.Fprintf(c.ErrOrStderr(), "watching %s; Ctrl-C ends\n", conn.where)
 			return w.watch(c.Context(), conn, from, c.OutOrStdout(), c.ErrOrStderr())
-		},
+		}),
 	}
 	f := c.Flags()
 	f.StringVar(&w.run, "run", "*", "only this run")
@@ -246,7 +241,7 @@ func describe(kind string, m *bus.Message) (line, uid string, err error) {
 			kept[i] = fmt.Sprint(l.Index)
 		}
 		line = fmt.Sprintf("%s #%d step %d/%d %-4s sigma %.4f -> %.4f  log_prob %s", e.UID, e.SampleIndex, e.StepIndex+1, e.NumInferenceSteps,
-			e.Transition, e.Sigma, e.SigmaNext, number(e.LogProb, "%.6f"))
+			e.Transition, e.Sigma, e.SigmaNext, results.Number(e.LogProb, "%.6f"))
 		if len(kept) > 0 {
 			line += "  latents " + strings.Join(kept, ",")
 		}
@@ -259,19 +254,19 @@ func describe(kind string, m *bus.Message) (line, uid string, err error) {
 	case "reward":
 		var e schemas.Reward
 		err = schemas.Decode(m.Data, &e)
-		return strings.TrimSpace(fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status, number(e.Reward, "%.4f"), e.Error)), e.UID, err
+		return strings.TrimSpace(fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status, results.Number(e.Reward, "%.4f"), e.Error)), e.UID, err
 	case "advantage":
 		var e schemas.Advantage
 		err = schemas.Decode(m.Data, &e)
 		cells := make([]string, len(e.Members))
 		for i, member := range e.Members {
-			cells[i] = number(member.Advantage, "%+.2f")
+			cells[i] = results.Number(member.Advantage, "%+.2f")
 		}
-		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, number(e.Mean, "%.4f"), number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
+		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
 	case "batch":
 		var e schemas.Batch
 		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%s closed: %d groups, %d samples, mean %s", e.Batch, e.Groups, e.Samples, number(e.Mean, "%.4f")), "", err
+		return fmt.Sprintf("%s closed: %d groups, %d samples, mean %s", e.Batch, e.Groups, e.Samples, results.Number(e.Mean, "%.4f")), "", err
 	default:
 		var e schemas.Dead
 		err = schemas.Decode(m.Data, &e)

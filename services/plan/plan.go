@@ -79,7 +79,7 @@ func (p *Plan) Add(prompt []byte) {
 	}
 	if err != nil {
 		if p.Refused++; p.Refused == 1 {
-			p.Reason = fmt.Sprintf("%q: %s", shorten(text), firstLine(err.Error()))
+			p.Reason = brief(text, err)
 		}
 	}
 	p.fill()
@@ -151,19 +151,15 @@ func note[T comparable](list *[]T, v T) {
 	}
 }
 
-// shorten cuts a text for a line.
-func shorten(s string) string {
+// brief is why a prompt is refused, in a line.
+func brief(prompt string, err error) string {
 	const most = 40
-	if r := []rune(s); len(r) > most {
-		return string(r[:most]) + "..."
+	if r := []rune(prompt); len(r) > most {
+		prompt = string(r[:most]) + "..."
 	}
-	return s
-}
-
-func firstLine(s string) string {
-	first, _, more := strings.Cut(s, "\n")
+	reason, _, more := strings.Cut(err.Error(), "\n")
 	if more {
-		return first + " ..."
+		reason += " ..."
 	}
-	return s
+	return fmt.Sprintf("%q: %s", prompt, reason)
 }

@@ -117,87 +117,90 @@ func readProfile(data []byte) ([]stack, error) {
 	if data, err = io.ReadAll(z); err != nil {
 		return nil, err
 	}
-	type sample struct {
-		locations []uint64
-		values    []uint64
-	}
-	var samples []sample
-	var names []string
-	lines := map[uint64][]uint64{} // functions of a location
-	functions := map[uint64]uint64{}
-	err = eachField(data, func(field int, _ uint64, body []byte) error {
-		switch field {
-		case 2:
-			var s sample
-			samples = append(samples, s)
-			return eachField(body, func(field int, v uint64, body []byte) error {
-				last := &samples[len(samples)-1]
-				switch field {
-				case 1:
-					return appendNumbers(&last.locations, v, body)
-				case 2:
-					return appendNumbers(&last.values, v, body)
-				}
-				return nil
-			})
-		case 4:
-			var id uint64
-			var in []uint64
-			err := eachField(body, func(field int, v uint64, body []byte) error {
-				switch field {
-				case 1:
-					id = v
-				case 4:
-					return eachField(body, func(field int, v uint64, _ []byte) error {
-						if field == 1 {
-							in = append(in, v)
-						}
-						return nil
-					})
-				}
-				return nil
-			})
-			lines[id] = in
-			return err
-		case 5:
-			var id, name uint64
-			err := eachField(body, func(field int, v uint64, _ []byte) error {
-				switch field {
-				case 1:
-					id = v
-				case 2:
-					name = v
-				}
-				return nil
-			})
-			functions[id] = name
-			return err
-		case 6:
-			names = append(names, string(body))
-		}
-		return nil
-	})
-	if err != nil {
+	p := profile{lines: map[uint64][]uint64{}, names: map[uint64]uint64{}}
+	if err := eachField(data, p.field); err != nil {
 		return nil, err
 	}
-	stacks := make([]stack, 0, len(samples))
-	for _, s := range samples {
+	stacks := make([]stack, 0, len(p.samples))
+	for _, s := range p.samples {
 		if len(s.values) == 0 {
 			return nil, errors.New("a sample without a value")
 		}
 		out := stack{count: int64(s.values[0])}
 		for _, location := range s.locations {
-			for _, f := range lines[location] {
-				name := functions[f]
-				if name >= uint64(len(names)) {
-					return nil, fmt.Errorf("name %d of %d", name, len(names))
+			for _, f := range p.lines[location] {
+				name := p.names[f]
+				if name >= uint64(len(p.texts)) {
+					return nil, fmt.Errorf("name %d of %d", name, len(p.texts))
 				}
-				out.functions = append(out.functions, names[name])
+				out.functions = append(out.functions, p.texts[name])
 			}
 		}
 		stacks = append(stacks, out)
 	}
 	return stacks, nil
+}
+
+// profile is what is read of a profile; things refer to each other by number.
+type profile struct {
+	samples []struct{ locations, values []uint64 }
+	lines   map[uint64][]uint64 // functions of a location, the innermost first
+	names   map[uint64]uint64   // of functions: places in texts
+	texts   []string
+}
+
+// field takes one field of the profile.
+func (p *profile) field(field int, _ uint64, body []byte) error {
+	switch field {
+	case 2:
+		var s struct{ locations, values []uint64 }
+		err := eachField(body, func(field int, v uint64, body []byte) error {
+			switch field {
+			case 1:
+				return appendNumbers(&s.locations, v, body)
+			case 2:
+				return appendNumbers(&s.values, v, body)
+			}
+			return nil
+		})
+		p.samples = append(p.samples, s)
+		return err
+	case 4:
+		var id uint64
+		var in []uint64
+		err := eachField(body, func(field int, v uint64, body []byte) error {
+			switch field {
+			case 1:
+				id = v
+			case 4:
+				return eachField(body, func(field int, v uint64, _ []byte) error {
+					if field == 1 {
+						in = append(in, v)
+					}
+					return nil
+				})
+			}
+			return nil
+		})
+		p.lines[id] = in
+		return err
+	case 5:
+		var id, name uint64
+		err := eachField(body, func(field int, v uint64, _ []byte) error {
+			switch field {
+			case 1:
+				id = v
+			case 2:
+				name = v
+			}
+			return nil
+		})
+		p.names[id] = name
+		return err
+	case 6:
+		p.texts = append(p.texts, string(body))
+	}
+	return nil
 }
 
 // errProtobuf is returned for bytes that are no protocol buffer.
