@@ -202,27 +202,3 @@ func TestFamilies_AreNamedInTheirPackagesAlone(t *testing.T) {
 		}
 	}
 }
-
-func TestFamilies_RefusesAnUnknownClass(t *testing.T) {
-	known := append(families.All(), tintFamily())
-	for _, class := range []string{"HuePipeline", ""} {
-		dir := folderOf(t, class)
-		_, open := known.Open(dir, model.Options{})
-		_, inspect := known.Inspect(dir)
-		for _, err := range []error{open, inspect} {
-			if want := fmt.Sprintf("_class_name: %q; must be one of QwenImagePipeline, TintPipeline", class); !errors.Is(err, model.ErrUnknown) || !strings.Contains(err.Error(), want) {
-				t.Errorf("class %q: %v; want an error with %q", class, err, want)
-			}
-		}
-	}
-	if _, err := known.Open("nobody", model.Options{}); !errors.Is(err, model.ErrUnknown) || !strings.Contains(err.Error(), `must be "synthetic" or a folder`) {
-		t.Errorf("no folder: %v", err)
-	}
-	for _, name := range []string{"synthetic", folderOf(t, "TintPipeline")} {
-		if m, err := known.Open(name, model.Options{}); err != nil {
-			t.Error(err)
-		} else if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}

@@ -117,7 +117,14 @@ func (r Registry) Open(name string, o Options) (Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return f.Open(dir, o)
+	m, err := f.Open(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Card().Validate(); err != nil {
+		return nil, errors.Join(fmt.Errorf("model %q: card: %w", name, err), m.Close())
+	}
+	return m, nil
 }
 
 // Inspect describes the model called name without reading its weights.

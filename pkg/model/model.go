@@ -69,7 +69,7 @@ func (c Card) Tokens(height, width int) (int, error) {
 	edge := c.PixelsPerToken
 	switch {
 	case edge <= 0:
-		return 0, fmt.Errorf("model %s: pixels_per_token: %d; must be more than 0", c.Name, edge)
+		return 0, fmt.Errorf("pixels_per_token: %d; must be more than 0", edge)
 	case height <= 0 || width <= 0:
 		return 0, fmt.Errorf("height x width: %d x %d; must be positive", height, width)
 	case height%edge != 0 || width%edge != 0:
@@ -78,6 +78,29 @@ func (c Card) Tokens(height, width int) (int, error) {
 		return 0, fmt.Errorf("height x width: %d x %d; must be at most %d pixels", height, width, c.MaxPixels)
 	}
 	return (height / edge) * (width / edge), nil
+}
+
+// Validate joins by field what is wrong in a card, but for the digest and the backend,
+// which are known once the model is open.
+func (c Card) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(c.Name != "" && c.Name == NameOf(c.Name), "name: %q; must be letters, digits, _ and -", c.Name)
+	check(c.Family != "", "family: %q; must not be empty", c.Family)
+	check(c.LatentChannels > 0, "latent_channels: %d; must be more than 0", c.LatentChannels)
+	check(c.NumInferenceSteps > 0, "num_inference_steps: %d; must be more than 0", c.NumInferenceSteps)
+	check(c.TrueCFGScale > 0, "true_cfg_scale: %g; must be more than 0", c.TrueCFGScale)
+	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
+	check(c.CFGRule == CFGRescaled || c.CFGRule == CFGPlain, "cfg_rule: %q; must be %s or %s", c.CFGRule, CFGRescaled, CFGPlain)
+	check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
+	if _, err := c.Tokens(c.Height, c.Width); err != nil {
+		errs = append(errs, fmt.Errorf("default %w", err))
+	}
+	return errors.Join(errs...)
 }
 
 // CheckRows checks what all families ask of the arguments of Velocity and returns S. What

@@ -67,8 +67,9 @@ func printInfo(c *cobra.Command, dir string, info *model.Info) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g\n",
-		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale)
+	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
+		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
+	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
 	if len(info.Reward) > 0 {
 		fmt.Fprintf(out, "reward %s\n", strings.Join(info.Reward, ", "))
 	}
@@ -98,7 +99,8 @@ func infoJSON(info *model.Info) map[string]any {
 	return map[string]any{
 		"name": info.Name, "family": info.Family, "parts": parts, "vocabulary": info.Vocabulary,
 		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height, "width": info.Width,
-		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "problems": problems, "loads": len(problems) == 0,
+		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
+		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning, "problems": problems, "loads": len(problems) == 0,
 	}
 }
 

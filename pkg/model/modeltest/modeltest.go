@@ -75,19 +75,11 @@ func (s Suite) open(t *testing.T, threads int) model.Model {
 }
 
 func (s Suite) card(t *testing.T, c model.Card) {
-	if c.Name == "" || c.Family != s.Family.Name || c.WeightsDigest == "" || c.Backend == "" {
-		t.Errorf("name %q, family %q, digest %q, backend %q", c.Name, c.Family, c.WeightsDigest, c.Backend)
+	if err := c.Validate(); err != nil {
+		t.Error(err)
 	}
-	if c.CFGRule != model.CFGPlain && c.CFGRule != model.CFGRescaled {
-		t.Errorf("cfg rule %q is none that samplers have", c.CFGRule)
-	}
-	if len(c.Conditioning) == 0 || c.LatentChannels < 1 || c.MaxPromptTokens < 1 || c.NumInferenceSteps < 1 || !(c.TrueCFGScale > 0) {
-		t.Errorf("card %+v: sizes and defaults must be there", c)
-	}
-	for _, size := range [][2]int{{c.Height, c.Width}, {s.Height, s.Width}} {
-		if _, err := c.Tokens(size[0], size[1]); err != nil {
-			t.Error(err)
-		}
+	if c.Family != s.Family.Name || c.WeightsDigest == "" || c.Backend == "" {
+		t.Errorf("family %q, digest %q, backend %q", c.Family, c.WeightsDigest, c.Backend)
 	}
 	info, err := s.Family.Inspect(s.Dir)
 	if err != nil {

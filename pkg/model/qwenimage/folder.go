@@ -46,14 +46,6 @@ func (c *modelConfigs) card(dir string, o Options) model.Card {
 	return card
 }
 
-// checkDefaults holds the default size against what the model can paint.
-func checkDefaults(c model.Card) error {
-	if _, err := c.Tokens(c.Height, c.Width); err != nil {
-		return fmt.Errorf("default size: %w", err)
-	}
-	return nil
-}
-
 // fitTokenizer checks that every token has an embedding.
 func (c *modelConfigs) fitTokenizer(t *tokenizer.Tokenizer) error {
 	if t.Size() > c.text.Vocabulary {

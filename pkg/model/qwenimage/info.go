@@ -28,7 +28,7 @@ func Inspect(dir string) (_ *model.Info, err error) {
 	info.Problem(o.complete(&c.defaults))
 	info.Card = c.card(dir, o)
 	if info.PixelsPerToken > 0 && o.MaxPixels > 0 {
-		info.Problem(checkDefaults(info.Card))
+		info.Problem(info.Card.Validate())
 	}
 	if tok, err := tokenizer.Read(folder, "tokenizer"); err != nil {
 		info.Problem(err)

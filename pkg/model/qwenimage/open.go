@@ -136,7 +136,7 @@ func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *model
 	m.modulations.Limit = modulationCacheBytes
 	m.card = c.card(dir, o)
 	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.device.Name()
-	return checkDefaults(m.card)
+	return m.card.Validate()
 }
 
 func (s *shared) closeDevice() error {

@@ -18,34 +18,6 @@ import (
 
 var _ model.Model = (*synthetic.Model)(nil)
 
-func TestCard_Tokens(t *testing.T) {
-	card := synthetic.New().Card()
-	tests := []struct {
-		name          string
-		height, width int
-		want          int
-		fault         string
-	}{
-		{"one token", 16, 16, 1, ""},
-		{"wide", 64, 128, 32, ""},
-		{"largest", 1024, 2048, 8192, ""},
-		{"zero", 0, 64, 0, "positive"},
-		{"negative", 64, -16, 0, "positive"},
-		{"not a multiple", 64, 65, 0, "multiples of 16"},
-		{"too many pixels", 1040, 2048, 0, "at most 2097152 pixels"},
-		{"product beyond int", math.MaxInt &^ 15, math.MaxInt &^ 15, 0, "at most 2097152 pixels"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := card.Tokens(tt.height, tt.width)
-			checkFault(t, err, tt.fault)
-			if got != tt.want {
-				t.Errorf("Tokens(%d, %d) = %d, want %d", tt.height, tt.width, got, tt.want)
-			}
-		})
-	}
-}
-
 func TestModel_Card(t *testing.T) {
 	m := synthetic.New()
 	card := m.Card()
@@ -346,13 +318,6 @@ func TestModel_Concurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-func checkFault(t *testing.T, err error, fault string) {
-	t.Helper()
-	if fault == "" && err != nil || fault != "" && (err == nil || !strings.Contains(err.Error(), fault)) {
-		t.Errorf("error %v, want %q", err, fault)
-	}
 }
 
 func newModel(t testing.TB, cfg synthetic.Config) *synthetic.Model {

@@ -1,0 +1,71 @@
+package model_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/model"
+)
+
+// good is a card without a fault.
+func good() model.Card {
+	return model.Card{
+		Name: "a-model_1", Family: "a", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10,
+		TrueCFGScale: 1, MaxPixels: 1024 * 2048, MaxPromptTokens: 8, CFGRule: model.CFGPlain, Conditioning: []string{"prompt_embeds"},
+	}
+}
+
+func TestCard_Tokens(t *testing.T) {
+	card := good()
+	tests := []struct {
+		name          string
+		height, width int
+		want          int
+		fault         string
+	}{
+		{"one token", 16, 16, 1, ""},
+		{"wide", 64, 128, 32, ""},
+		{"largest", 1024, 2048, 8192, ""},
+		{"zero", 0, 64, 0, "positive"},
+		{"negative", 64, -16, 0, "positive"},
+		{"not a multiple", 64, 65, 0, "multiples of 16"},
+		{"too many pixels", 1040, 2048, 0, "at most 2097152 pixels"},
+		{"product beyond int", math.MaxInt &^ 15, math.MaxInt &^ 15, 0, "at most 2097152 pixels"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := card.Tokens(tt.height, tt.width)
+			if got != tt.want || (err == nil) != (tt.fault == "") || err != nil && !strings.Contains(err.Error(), tt.fault) {
+				t.Errorf("Tokens(%d, %d) = %d, %v; want %d, %q", tt.height, tt.width, got, err, tt.want, tt.fault)
+			}
+		})
+	}
+}
+
+func TestCard_Validate(t *testing.T) {
+	if err := good().Validate(); err != nil {
+		t.Error(err)
+	}
+	for _, tt := range []struct {
+		change func(*model.Card)
+		want   string
+	}{
+		{func(c *model.Card) { c.Name = "a model" }, `name: "a model"`},
+		{func(c *model.Card) { c.Family = "" }, "family"},
+		{func(c *model.Card) { c.LatentChannels = 0 }, "latent_channels: 0"},
+		{func(c *model.Card) { c.PixelsPerToken = 0 }, "pixels_per_token: 0"},
+		{func(c *model.Card) { c.Height = 65 }, "default height x width: 65 x 128"},
+		{func(c *model.Card) { c.NumInferenceSteps = 0 }, "num_inference_steps: 0"},
+		{func(c *model.Card) { c.TrueCFGScale = math.NaN() }, "true_cfg_scale: NaN"},
+		{func(c *model.Card) { c.MaxPromptTokens = 0 }, "max_prompt_tokens: 0"},
+		{func(c *model.Card) { c.CFGRule = "zero_star" }, `cfg_rule: "zero_star"; must be rescaled or plain`},
+		{func(c *model.Card) { c.Conditioning = nil }, "conditioning: none"},
+	} {
+		c := good()
+		tt.change(&c)
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("got %v, want one fault with %q", err, tt.want)
+		}
+	}
+}
