@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-onnx compose-plugin check fmt fmt-check vet lint test race cover fuzz integration onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
+.PHONY: help build build-onnx compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
 	generate generate-check ptx golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -31,6 +31,8 @@ PACKAGES ?= ./...
 # Go ends the tests of a package after this long; its own 10 minutes are few on a busy machine.
 TEST_LIMIT ?= -timeout 30m
 FUZZTIME ?= 30s
+SOAK ?= 1
+SOAK_TESTS ?= .
 BENCH    ?= .
 REF      ?= HEAD~1
 CLANG    ?= clang-19
@@ -74,6 +76,9 @@ fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 
 integration: ## whole-pipeline tests only
 	go test -count=1 $(TEST_LIMIT) ./integration/...
+
+soak: ## kill, terminal and memory tests in their long form, for an hour or so; SOAK=7 draws other kills
+	MEANDER_SOAK=$(SOAK) go test -v -count=1 -timeout 4h -run '$(SOAK_TESTS)' ./integration/...
 
 onnx-test: ## tests of ONNX reward functions (needs a C compiler and ONNXRUNTIME_LIB, the path of libonnxruntime.so)
 	CGO_ENABLED=1 go test -tags onnx ./pkg/scorer/onnxscore/... ./pkg/scorer/scorerfile/...

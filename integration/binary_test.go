@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 )
 
@@ -109,7 +110,7 @@ func serve(t *testing.T, dir string) natsd.Info {
 // running waits until somebody serves the store of dir.
 func running(t *testing.T, dir string) (info natsd.Info) {
 	t.Helper()
-	eventually(t, 20*time.Second, "meander up", func() error {
+	bustest.Until(t, "meander up", func() error {
 		var ok bool
 		if info, ok = natsd.Running(filepath.Join(dir, "meander-data")); !ok || info.URL == "" {
 			return errors.New("does not serve")

@@ -20,6 +20,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 )
 
@@ -34,7 +35,7 @@ func serveNATS(t *testing.T, options *server.Options) (url string) {
 	}
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(patience) {
+	if !s.ReadyForConnections(bustest.Patience) {
 		t.Fatal("the server does not start")
 	}
 	return s.ClientURL()
@@ -112,7 +113,7 @@ func TestClient_TLS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		url := serveNATS(t, &server.Options{TLSConfig: config, TLSVerify: verify, TLSTimeout: patience.Seconds()})
+		url := serveNATS(t, &server.Options{TLSConfig: config, TLSVerify: verify, TLSTimeout: bustest.Patience.Seconds()})
 		setUp(t, bus.Config{URL: url, CAFile: ours.file, CertFile: cert, KeyFile: key})
 		return url
 	}

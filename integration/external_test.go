@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // process is a long-running program of a test.
@@ -51,9 +53,9 @@ func launch(t *testing.T, dir, path string, args ...string) *process {
 			if err != nil {
 				t.Errorf("%s did not stop cleanly: %v\n%s", filepath.Base(path), err, p.log)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(bustest.Patience):
 			_ = p.cmd.Process.Kill()
-			t.Errorf("%s did not stop within 30 s of SIGTERM\n%s", filepath.Base(path), p.log)
+			t.Errorf("%s did not stop within %v of SIGTERM\n%s", filepath.Base(path), bustest.Patience, p.log)
 		}
 		if t.Failed() {
 			t.Logf("%s:\n%s", filepath.Base(path), p.log)

@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -33,7 +34,7 @@ func vacant(t *testing.T) string {
 // ready waits until /readyz answers with the code, and what it says holds the text.
 func ready(t *testing.T, addr string, code int, text string) {
 	t.Helper()
-	eventually(t, 30*time.Second, fmt.Sprintf("readyz of %d", code), func() error {
+	bustest.Until(t, fmt.Sprintf("readyz of %d", code), func() error {
 		resp, err := http.Get("http://" + addr + "/readyz")
 		if err != nil {
 			return err
@@ -85,7 +86,7 @@ func TestFull_StepsAndBack(t *testing.T) {
 	}
 	run := begin(t, dir, append(args, "--overfill")...)
 	ready(t, health, http.StatusServiceUnavailable, "MDR_STEPS is full")
-	eventually(t, 30*time.Second, "word of the run", func() error {
+	bustest.Until(t, "word of the run", func() error {
 		if log := run.log.String(); !strings.Contains(log, "MDR_STEPS is full: ") || !strings.Contains(log, "meander streams limit --max-steps-bytes") {
 			return fmt.Errorf("it says\n%s", log)
 		}

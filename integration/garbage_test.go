@@ -12,15 +12,6 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// forge stores bytes on a subject that keeps what came first, as somebody does who knows it.
-func (w *world) forge(t *testing.T, subject string, data []byte) {
-	t.Helper()
-	ack, err := w.PublishRaw(t.Context(), subject, data, nil, schemas.MessageID(subject))
-	if err != nil || ack.Duplicate {
-		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
-	}
-}
-
 // checkGroup reads a closed group as a trainer does: each member's reward is that of the
 // trajectory that it names, whose steps are all there.
 func (w *world) checkGroup(t *testing.T, a *schemas.Advantage, size int64) {
@@ -54,13 +45,13 @@ func TestPipeline_GarbageFirst(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)
 	for i := range int64(4) {
-		w.forge(t, schemas.RequestSubject("r", "synthetic", "g", i), []byte("rubbish"))
-		w.forge(t, schemas.TrajectorySubject("r", "g", i), []byte("rubbish"))
-		w.forge(t, schemas.RewardSubject("r", "b", "g", i), []byte("rubbish"))
+		w.Forge(t, schemas.RequestSubject("r", "synthetic", "g", i), []byte("rubbish"))
+		w.Forge(t, schemas.TrajectorySubject("r", "g", i), []byte("rubbish"))
+		w.Forge(t, schemas.RewardSubject("r", "b", "g", i), []byte("rubbish"))
 	}
-	w.forge(t, schemas.AdvantageSubject("r", "g"), []byte("rubbish"))
-	w.forge(t, schemas.BatchSubject("r", "b"), []byte("rubbish"))
-	w.forge(t, schemas.GroupSubject("r", "g"), []byte("rubbish"))
+	w.Forge(t, schemas.AdvantageSubject("r", "g"), []byte("rubbish"))
+	w.Forge(t, schemas.BatchSubject("r", "b"), []byte("rubbish"))
+	w.Forge(t, schemas.GroupSubject("r", "g"), []byte("rubbish"))
 	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
 		UID: "g", Prompt: "a red fox", GroupSize: new(int64(4)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1},
 	}); err != nil {
@@ -124,7 +115,7 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.forge(t, tr.Subject(), data)
+		w.Forge(t, tr.Subject(), data)
 	}
 	r := &schemas.Reward{
 		Run: "r", UID: "g", SampleIndex: 5, GroupSize: 7, Status: schemas.StatusScored, Reward: new(1e6), Scores: []schemas.Score{},
@@ -134,7 +125,7 @@ func TestPipeline_ForgedWhileSampling(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.forge(t, r.Subject(), data)
+	w.Forge(t, r.Subject(), data)
 	w.checkGroup(t, w.advantages(t, "r", 1)["g"], 6)
 }
 
@@ -158,7 +149,7 @@ func TestPipeline_ForgedRequest(t *testing.T) {
 	if _, err := w.Bus.Publish(t.Context(), forged); err != nil {
 		t.Fatal(err)
 	}
-	if d := w.dead(t, 1)[0]; d.OriginalSubject != forged.Subject() || d.Code != schemas.CodeInvalid {
+	if d := bustest.Dead(t, w.Bus, 1)[0]; d.OriginalSubject != forged.Subject() || d.Code != schemas.CodeInvalid {
 		t.Errorf("%+v", d)
 	}
 	after, err := w.client.Trajectory(t.Context(), "r", "g", 0)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -67,7 +68,7 @@ func TestPipeline_HostileBytes(t *testing.T) {
 		}
 	}
 	got := map[string]int{}
-	for _, d := range w.dead(t, i) {
+	for _, d := range bustest.Dead(t, w.Bus, i) {
 		got[d.Stage]++
 		if d.Code != schemas.CodeDecode || d.Reason == "" {
 			t.Errorf("dead letter of %s: code %q, reason %q; want %s and a reason", d.OriginalSubject, d.Code, d.Reason, schemas.CodeDecode)
@@ -134,7 +135,7 @@ func TestPipeline_DeadlineAndLateReward(t *testing.T) {
 		t.Errorf("closed as %s with members %+v; want partial, sample 1 missing", a.Status, a.Members)
 	}
 	putReward(t, w.Bus, reward(1))
-	if d := w.dead(t, 1)[0]; d.Code != schemas.CodeLate || d.UID != "g" {
+	if d := bustest.Dead(t, w.Bus, 1)[0]; d.Code != schemas.CodeLate || d.UID != "g" {
 		t.Errorf("the late reward: %s of %q, want %s of g", d.Code, d.UID, schemas.CodeLate)
 	}
 }
@@ -154,7 +155,7 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 		return p
 	}
 	c.publish(t, "r", due(slowPrompt("stopped", many, 900)))
-	c.down(t, "sampler")
+	c.serving["sampler"].Stop()
 	none := due(slowPrompt("none", 3, 4))
 	none.Batch = &schemas.BatchSpec{ID: "b", Groups: 1}
 	data, err := schemas.Encode(none)
@@ -176,7 +177,7 @@ func TestPipeline_DeadlineWithoutSampler(t *testing.T) {
 		t.Errorf("batch %+v", b)
 	}
 	c.up(t, "sampler")
-	for m, err := range c.Read(limited(t, time.Minute), schemas.StreamDead, []string{schemas.Prefix + "dead.advantage.r.stopped"}, bus.ReadOptions{Live: true}) {
+	for m, err := range c.Read(limited(t), schemas.StreamDead, []string{schemas.Prefix + "dead.advantage.r.stopped"}, bus.ReadOptions{Live: true}) {
 		var d schemas.Dead
 		if err := errors.Join(err, schemas.Decode(m.Data, &d)); err != nil || d.Code != schemas.CodeLate {
 			t.Fatalf("dead letter %s %s, %v; want a late one", d.Code, d.Reason, err)

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -169,16 +169,16 @@ func (k *books) same(t *testing.T, calm *books) {
 // noDead reports every dead letter.
 func noDead(t *testing.T, b *bus.Bus) {
 	t.Helper()
-	each(t, b, schemas.StreamDead, "dead.>", func(d *schemas.Dead) {
+	for _, d := range bustest.Dead(t, b, 0) {
 		t.Errorf("dead letter: stage %s, code %s, %s after %d deliveries: %s", d.Stage, d.Code, d.OriginalSubject, d.Deliveries, d.Reason)
-	})
+	}
 }
 
 // settled waits until no consumer of the pipeline has anything waiting or in hand, and
 // returns how many deliveries were more than one per message.
-func settled(t *testing.T, b *bus.Bus, limit time.Duration) (redelivered int) {
+func settled(t *testing.T, b *bus.Bus) (redelivered int) {
 	t.Helper()
-	eventually(t, limit, "all consumers done", func() error {
+	bustest.Until(t, "all consumers done", func() error {
 		redelivered = 0
 		for _, stream := range []string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamTrajectories, schemas.StreamRewards} {
 			s, err := b.JetStream().Stream(t.Context(), stream)
@@ -239,9 +239,9 @@ func logged(t *testing.T, victims []*victim, messages ...string) (n int) {
 	return n
 }
 
-// limited bounds a context, by no less than a test's patience.
-func limited(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), max(d, patience))
+// limited bounds a context by a test's patience.
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -26,7 +28,7 @@ func (c *crew) reward(t *testing.T, r *schemas.Reward) {
 func (c *crew) batch(t *testing.T, run, id string) *schemas.Batch {
 	t.Helper()
 	subject := schemas.BatchSubject(run, id)
-	eventually(t, 20*time.Second, "batch "+id, func() error {
+	bustest.Until(t, "batch "+id, func() error {
 		_, err := c.Last(t.Context(), schemas.StreamAdvantages, subject)
 		return err
 	})
@@ -48,7 +50,13 @@ func TestBatch_ClosesTogether(t *testing.T) {
 	}
 	open := func(t *testing.T, c *crew, run string) {
 		t.Helper()
-		time.Sleep(600 * time.Millisecond) // more than two sweeps
+		// A group that the same worker gets after them has closed.
+		uid := "after"
+		for i := 0; schemas.Partition(uid) != schemas.Partition("pair"); i++ {
+			uid = fmt.Sprint("after-", i)
+		}
+		c.reward(t, rewardOf(run+"-after", uid, 0, 1, 1))
+		c.advantages(t, run+"-after", 1)
 		if k := readBooks(t, c.Bus, run); len(k.advantages)+len(k.batches) != 0 {
 			t.Errorf("%d advantages and %d batches before the batch is complete", len(k.advantages), len(k.batches))
 		}
@@ -57,7 +65,7 @@ func TestBatch_ClosesTogether(t *testing.T) {
 	check := func(t *testing.T, c *crew, run string) {
 		t.Helper()
 		b := c.batch(t, run, "pair")
-		settled(t, c.Bus, 10*time.Second)
+		settled(t, c.Bus)
 		k := readBooks(t, c.Bus, run)
 		if len(k.batches) != 1 || len(k.advantages) != 2 || len(k.twice) != 0 {
 			t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.batches), len(k.advantages), k.twice)
@@ -112,18 +120,18 @@ func TestBatch_ClosesTogether(t *testing.T) {
 	t.Run("worker restarted between the groups", func(t *testing.T) {
 		publish(t, c, "restart", "a", 0, 1, 2)
 		open(t, c, "restart")
-		c.down(t, "advantage")
+		c.serving["advantage"].Stop()
 		publish(t, c, "restart", "b", 0)
 		c.up(t, "advantage")
 		open(t, c, "restart")
 		publish(t, c, "restart", "b", 1, 2)
 		check(t, c, "restart")
 	})
-	c.down(t, "advantage")
+	c.serving["advantage"].Stop()
 	t.Run("worker killed between the groups", func(t *testing.T) {
 		listening := assemble(t)
 		v := raise(t, &victim{name: "advantage", path: program(t, "meander-advantage"), dir: t.TempDir(), args: []string{
-			"--nats-url", listening.server.ClientURL(), "--health-addr", "", "--ack-wait", "1s",
+			"--nats-url", listening.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1s",
 		}})
 		publish(t, listening, "killed", "a", 0, 1, 2)
 		publish(t, listening, "killed", "b", 1)
@@ -155,8 +163,8 @@ func TestBatch_LateGroup(t *testing.T) {
 	c.reward(t, late("a", 0))
 	c.reward(t, late("a", 1))
 	// A worker that comes new to it keeps to the same deadline.
-	eventually(t, 5*time.Second, "rewards taken", func() error { return c.inHand(t, schemas.StreamRewards, holder("pair"), 1+size) })
-	c.down(t, "advantage")
+	bustest.Until(t, "rewards taken", func() error { return inHand(t, c.Bus, schemas.StreamRewards, holder("pair"), 1+size) })
+	c.serving["advantage"].Stop()
 	c.up(t, "advantage")
 	b := c.batch(t, "late", "pair")
 	if now := time.Now(); now.Before(end) {
@@ -168,12 +176,12 @@ func TestBatch_LateGroup(t *testing.T) {
 	for i := range int64(size) {
 		c.reward(t, late("b", i))
 	}
-	for _, d := range c.dead(t, size) {
+	for _, d := range bustest.Dead(t, c.Bus, size) {
 		if d.Code != schemas.CodeLate || d.UID != "b" {
 			t.Errorf("dead letter %s of %q; want %s of b", d.Code, d.UID, schemas.CodeLate)
 		}
 	}
-	settled(t, c.Bus, 10*time.Second)
+	settled(t, c.Bus)
 	k := readBooks(t, c.Bus, "late")
 	if len(k.advantages) != 2 || k.advantages["a"].Status != schemas.StatusComplete || len(k.batches) != 1 {
 		t.Errorf("advantages %v, %d batches; want a complete, 1", k.advantages, len(k.batches))

@@ -7,9 +7,9 @@ import (
 	"image/png"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -28,7 +28,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	run := func(name, version string, args ...string) *victim {
 		return raise(t, &victim{
 			name: name + "-" + version, path: program(t, "meander-"+name), dir: dir,
-			args: append([]string{"--nats-url", c.server.ClientURL(), "--health-addr", "", "--ack-wait", "1h"}, args...),
+			args: append([]string{"--nats-url", c.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1h"}, args...),
 		})
 	}
 	stop := func(v *victim) {
@@ -62,38 +62,36 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		}
 	}
 	sampler := run("sampler", "1", "--model", "synthetic", "--batch", "1", "--workers", "1", "--drain-timeout", "10ms")
-	eventually(t, patience, "the first sampler is in the middle of a sample", func() error {
+	bustest.Until(t, "the first sampler is in the middle of a sample", func() error {
 		if n := c.messages(t, schemas.StreamSteps); n < 20 {
 			return fmt.Errorf("%d steps", n)
 		}
 		return nil
 	})
-	eventually(t, patience, "the requests are full", func() error {
+	bustest.Until(t, "the requests are full", func() error {
 		if n := c.messages(t, schemas.StreamRequests); n != room {
 			return fmt.Errorf("%d of %d", n, room)
 		}
 		return nil
 	})
-	if err := c.inHand(t, schemas.StreamPrompts, "intake", 1); err != nil {
+	if err := inHand(t, c.Bus, schemas.StreamPrompts, "intake", 1); err != nil {
 		t.Errorf("the first intake is not busy, make the requests fewer: %v", err)
 	}
 	stop(first)
 	run("intake", "2")
 
 	// Sampler: busy with samples that it cannot finish in its drain timeout.
-	eventually(t, patience, "the first sampler has samples in hand", func() error {
-		return c.inHand(t, schemas.StreamRequests, "sampler-synthetic", 2)
+	bustest.Until(t, "the first sampler has samples in hand", func() error {
+		return inHand(t, c.Bus, schemas.StreamRequests, "sampler-synthetic", 2)
 	})
 	stop(sampler)
 	run("sampler", "2", "--model", "synthetic", "--batch", "4", "--instance", "second")
-	began := time.Now()
-	eventually(t, patience, "all trajectories", func() error {
+	bustest.Until(t, "all trajectories", func() error {
 		if n := c.messages(t, schemas.StreamTrajectories); n != groups*size {
 			return fmt.Errorf("%d of %d", n, groups*size)
 		}
 		return nil
 	})
-	t.Logf("the second intake and sampler took %v", time.Since(began).Round(time.Millisecond))
 	handedBack(schemas.StreamPrompts, "intake", groups)
 	handedBack(schemas.StreamRequests, "sampler-synthetic", groups*size)
 	one, err := c.client.Trajectory(t.Context(), "r", "g0", 0)
@@ -123,7 +121,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	trajectories := groups*size + int(pictures)
 	all := uint64(records + trajectories)
 	busy := run("reward", "1", "--workers", "2", "--drain-timeout", "10ms")
-	eventually(t, patience, "some rewards", func() error {
+	bustest.Until(t, "some rewards", func() error {
 		if n := c.messages(t, schemas.StreamRewards); n <= records+groups*size {
 			return fmt.Errorf("%d", n)
 		}
@@ -134,7 +132,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		t.Error("the first reward service had nothing in hand; make the pictures larger")
 	}
 	run("reward", "2")
-	eventually(t, patience, "all rewards", func() error {
+	bustest.Until(t, "all rewards", func() error {
 		if n := c.messages(t, schemas.StreamRewards); n != all {
 			return fmt.Errorf("%d of %d", n, all)
 		}
@@ -145,7 +143,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 
 	// Advantage: busy with a group that is not complete, its successor standing by.
 	active := run("advantage", "1")
-	eventually(t, patience, "groups closed", func() error {
+	bustest.Until(t, "groups closed", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != groups+1 {
 			return fmt.Errorf("%d", n)
 		}
@@ -154,9 +152,9 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	for i := range int64(3) {
 		putReward(t, b, rewardOf("half", "h", i, 4, float64(i)))
 	}
-	eventually(t, patience, "a record and three rewards in hand", func() error { return c.inHand(t, schemas.StreamRewards, holder("h"), 1+3) })
+	bustest.Until(t, "a record and three rewards in hand", func() error { return inHand(t, c.Bus, schemas.StreamRewards, holder("h"), 1+3) })
 	run("advantage", "2")
-	eventually(t, patience, "the second stands by", func() error {
+	bustest.Until(t, "the second stands by", func() error {
 		if n := c.consumer(t, schemas.StreamRewards, holder("h")).NumWaiting; n < 2 {
 			return fmt.Errorf("%d ask for rewards", n)
 		}
@@ -165,7 +163,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	stop(active)
 	putReward(t, b, rewardOf("half", "h", 3, 4, 3))
 	asked["h"] = 4
-	eventually(t, patience, "the half group is closed", func() error {
+	bustest.Until(t, "the half group is closed", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != groups+2 {
 			return fmt.Errorf("%d", n)
 		}
@@ -175,7 +173,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		t.Errorf("half group: %+v; want complete", a)
 	}
 	delete(asked, "h")
-	settled(t, b, patience)
+	settled(t, b)
 	readBooks(t, b, "r").check(t, asked, steps)
 	noDead(t, b)
 }

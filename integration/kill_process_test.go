@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // victim is a program that is killed, paused and started again, as by a supervisor.
@@ -129,8 +131,8 @@ func (v *victim) bury(t *testing.T) {
 	v.end(syscall.SIGTERM)
 	select {
 	case <-v.done:
-	case <-time.After(patience):
-		t.Errorf("%s still runs %v after SIGTERM", v.name, patience)
+	case <-time.After(bustest.Patience):
+		t.Errorf("%s still runs %v after SIGTERM", v.name, bustest.Patience)
 	}
 }
 
@@ -148,7 +150,7 @@ func mortalServer(t *testing.T, more ...string) (url string, v *victim) {
 	v = raise(t, &victim{name: "nats-server", path: natsBinary(t), dir: dir, args: append([]string{
 		"-a", "127.0.0.1", "-p", strconv.Itoa(address.Port), "-js", "-sd", filepath.Join(dir, "store"),
 	}, more...)})
-	eventually(t, 20*time.Second, "the server listens", func() error {
+	bustest.Until(t, "the server listens", func() error {
 		c, err := net.Dial("tcp", address.String())
 		if err != nil {
 			return err
@@ -176,29 +178,4 @@ func natsBinary(t *testing.T) string {
 		t.Fatalf("build nats-server: %v", err)
 	}
 	return program(t, "nats-server")
-}
-
-// patience is how long a test waits while nothing moves, at least: the machine may be busy
-// elsewhere, and a test that passes does not wait.
-const patience = 2 * time.Minute
-
-// eventually waits until check returns nil. The limit is for what its error says to change,
-// and three times that is for what moves but gets nowhere.
-func eventually(t *testing.T, limit time.Duration, what string, check func() error) {
-	t.Helper()
-	limit = max(limit, patience)
-	last, end, atMost := "", time.Time{}, time.Now().Add(3*limit)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if err.Error() != last { // something moves
-			last, end = err.Error(), time.Now().Add(limit)
-		}
-		if now := time.Now(); now.After(end) || now.After(atMost) {
-			t.Fatalf("%s: nothing new for %v, or no end: %v", what, limit, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }

@@ -12,114 +12,46 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/advantage"
-	"github.com/meander-rl/meander/services/intake"
-	"github.com/meander-rl/meander/services/reward"
-	"github.com/meander-rl/meander/services/sampler"
 )
 
 // crew is a pipeline in this process whose services come and go one by one.
 type crew struct {
 	*world
-	server *natsd.Server
-	config config
-	stops  map[string]func()
+	config  config
+	serving map[string]*bustest.Service
 }
 
 // holder is the durable that has the rewards of a batch, or of a group without one.
 func holder(batch string) string { return fmt.Sprintf("advantage-p%02d", schemas.Partition(batch)) }
 
-// stages in the order in which data flows.
-var stages = []string{"intake", "sampler", "reward", "advantage"}
-
 func assemble(t *testing.T) *crew {
 	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	c := &crew{
-		world: &world{Bus: b, client: client.New(b)}, server: server, stops: map[string]func(){},
-		config: defaults(),
-	}
-	t.Cleanup(func() {
-		for _, stop := range c.stops {
-			stop()
-		}
-		if err := errors.Join(b.Close(), server.Close()); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
-	return c
+	return &crew{world: newWorld(t, bustest.TCP), config: defaults(), serving: map[string]*bustest.Service{}}
 }
 
 // up starts services, each with a connection of its own.
 func (c *crew) up(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		b, err := bus.Connect(t.Context(), bus.Config{InProcess: c.server.InProcess(), Name: name}, zerolog.Nop())
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- c.serve(ctx, name, b) }()
-		c.stops[name] = sync.OnceFunc(func() {
-			cancel()
-			if err := errors.Join(<-done, b.Close()); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		})
+		c.serving[name] = c.Serve(t, c.config.run(name))
 	}
-}
-
-func (c *crew) serve(ctx context.Context, name string, b *bus.Bus) error {
-	log := zerolog.Nop()
-	switch name {
-	case "intake":
-		return intake.Run(ctx, c.config.intake, b, log)
-	case "sampler":
-		return sampler.Run(ctx, c.config.sampler, b, log)
-	case "reward":
-		return reward.Run(ctx, c.config.reward, b, log)
-	}
-	return advantage.Run(ctx, c.config.advantage, b, log)
-}
-
-// down stops a service and waits for it.
-func (c *crew) down(t *testing.T, name string) {
-	t.Helper()
-	c.stops[name]()
 }
 
 // publish waits for intake's answer.
 func (c *crew) publish(t *testing.T, run string, p *schemas.Prompt) {
 	t.Helper()
-	if _, err := c.client.Publish(limited(t, 30*time.Second), run, p); err != nil {
+	if _, err := c.client.Publish(limited(t), run, p); err != nil {
 		t.Fatalf("publish %s: %v", p.UID, err)
 	}
 }
 
 func (c *crew) messages(t *testing.T, stream string) uint64 {
 	t.Helper()
-	s, err := c.JetStream().Stream(t.Context(), stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s.CachedInfo().State.Msgs
+	return c.Info(t, stream).State.Msgs
 }
 
 // slowPrompt is a group that takes a while: small steps, many of them.
@@ -146,7 +78,7 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 			c.publish(t, "r", p)
 		}
 		for i, name := range restarted {
-			eventually(t, time.Minute, "some trajectories", func() error {
+			bustest.Until(t, "some trajectories", func() error {
 				if n := c.messages(t, schemas.StreamTrajectories); n < uint64(2+4*i) {
 					return fmt.Errorf("%d", n)
 				}
@@ -155,11 +87,11 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 			if len(subjects(t, c.Bus, schemas.StreamAdvantages, schemas.Prefix+"advantage.>")) == groups {
 				t.Errorf("every group had closed before %s was stopped; make it longer", name)
 			}
-			c.down(t, name)
+			c.serving[name].Stop()
 			c.up(t, name)
 		}
 		c.advantages(t, "r", groups)
-		settled(t, c.Bus, 10*time.Second)
+		settled(t, c.Bus)
 		k := readBooks(t, c.Bus, "r")
 		k.check(t, asked, steps)
 		noDead(t, c.Bus)
@@ -185,12 +117,12 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 	}
 	c.advantages(t, "r", 2)
 	c.publish(t, "r", slowPrompt("a", size, steps)) // of a group that has closed
-	settled(t, c.Bus, 10*time.Second)
+	settled(t, c.Bus)
 	first := readBooks(t, c.Bus, "r")
 	first.check(t, asked, steps)
 
 	for _, name := range stages {
-		c.down(t, name)
+		c.serving[name].Stop()
 	}
 	for _, stream := range []string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamTrajectories, schemas.StreamRewards} {
 		s, err := c.JetStream().Stream(t.Context(), stream)
@@ -208,7 +140,7 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 		}
 	}
 	c.up(t, stages...)
-	eventually(t, 10*time.Second, "rewards delivered again", func() error {
+	bustest.Until(t, "rewards delivered again", func() error {
 		s, err := c.JetStream().Stream(t.Context(), schemas.StreamRewards)
 		if err != nil {
 			return err
@@ -223,7 +155,7 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 		}
 		return nil
 	})
-	settled(t, c.Bus, 10*time.Second)
+	settled(t, c.Bus)
 	again := readBooks(t, c.Bus, "r")
 	again.check(t, asked, steps)
 	again.same(t, first)
@@ -315,7 +247,7 @@ func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
 		t.Errorf("%d duplicates were refused, want %d", n, (publishers-1)*len(rewards))
 	}
 	c.advantages(t, "wild", groups)
-	settled(t, c.Bus, 10*time.Second)
+	settled(t, c.Bus)
 	calm, wild := readBooks(t, c.Bus, "calm"), readBooks(t, c.Bus, "wild")
 	wild.same(t, calm)
 	if len(wild.advantages) != groups {
@@ -366,7 +298,7 @@ func TestPipeline_SlowReader(t *testing.T) {
 			t.Fatalf("read sequence %d at %d: not every step once and in order", seq, i+1)
 		}
 	}
-	if n := c.server.SlowConsumers(); n != 0 {
+	if n := c.Server.SlowConsumers(); n != 0 {
 		t.Errorf("%d clients were cut off for being slow", n)
 	}
 	noDead(t, c.Bus)
@@ -375,15 +307,7 @@ func TestPipeline_SlowReader(t *testing.T) {
 // resize changes how many messages a stream may hold.
 func (c *crew) resize(t *testing.T, stream string, messages int64) {
 	t.Helper()
-	s, err := c.JetStream().Stream(t.Context(), stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := s.CachedInfo().Config
-	cfg.MaxMsgs = messages
-	if _, err := c.JetStream().UpdateStream(t.Context(), cfg); err != nil {
-		t.Fatal(err)
-	}
+	c.Change(t, stream, func(s *jetstream.StreamConfig) { s.MaxMsgs = messages })
 }
 
 func (c *crew) consumer(t *testing.T, stream, durable string) *jetstream.ConsumerInfo {
@@ -396,8 +320,8 @@ func (c *crew) consumer(t *testing.T, stream, durable string) *jetstream.Consume
 }
 
 // inHand says whether a consumer has that many messages in hand.
-func (c *crew) inHand(t *testing.T, stream, durable string, least int) error {
-	consumer, err := c.JetStream().Consumer(t.Context(), stream, durable)
+func inHand(t *testing.T, b *bus.Bus, stream, durable string, least int) error {
+	consumer, err := b.JetStream().Consumer(t.Context(), stream, durable)
 	if err != nil {
 		return err
 	}
@@ -418,15 +342,15 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	c.config.intake.Metrics = registry
 	c.up(t, "sampler") // announces the model
-	eventually(t, 10*time.Second, "the model is announced", func() error {
+	bustest.Until(t, "the model is announced", func() error {
 		policies, err := c.Policies(t.Context())
 		if err == nil && len(policies) == 0 {
 			err = errors.New("not yet")
 		}
 		return err
 	})
-	c.down(t, "sampler")
-	standIn(t, c.Bus, "synthetic")
+	c.serving["sampler"].Stop()
+	c.standIn(t, "synthetic")
 	c.resize(t, schemas.StreamRequests, room)
 	c.up(t, "intake", "reward", "advantage")
 	asked := map[string]int64{}
@@ -441,13 +365,13 @@ func TestPipeline_RequestsFull(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, 10*time.Second, "the requests are full", func() error {
+	bustest.Until(t, "the requests are full", func() error {
 		if n := c.messages(t, schemas.StreamRequests); n != room {
 			return fmt.Errorf("%d of %d", n, room)
 		}
 		return nil
 	})
-	time.Sleep(2500 * time.Millisecond) // more than two ack waits
+	bustest.Redelivers(t, c.Bus, 2500*time.Millisecond) // more than two ack waits
 	if n := c.messages(t, schemas.StreamRequests); n != room {
 		t.Errorf("%d requests, want %d: as many as fit", n, room)
 	}
@@ -459,7 +383,7 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	}
 	c.up(t, "sampler")
 	c.advantages(t, "r", groups)
-	settled(t, c.Bus, 10*time.Second)
+	settled(t, c.Bus)
 	k := readBooks(t, c.Bus, "r")
 	k.check(t, asked, steps)
 	if k.steps != groups*size*steps {
@@ -513,8 +437,8 @@ func TestPipeline_StepsFull(t *testing.T) {
 		}
 		return nil
 	}
-	eventually(t, 20*time.Second, "the steps are full", full)
-	time.Sleep(2500 * time.Millisecond) // more than two ack waits
+	bustest.Until(t, "the steps are full", full)
+	bustest.Redelivers(t, c.Bus, 2500*time.Millisecond) // more than two ack waits
 	if err := full(); err != nil {
 		t.Error(err)
 	}
@@ -527,7 +451,7 @@ func TestPipeline_StepsFull(t *testing.T) {
 
 	purged := map[string]bool{}
 	waited, larger := 0, int64(room)
-	eventually(t, 30*time.Second, "every group closed", func() error {
+	bustest.Until(t, "every group closed", func() error {
 		k := readBooks(t, c.Bus, "r")
 		s, err := c.JetStream().Stream(t.Context(), schemas.StreamSteps)
 		if err != nil {
@@ -551,7 +475,7 @@ func TestPipeline_StepsFull(t *testing.T) {
 		}
 		return nil
 	})
-	settled(t, c.Bus, 10*time.Second)
+	settled(t, c.Bus)
 	k := readBooks(t, c.Bus, "r")
 	k.steps = groups * size * steps // purged on the way
 	k.check(t, asked, steps)

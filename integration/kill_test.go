@@ -6,15 +6,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -31,15 +29,11 @@ const (
 // Processes of the pipeline, its server among them, are killed and paused at random
 // while groups are published. Every group must come out once, complete, and equal to
 // what it is without kills, bit for bit.
-//
-// MEANDER_KILLS sets how many kills, MEANDER_KILL_SEED which.
 func TestKill(t *testing.T) {
-	kills := setting(t, "MEANDER_KILLS", 20)
-	if raceEnabled && os.Getenv("MEANDER_KILLS") == "" {
-		t.Skip("built with -race the programs start too slowly for kills every half second; set MEANDER_KILLS to run it")
+	kills, r := soak(t, 20, 200), disturbance(t)
+	if raceEnabled && soakSeed(t) == 0 {
+		t.Skip("built with -race the programs start too slowly for kills every half second; make soak runs it")
 	}
-	seed := uint64(setting(t, "MEANDER_KILL_SEED", int(time.Now().UnixNano()>>10&0xffffff)))
-	t.Logf("MEANDER_KILLS=%d MEANDER_KILL_SEED=%d", kills, seed)
 
 	url, server := mortalServer(t)
 	victims := []*victim{server}
@@ -59,40 +53,43 @@ func TestKill(t *testing.T) {
 	}
 	victims = append(victims, raise(t, &victim{name: "naive", path: self, dir: dir, env: []string{naiveEnv + "=" + url}}))
 
-	b, err := bus.Connect(t.Context(), bus.Config{URL: url, Name: "kill-test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
-	if err := b.Ready(limited(t, time.Minute)); err != nil {
+	b := bustest.Connect(t, bus.Config{URL: url, Name: "kill-test"})
+	if err := b.Ready(limited(t)); err != nil {
 		t.Fatal(err)
 	}
 	f := &feed{client: client.New(b), run: "kill", open: make(chan struct{}, killWindow), asked: map[string]int64{}, closed: map[string]bool{}}
-	began := time.Now()
 	stop := f.start(t)
-	pauses := torment(rand.New(rand.NewPCG(seed, 0)), victims, kills)
-	// Once more the negative control, at a moment that must tell.
-	eventually(t, 30*time.Second, "the naive worker has something in hand", func() error {
-		return (&crew{world: &world{Bus: b}}).inHand(t, schemas.StreamTrajectories, "naive", 8)
+	pauses := torment(r, victims, kills)
+	// Once more the negative control, at a moment that must tell: it has published more than
+	// it has acked.
+	bustest.Until(t, "the naive worker has something in hand", func() error {
+		published := len(subjects(t, b, naiveStream, naiveSubject+">"))
+		s, err := b.JetStream().Stream(t.Context(), schemas.StreamTrajectories)
+		if err != nil {
+			return err
+		}
+		c, err := s.Consumer(t.Context(), "naive")
+		if err != nil {
+			return err
+		}
+		info := c.CachedInfo()
+		if acked := int(s.CachedInfo().State.Msgs) - int(info.NumPending) - info.NumAckPending; published <= acked {
+			return fmt.Errorf("%d acked, %d published", acked, published)
+		}
+		return nil
 	})
-	time.Sleep(100 * time.Millisecond) // it has published and not acked
 	victims[len(victims)-1].kill()
 	stop()
-	calmDown := time.Now()
-	f.wait(t, time.Minute)
-	redelivered := settled(t, b, 20*time.Second)
-	t.Logf("%d groups of %d in %v, the last %v without kills", len(f.asked), killGroup, time.Since(began).Round(time.Millisecond), time.Since(calmDown).Round(time.Millisecond))
+	f.wait(t)
+	redelivered := settled(t, b)
+	t.Logf("%d groups of %d", len(f.asked), killGroup)
 
 	got := readBooks(t, b, f.run)
 	got.check(t, f.asked, killSteps)
 	noDead(t, b)
 	verify(t, url, f.run, len(f.asked)*killGroup)
 	doubled := 0
-	eventually(t, 20*time.Second, "the naive worker copies everything", func() error {
+	bustest.Until(t, "the naive worker copies everything", func() error {
 		found := subjects(t, b, naiveStream, naiveSubject+">")
 		if len(found) != len(got.trajectories) {
 			return fmt.Errorf("%d of %d", len(found), len(got.trajectories))
@@ -119,7 +116,7 @@ func TestKill(t *testing.T) {
 
 	calm := start(t, nil)
 	for i := range len(f.asked) {
-		if _, err := calm.client.Publish(limited(t, time.Minute), "calm", killPrompt(i)); err != nil {
+		if _, err := calm.client.Publish(limited(t), "calm", killPrompt(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -219,9 +216,9 @@ func (f *feed) publish(t *testing.T, p *schemas.Prompt) {
 	}
 }
 
-func (f *feed) wait(t *testing.T, limit time.Duration) {
+func (f *feed) wait(t *testing.T) {
 	t.Helper()
-	eventually(t, limit, "all groups closed", func() error {
+	bustest.Until(t, "all groups closed", func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		for uid := range f.asked {
@@ -239,18 +236,4 @@ func killPrompt(i int) *schemas.Prompt {
 		Height: new(int64(128)), Width: new(int64(128)), NumInferenceSteps: new(int64(killSteps)),
 		Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3}},
 	}
-}
-
-// setting is a number from the environment.
-func setting(t *testing.T, name string, def int) int {
-	t.Helper()
-	v := os.Getenv(name)
-	if v == "" {
-		return def
-	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 1 {
-		t.Fatalf("%s: %q; must be a positive number", name, v)
-	}
-	return n
 }

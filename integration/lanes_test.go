@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -19,8 +20,8 @@ func TestLane_MissingLatents(t *testing.T) {
 	c.config.intake.Models = []string{"synthetic"}
 	c.up(t, "sampler") // announces the model
 	c.services(t, schemas.ServiceSampler, 1)
-	c.down(t, "sampler")
-	standIn(t, c.Bus, "synthetic")
+	c.serving["sampler"].Stop()
+	c.standIn(t, "synthetic")
 	c.up(t, "intake", "reward", "advantage")
 
 	shape := []int64{schemas.MaxGroupSize, 1, 64}
@@ -67,7 +68,7 @@ func TestLane_MissingLatents(t *testing.T) {
 			t.Errorf("group %s is %s, want %s", uid, a.Status, want)
 		}
 	}
-	for _, d := range c.dead(t, 1+int(shape[0])) {
+	for _, d := range bustest.Dead(t, c.Bus, 1+int(shape[0])) {
 		if d.Code != schemas.CodeInvalid || !strings.HasPrefix(d.Reason, "start.latents.ref: ") {
 			t.Fatalf("dead letter of %s: %s: %s", d.OriginalSubject, d.Code, d.Reason)
 		}
@@ -88,7 +89,7 @@ func TestLane_LongPrompt(t *testing.T) {
 	if _, err := w.client.Publish(t.Context(), "r", prompt); err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range w.dead(t, 2) {
+	for _, d := range bustest.Dead(t, w.Bus, 2) {
 		if d.Code != schemas.CodeInvalid || d.Deliveries > 2 || !strings.Contains(d.Reason, "tokens; must be at most 512; shorten it, or set truncate_prompt") {
 			t.Errorf("dead letter: %s after %d deliveries: %s", d.Code, d.Deliveries, d.Reason)
 		}

@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -23,7 +23,7 @@ const beside = 512
 
 // However many samples have large pictures, and however many are scored at once, the
 // reward service stays below its ceiling; what is above it by itself fails by name.
-// MEANDER_LARGE_PICTURES=1 takes the largest pictures that an event may have.
+// A soak takes the largest images that an event may have.
 func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the peak of a program's memory is read from /proc")
@@ -31,10 +31,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector takes memory of its own")
 	}
-	side, mib := 2048, 128
-	if os.Getenv("MEANDER_LARGE_PICTURES") != "" {
-		side, mib = schemas.MaxSide, 1100
-	}
+	side, mib := soak(t, 2048, schemas.MaxSide), soak(t, 128, 1100)
 	const samples = 24
 	c := assemble(t)
 	b := c.Bus
@@ -68,10 +65,10 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 	put("bomb", 0, 1, 16, 16, large)
 	put("huge", 0, 1, schemas.MaxSide, schemas.MaxSide*2/3/16*16, []byte("not even looked at"))
 	v := raise(t, &victim{name: "reward", path: program(t, "meander-reward"), dir: t.TempDir(), args: []string{
-		"--nats-url", c.server.ClientURL(), "--health-addr", "", "--workers", strconv.Itoa(samples), "--image-mib", strconv.Itoa(mib),
+		"--nats-url", c.Server.ClientURL(), "--health-addr", "", "--workers", strconv.Itoa(samples), "--image-mib", strconv.Itoa(mib),
 	}})
 	wanted := samples + 2
-	eventually(t, 5*time.Minute, "all rewards", func() error {
+	bustest.Until(t, "all rewards", func() error {
 		if n := c.messages(t, schemas.StreamRewards); n != uint64(wanted) {
 			return fmt.Errorf("%d of %d", n, wanted)
 		}
@@ -110,7 +107,7 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		t.Skip("the race detector takes memory of its own")
 	}
 	c := assemble(t)
-	server := []string{"--nats-url", c.server.ClientURL(), "--health-addr", ""}
+	server := []string{"--nats-url", c.Server.ClientURL(), "--health-addr", ""}
 	programs := []struct {
 		name    string
 		args    []string
@@ -131,7 +128,7 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		t.Helper()
 		p.UID, p.Reward = fmt.Sprint("u", prompts), []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
 		prompts++
-		if _, err := c.client.Publish(limited(t, time.Minute), "r", p); err != nil {
+		if _, err := c.client.Publish(limited(t), "r", p); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -141,7 +138,7 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 	for range 2 { // a sample keeps 5 MiB
 		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)), NumInferenceSteps: new(int64(4)), Height: new(int64(1024)), Width: new(int64(1024))})
 	}
-	eventually(t, 5*time.Minute, "all groups", func() error {
+	bustest.Until(t, "all groups", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != uint64(prompts) {
 			return fmt.Errorf("%d of %d, %d rewards", n, prompts, c.messages(t, schemas.StreamRewards))
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -111,7 +112,7 @@ func healthAddr(t *testing.T, log *logbook) string {
 	t.Helper()
 	said := regexp.MustCompile(`"addr":"([^"]+)","time":"[^"]*","message":"health endpoint"|health endpoint addr=(\S+)`)
 	var addr string
-	eventually(t, 20*time.Second, "the health endpoint", func() error {
+	bustest.Until(t, "the health endpoint", func() error {
 		m := said.FindStringSubmatch(log.String())
 		if m == nil {
 			return fmt.Errorf("not in %q", log.String())
@@ -133,11 +134,11 @@ func littleRun(t *testing.T, b *bus.Bus) {
 			t.Fatal(err)
 		}
 	}
-	(&world{Bus: b, client: c}).advantages(t, "metrics", 2)
+	advantages(t, c, "metrics", 2)
 	if _, err := b.PublishPrompt(t.Context(), "metrics", []byte("no prompt"), nil); err != nil {
 		t.Fatal(err)
 	}
-	(&world{Bus: b, client: c}).dead(t, 1)
+	bustest.Dead(t, b, 1)
 }
 
 // checkLittleRun compares what a pipeline counted with what littleRun made.
@@ -223,11 +224,11 @@ func TestMetrics_Programs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	if err := b.Ready(limited(t, time.Minute)); err != nil {
+	if err := b.Ready(limited(t)); err != nil {
 		t.Fatal(err)
 	}
 	littleRun(t, b)
-	settled(t, b, 20*time.Second)
+	settled(t, b)
 
 	all := map[string]*family{}
 	for service, p := range programs {
@@ -370,7 +371,7 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 	}
 	defer b.Close()
 	littleRun(t, b)
-	settled(t, b, 20*time.Second)
+	settled(t, b)
 	families := scrape(t, addr)
 	checkLittleRun(t, families)
 	if got := total(families, "meander_sampler_batch_places"); got != 8 {
@@ -417,7 +418,7 @@ func TestMetrics_OfARun(t *testing.T) {
 		_ = run.Wait()
 	}()
 	addr := healthAddr(t, log)
-	eventually(t, 20*time.Second, "two pictures", func() error {
+	bustest.Until(t, "two pictures", func() error {
 		if n := total(scrape(t, addr), "meander_sampler_images_total"); n != 2 {
 			return fmt.Errorf("%v", n)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -66,7 +67,7 @@ func (x *task) wait(t *testing.T) output {
 	t.Helper()
 	select {
 	case <-x.ended:
-	case <-time.After(90 * time.Second):
+	case <-time.After(5 * bustest.Patience):
 		_ = x.cmd.Process.Signal(syscall.SIGQUIT)
 		<-x.ended
 		t.Fatalf("meander %v does not end:\n%s", x.cmd.Args[1:], &x.stderr)
@@ -77,7 +78,7 @@ func (x *task) wait(t *testing.T) output {
 // says waits until the task has written the text.
 func (x *task) says(t *testing.T, text string) {
 	t.Helper()
-	eventually(t, time.Minute, text, func() error {
+	bustest.Until(t, text, func() error {
 		if strings.Contains(x.stderr.String(), text) {
 			return nil
 		}
@@ -94,7 +95,7 @@ func (x *task) says(t *testing.T, text string) {
 // many it has: 0 when x, which makes them, has ended before.
 func made(t *testing.T, dir, run string, want int, x *task) (got int) {
 	t.Helper()
-	eventually(t, time.Minute, fmt.Sprintf("%d trajectories of %s", want, run), func() error {
+	bustest.Until(t, fmt.Sprintf("%d trajectories of %s", want, run), func() error {
 		select {
 		case <-x.ended:
 			got = 0
@@ -241,10 +242,9 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 
 // A run killed again and again, sooner than its work would be redelivered, makes
 // progress, and starts at once though the one before has hardly died.
-// MEANDER_OWNER_KILLS is how many kills; 5 without it.
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 	dir := t.TempDir()
-	limit := setting(t, "MEANDER_OWNER_KILLS", 5)
+	limit := soak(t, 3, 50)
 	args := longRun("k", append(slowServices, "-n", strconv.Itoa(8*limit), "--height", "384", "--width", "384")...)
 	x := background(t, dir, args...)
 	kills := 0
@@ -270,7 +270,7 @@ func TestStore_UpRestartedAfterKill(t *testing.T) {
 	}
 	address := l.Addr().String()
 	_ = l.Close()
-	for range setting(t, "MEANDER_OWNER_KILLS", 6) {
+	for range soak(t, 3, 50) {
 		up := background(t, dir, "up", "--model", "synthetic", "--listen", address)
 		up.says(t, "meander is up on nats://"+address)
 		up.signal(t, os.Kill)

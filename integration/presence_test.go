@@ -12,11 +12,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 )
@@ -24,54 +23,31 @@ import (
 // plane is a server with its streams, on which services leave soon after they die.
 func plane(t *testing.T) (*world, string) {
 	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	_, err = b.JetStream().UpdateKeyValue(t.Context(), jetstream.KeyValueConfig{
+	w := newWorld(t, bustest.TCP)
+	_, err := w.JetStream().UpdateKeyValue(t.Context(), jetstream.KeyValueConfig{
 		Bucket: schemas.PresenceBucket, TTL: 2 * time.Second, MaxBytes: 8 << 20, Storage: jetstream.FileStorage,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := errors.Join(b.Close(), server.Close()); err != nil {
-			t.Error(err)
-		}
-	})
-	return &world{Bus: b, client: client.New(b)}, server.ClientURL()
+	return w, w.Server.ClientURL()
 }
 
 // intake runs one until the test ends.
 func (w *world) intake(t *testing.T, change func(*intake.Config)) {
 	t.Helper()
-	cfg := intake.DefaultConfig()
-	change(&cfg)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- intake.Run(ctx, cfg, w.Bus, zerolog.Nop()) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("intake: %v", err)
-		}
-	})
+	c := defaults()
+	change(&c.intake)
+	w.Serve(t, c.run("intake"))
 }
 
 // services waits until so many of a kind are present.
 func (w *world) services(t *testing.T, kind string, n int) {
 	t.Helper()
-	for {
+	bustest.Until(t, fmt.Sprintf("%d of service %s", n, kind), func() error {
 		present, err := w.Present(t.Context())
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		count := 0
 		for _, p := range present {
@@ -79,28 +55,20 @@ func (w *world) services(t *testing.T, kind string, n int) {
 				count++
 			}
 		}
-		if count == n {
-			return
+		if count != n {
+			return fmt.Errorf("%d", count)
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // standIn says until the test ends that a lane is served, and serves nothing.
-func standIn(t *testing.T, b *bus.Bus, lane string) {
+func (w *world) standIn(t *testing.T, lane string) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() {
-		done <- b.Announce(ctx, func() *schemas.Presence {
+	w.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		return b.Announce(ctx, func() *schemas.Presence {
 			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "stand-in", Lane: lane}
 		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -186,7 +154,7 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 				alarm <- err
 				return
 			}
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(5 * time.Millisecond)
 		}
 	}()
 	r, err := w.client.Publish(t.Context(), "r", onePicture("u", "gone"))
@@ -200,7 +168,7 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 	if err := stuck(); err != nil {
 		t.Errorf("health when nothing waits: %v", err)
 	}
-	if d := w.dead(t, 1)[0]; d.Code != schemas.CodeUnknownModel {
+	if d := bustest.Dead(t, w.Bus, 1)[0]; d.Code != schemas.CodeUnknownModel {
 		t.Errorf("dead letter %+v", d)
 	}
 }
@@ -240,7 +208,7 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	}
 	publish(0, "accepted", "--reward", "diversity", "-n", "2", "a sign")
 	// What was held meanwhile is refused now: its service has come, and has it not.
-	for _, d := range w.dead(t, 4) {
+	for _, d := range bustest.Dead(t, w.Bus, 4) {
 		if d.Stage != "intake" || d.Code != schemas.CodeUnknownReward {
 			t.Errorf("dead letter of %s: %s: %s", d.Stage, d.Code, d.Reason)
 		}

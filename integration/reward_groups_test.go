@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/vmihailenco/msgpack/v5"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -176,9 +177,10 @@ nats:
 func TestReward_External(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)
+	run := "r"
 	give := func(uid string, i int64, name string, value *float64) {
 		t.Helper()
-		v := &schemas.Verdict{Run: "r", UID: uid, SampleIndex: i, Name: name, Value: value, At: time.Now().UnixNano()}
+		v := &schemas.Verdict{Run: run, UID: uid, SampleIndex: i, Name: name, Value: value, At: time.Now().UnixNano()}
 		if value == nil {
 			v.Error = "cannot tell"
 		}
@@ -186,25 +188,27 @@ func TestReward_External(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	prompt := func(uid string, wait time.Duration, rewards ...schemas.RewardSpec) *schemas.Prompt {
-		p := small(uid, rewards...)
-		p.Deadline = new(time.Now().Add(wait).UnixNano())
-		return p
-	}
-	human := schemas.RewardSpec{Name: "external:human"}
-	give("before", 0, "human", new(0.25))
-	give("before", 1, "human", new(0.5))
-	w.publish(t, "r",
-		prompt("before", time.Minute, human),
-		prompt("never", 4*time.Second, human),
-		prompt("some", 4*time.Second, human, schemas.RewardSpec{Name: "jpeg_compressibility"}),
-		prompt("left-out", 4*time.Second, schemas.RewardSpec{Name: "jpeg_compressibility"}, schemas.RewardSpec{Name: "external", Required: new(false)}))
-	give("before", 2, "human", new(0.75))
-	give("some", 3, "human", new(1.0))
-	give("some", 2, "human", nil)
-	time.Sleep(500 * time.Millisecond) // by now the samples are there
+	human, picture := schemas.RewardSpec{Name: "external:human"}, schemas.RewardSpec{Name: "jpeg_compressibility"}
+	bustest.Before(t, func(made time.Time) {
+		run += "r"
+		prompt := func(uid string, deadline time.Time, rewards ...schemas.RewardSpec) *schemas.Prompt {
+			p := small(uid, rewards...)
+			p.Deadline = new(deadline.UnixNano())
+			return p
+		}
+		soon := made.Add(2 * time.Second) // what there is then is made by now
+		give("before", 0, "human", new(0.25))
+		give("before", 1, "human", new(0.5))
+		w.publish(t, run,
+			prompt("before", made.Add(time.Hour), human), prompt("never", soon, human), prompt("some", soon, human, picture),
+			prompt("left-out", soon, picture, schemas.RewardSpec{Name: "external", Required: new(false)}))
+		give("before", 2, "human", new(0.75))
+		give("some", 3, "human", new(1.0))
+		give("some", 2, "human", nil)
+		bustest.Await(t, w.Bus, 16, schemas.StreamTrajectories, schemas.Prefix+"trajectory."+run+".>")
+	})
 	give("before", 3, "human", new(1.0))
-	got := w.advantages(t, "r", 4)
+	got := w.advantages(t, run, 4)
 	for uid, want := range map[string]struct {
 		status string
 		scored int
@@ -221,7 +225,7 @@ func TestReward_External(t *testing.T) {
 	}
 	// One that comes after the end is a dead letter.
 	give("never", 0, "human", new(1.0))
-	if d := w.dead(t, 1)[0]; d.Code != schemas.CodeLate || d.Stage != "reward" || !strings.Contains(d.OriginalSubject, "never") {
+	if d := bustest.Dead(t, w.Bus, 1)[0]; d.Code != schemas.CodeLate || d.Stage != "reward" || !strings.Contains(d.OriginalSubject, "never") {
 		t.Errorf("dead letter %+v, want a late verdict of never", d)
 	}
 }
@@ -249,27 +253,31 @@ func TestReward_KilledInTheMiddle(t *testing.T) {
 	launch(t, dir, program(t, "meander-reward"), rewardArgs...)
 	ended := make(chan int)
 	stop := make(chan struct{})
-	go func() { // the other one lives for half a second, again and again
+	go func() { // the other one lives until it has stored some rewards, again and again
 		kills := 0
 		defer func() { ended <- kills }()
 		for {
+			log := &logbook{}
 			cmd := exec.Command(program(t, "meander-reward"), rewardArgs...)
+			cmd.Stderr = log
 			if err := cmd.Start(); err != nil {
 				t.Error(err)
 				return
 			}
-			select {
-			case <-stop:
-			case <-time.After(500 * time.Millisecond):
+			over := false
+			for !over && strings.Count(log.String(), "reward stored") < 4 {
+				select {
+				case <-stop:
+					over = true
+				case <-time.After(5 * time.Millisecond):
+				}
 			}
 			_ = cmd.Process.Signal(syscall.SIGKILL)
 			_ = cmd.Wait()
-			select {
-			case <-stop:
+			if over {
 				return
-			default:
-				kills++
 			}
+			kills++
 		}
 	}()
 	args := []string{"run", "--nats", url, "--json", "--run", "k", "--out", "-", "-n", "8", "--steps", "2", "--reward", "http:slow", "--reward", "diversity"}

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // signs is the model that comes with the project.
@@ -192,9 +194,12 @@ func TestRescore_KilledAndResumed(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for asked.Load() < 12 {
-		time.Sleep(10 * time.Millisecond)
-	}
+	bustest.Until(t, "a part is scored", func() error {
+		if n := asked.Load(); n < 12 {
+			return fmt.Errorf("%d asked", n)
+		}
+		return nil
+	})
 	_ = cmd.Process.Signal(syscall.SIGKILL)
 	_ = cmd.Wait()
 	out := meander(t, dir, args...).must(t, 0)

@@ -4,12 +4,10 @@ import (
 	"encoding/json"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestRun_GatedSteps(t *testing.T) {
@@ -119,47 +117,32 @@ func TestRun_DigestDoesNotDependOnPacking(t *testing.T) {
 // A run that was killed goes on where it stopped, and ends as if nothing had happened.
 func TestRun_KilledAndResumed(t *testing.T) {
 	t.Parallel()
-	args := func(store, run string) []string {
+	args := func(run string) []string {
 		return []string{
-			"run", "--model", "synthetic", "--json", "--seed", "5", "--run", run, "--store", store, "--out", "-", "-n", "6",
+			"run", "--model", "synthetic", "--json", "--seed", "5", "--run", run, "--out", "-", "-n", "6",
 			"--steps", "40", "--height", "256", "--width", "256", "--batch", "2", "--workers", "1", "--ack-wait", "1s", "--sde-steps", "0-9",
 			"a red fox", "two owls", "rain", "the sea",
 		}
 	}
-	dir := t.TempDir()
-	_, calm := meander(t, dir, args("calm", "calm")...).must(t, 0).parse(t)
+	_, calm := meander(t, t.TempDir(), args("calm")...).must(t, 0).parse(t)
 
-	kills := 0
-	for range 3 {
-		cmd := exec.Command(program(t, "meander"), args("killed", "killed")...)
-		cmd.Dir = dir
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
+	dir, kills := t.TempDir(), 0
+	for have := 0; kills < 3; kills++ {
+		x := background(t, dir, args("killed")...)
+		if have = made(t, dir, "killed", have+2, x); have == 0 {
+			t.Fatal("the run ended before it could be killed; make it longer")
 		}
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			_ = cmd.Wait() // killed, or done too soon: both are counted below
-		}()
-		select {
-		case <-ended: // too soon to kill
-		case <-time.After(800 * time.Millisecond):
-			_ = cmd.Process.Kill()
-			<-ended
-			kills++
-		}
+		x.signal(t, os.Kill)
+		<-x.ended
 	}
-	if kills == 0 {
-		t.Fatal("every run ended before it could be killed; make it longer")
-	}
-	groups, sum := meander(t, dir, args("killed", "killed")...).must(t, 0).parse(t)
+	groups, sum := meander(t, dir, args("killed")...).must(t, 0).parse(t)
 	if sum.Digest != calm.Digest {
 		t.Errorf("after %d kills the digest is %s, without kills %s", kills, sum.Digest, calm.Digest)
 	}
 	if len(groups) != 4 || sum.Complete != 4 || sum.Trajectories != 24 {
 		t.Errorf("after %d kills: %d groups, summary %+v; want 4 complete groups, 24 trajectories", kills, len(groups), sum)
 	}
-	out := meander(t, dir, "show", "--run", "killed", "--store", "killed", "--json").must(t, 0)
+	out := meander(t, dir, "show", "--run", "killed", "--json").must(t, 0)
 	if n := strings.Count(out.stdout, "\n"); n != 4 {
 		t.Errorf("%d advantages are stored, want exactly 4", n)
 	}

@@ -17,6 +17,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // terminal is the keyboard and the screen of a pseudo-terminal.
@@ -137,10 +139,9 @@ func busy(t *testing.T) {
 }
 
 // A run on a terminal ends, however the bar and the events come together.
-// MEANDER_TERMINAL_RUNS is how many; 10 without it.
 func TestTerminal_RunsEnd(t *testing.T) {
 	busy(t)
-	for i := range setting(t, "MEANDER_TERMINAL_RUNS", 10) {
+	for i := range soak(t, 5, 200) {
 		dir := t.TempDir()
 		x := newTerminal(t, 100)
 		if err := <-x.start(t, dir, "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "4", "--steps", "50", "--workers", "2", "a red fox", "two owls"); err != nil {
@@ -158,10 +159,10 @@ func TestTerminal_RunsEnd(t *testing.T) {
 // Ctrl-C ends a run on a terminal, and the way on is said.
 func TestTerminal_CtrlC(t *testing.T) {
 	busy(t)
-	for range setting(t, "MEANDER_TERMINAL_RUNS", 10) / 5 {
+	for range soak(t, 2, 40) {
 		x := newTerminal(t, 100)
 		ended := x.start(t, t.TempDir(), "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "64", "--steps", "200", "--return-steps", "200", "a red fox", "two owls")
-		eventually(t, time.Minute, "steps on the bar", func() error {
+		bustest.Until(t, "steps on the bar", func() error {
 			if screen := x.String(); !strings.Contains(screen, "/25600 steps") || strings.Contains(screen[strings.LastIndex(screen, "\r")+1:], " 0/") {
 				return fmt.Errorf("screen:\n%s", screen)
 			}

@@ -2,12 +2,14 @@ package integration_test
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // People list what waits for them, look at the pictures, and give verdicts; the group
@@ -18,7 +20,7 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 	serve(t, dir)
 	meander(t, dir, "publish", "--run", "demo", "-n", "3", "--steps", "2", "--reward", "external:human", "--reward", "external:robot", "a red fox").must(t, 0)
 	var uid string
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	bustest.Until(t, "six scores are waited for", func() error {
 		out := meander(t, dir, "verdict", "--run", "demo", "--out", "pictures", "--json").must(t, 0)
 		lines := strings.Split(strings.TrimSpace(out.stdout), "\n")
 		if len(lines) == 6 {
@@ -35,12 +37,10 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 			if picture, err := os.ReadFile(filepath.Join(dir, last.Image)); err != nil || !strings.HasPrefix(string(picture), "\x89PNG") {
 				t.Errorf("picture %s: %v", last.Image, err)
 			}
-			break
+			return nil
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waiting: %s", out.stdout)
-		}
-	}
+		return errors.New(out.stdout)
+	})
 	for _, c := range []struct {
 		code int
 		says string
@@ -71,7 +71,7 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 			t.Errorf("%q: no %q in %s", c.args, c.says, out.stderr)
 		}
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	bustest.Until(t, "the group is closed", func() error {
 		out := meander(t, dir, "show", "--run", "demo", "--json")
 		if out.code == 0 {
 			var g group
@@ -81,12 +81,10 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 			if g.Status != "partial" || *g.Members[0].Reward != 2 || math.Abs(*g.Members[1].Reward-1.5) > 1e-12 || g.Members[2].Status != "failed" {
 				t.Errorf("%s", out.stdout)
 			}
-			break
+			return nil
 		}
-		if time.Now().After(deadline) {
-			t.Fatal(out.stderr)
-		}
-	}
+		return errors.New(out.stderr)
+	})
 	if out := meander(t, dir, "verdict", "--run", "demo").must(t, 0); !strings.Contains(out.stderr, "no finished sample of run demo waits") {
 		t.Errorf("%+v", out)
 	}

@@ -2,14 +2,12 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
@@ -19,9 +17,9 @@ import (
 	"github.com/meander-rl/meander/services/sampler"
 )
 
-// world is a whole pipeline in this process: an embedded server and the services.
+// world is a whole pipeline in this process: an event plane and the services.
 type world struct {
-	*bus.Bus
+	*bustest.Plane
 	client *client.Client
 }
 
@@ -40,62 +38,57 @@ func defaults() config {
 	return c
 }
 
+// run runs one of the services.
+func (c config) run(name string) func(context.Context, *bus.Bus) error {
+	return func(ctx context.Context, b *bus.Bus) error {
+		log := zerolog.Nop()
+		switch name {
+		case "intake":
+			return intake.Run(ctx, c.intake, b, log)
+		case "sampler":
+			return sampler.Run(ctx, c.sampler, b, log)
+		case "reward":
+			return reward.Run(ctx, c.reward, b, log)
+		}
+		return advantage.Run(ctx, c.advantage, b, log)
+	}
+}
+
+// stages in the order in which data flows.
+var stages = []string{"intake", "sampler", "reward", "advantage"}
+
+// newWorld has an event plane and no services yet.
+func newWorld(t *testing.T, change ...func(*natsd.Options)) *world {
+	t.Helper()
+	p := bustest.New(t, change...)
+	return &world{Plane: p, client: client.New(p.Bus)}
+}
+
 // start runs a pipeline for the length of the test.
 func start(t *testing.T, change func(*config)) *world {
 	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w := newWorld(t)
 	c := defaults()
 	if change != nil {
 		change(&c)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	g, ctx := errgroup.WithContext(ctx)
-	log := zerolog.Nop()
-	g.Go(func() error { return intake.Run(ctx, c.intake, b, log) })
-	g.Go(func() error { return sampler.Run(ctx, c.sampler, b, log) })
-	g.Go(func() error { return reward.Run(ctx, c.reward, b, log) })
-	g.Go(func() error { return advantage.Run(ctx, c.advantage, b, log) })
-	t.Cleanup(func() {
-		cancel()
-		// Cancelled is what a service says that was stopped before it was up.
-		if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-			t.Errorf("services: %v", err)
-		}
-		if err := b.Close(); err != nil {
-			t.Errorf("close bus: %v", err)
-		}
-		if err := server.Close(); err != nil {
-			t.Errorf("close server: %v", err)
-		}
-	})
-	return &world{Bus: b, client: client.New(b)}
-}
-
-// whileItMoves is a context that ends when moved has not been called for as long as a test
-// has patience.
-func whileItMoves(t *testing.T) (ctx context.Context, moved func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	timer := time.AfterFunc(patience, cancel)
-	t.Cleanup(func() { timer.Stop(); cancel() })
-	return ctx, func() { timer.Reset(patience) }
+	for _, name := range stages {
+		w.Serve(t, c.run(name))
+	}
+	return w
 }
 
 // advantages waits for n groups of a run.
 func (w *world) advantages(t *testing.T, run string, n int) map[string]*schemas.Advantage {
 	t.Helper()
-	ctx, moved := whileItMoves(t)
+	return advantages(t, w.client, run, n)
+}
+
+func advantages(t *testing.T, c *client.Client, run string, n int) map[string]*schemas.Advantage {
+	t.Helper()
+	ctx, moved := bustest.WhileItMoves(t)
 	out := map[string]*schemas.Advantage{}
-	for g, err := range w.client.Groups(ctx, run, "") {
+	for g, err := range c.Groups(ctx, run, "") {
 		if err != nil {
 			t.Fatalf("advantages: %v", err)
 		}
@@ -105,27 +98,5 @@ func (w *world) advantages(t *testing.T, run string, n int) map[string]*schemas.
 		}
 	}
 	t.Fatalf("%d groups of run %s closed, want %d", len(out), run, n)
-	return nil
-}
-
-// dead waits for n dead letters.
-func (w *world) dead(t *testing.T, n int) []*schemas.Dead {
-	t.Helper()
-	ctx, moved := whileItMoves(t)
-	var out []*schemas.Dead
-	for m, err := range w.Read(ctx, schemas.StreamDead, []string{schemas.Prefix + "dead.>"}, bus.ReadOptions{Live: true}) {
-		if err != nil {
-			t.Fatalf("dead letters: %v", err)
-		}
-		moved()
-		var d schemas.Dead
-		if err := schemas.Decode(m.Data, &d); err != nil {
-			t.Fatalf("dead letter: %v", err)
-		}
-		if out = append(out, &d); len(out) == n {
-			return out
-		}
-	}
-	t.Fatalf("%d dead letters, want %d", len(out), n)
 	return nil
 }

@@ -86,7 +86,7 @@ func TestParseSubject(t *testing.T) {
 func TestAddress_Filter(t *testing.T) {
 	for want, got := range map[string]string{
 		"mdr.v1.reward.*.r.*.u.*":    schemas.RewardFilter("r", "*", "u"),
-		"mdr.v1.reward.5.r.b.*.*":   schemas.RewardFilter("r", "b", "*"),
+		"mdr.v1.reward.5.r.b.*.*":    schemas.RewardFilter("r", "b", "*"),
 		"mdr.v1.request.*.l.*.*":     schemas.Address{Kind: schemas.KindRequest, Lane: "l"}.Filter(),
 		"mdr.v1.step.r.*.*.*.*.*":    schemas.Address{Kind: schemas.KindPart, Run: "r"}.Filter(),
 		"mdr.v1.trajectory.r.u.*":    schemas.TrajectoryFilter("r", "u"),

@@ -285,14 +285,12 @@ func TestOCR_Failures(t *testing.T) {
 		}
 	})
 	t.Run("hang", func(t *testing.T) {
-		o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "exec sleep 60"), Timeout: 500 * time.Millisecond})
+		o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "exec sleep 86400"), Timeout: 500 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
-		began := time.Now()
-		_, err = o.Score(t.Context(), in)
-		if !errors.Is(err, scorer.ErrUnavailable) || time.Since(began) > 10*time.Second {
-			t.Errorf("after %v: %v", time.Since(began), err)
+		if _, err = o.Score(t.Context(), in); !errors.Is(err, scorer.ErrUnavailable) {
+			t.Error(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -185,4 +187,32 @@ func Before(t testing.TB, do func(deadline time.Time)) {
 		}
 	}
 	t.Fatalf("not done within %v", Patience)
+}
+
+// Redelivers waits until the server delivers a message again that nobody acked for d. What
+// it would have delivered again in that time by its other consumers, it has.
+func Redelivers(t testing.TB, b *bus.Bus, d time.Duration) {
+	t.Helper()
+	const name = "REDELIVERS"
+	ctx := t.Context()
+	s, err := b.JetStream().CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{"redelivers"}, Storage: jetstream.MemoryStorage})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.CreateConsumer(ctx, jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy, AckWait: d})
+	if err == nil {
+		_, err = b.JetStream().Publish(ctx, "redelivers", nil)
+	}
+	for n := uint64(0); n < 2 && err == nil; {
+		var m jetstream.Msg
+		if m, err = c.Next(jetstream.FetchMaxWait(Patience)); err == nil {
+			var meta *jetstream.MsgMetadata
+			if meta, err = m.Metadata(); err == nil {
+				n = meta.NumDelivered
+			}
+		}
+	}
+	if err := errors.Join(err, b.JetStream().DeleteStream(ctx, name)); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -203,11 +203,10 @@ func TestScorer_Replies(t *testing.T) {
 func TestScorer_Absent(t *testing.T) {
 	asks, answers := connect(t, natsd.Options{})
 	cfg := config()
-	cfg.Timeout = 30 * time.Second
-	began := time.Now()
+	cfg.Timeout = time.Hour // longer than a test may take
 	_, err := open(t, asks, cfg).Score(t.Context(), input(8, 8))
-	if !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no worker listens on mdr.v1.score.pickscore") || time.Since(began) > 10*time.Second {
-		t.Errorf("no worker: %v after %v, want to hear so at once", err, time.Since(began))
+	if !errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "no worker listens on mdr.v1.score.pickscore") {
+		t.Errorf("no worker: %v, want to hear so at once", err)
 	}
 
 	// One that takes requests and dies with them.
