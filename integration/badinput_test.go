@@ -107,7 +107,7 @@ func TestRun_AllRefusedIsUsage(t *testing.T) {
 		{"--noise-level", "NaN"},
 	} {
 		out := meander(t, dir, append([]string{"run", "--model", "synthetic", "--out", "-", "a red fox", "two owls"}, args...)...).must(t, 2)
-		if strings.Count(out.stderr, args[0]+": ") != 1 || strings.Contains(out.stderr, "plan") {
+		if strings.Count(out.stderr, args[0]+": ") != 1 || strings.Contains(out.stderr, "estimate") {
 			t.Errorf("%v: stderr does not say why, once: %s", args, out.stderr)
 		}
 	}

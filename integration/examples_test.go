@@ -32,7 +32,7 @@ func TestExamples_Plan(t *testing.T) {
 			continue
 		}
 		tried++
-		c := exec.Command("sh", "-c", program(t, "meander")+" "+m[1]+" --plan --store "+t.TempDir())
+		c := exec.Command("sh", "-c", program(t, "meander")+" "+m[1]+" --dry-run --store "+t.TempDir())
 		c.Dir = repository
 		if out, err := c.CombinedOutput(); err != nil || refused.Match(out) {
 			t.Errorf("meander %s: %v\n%s", m[1], err, out)

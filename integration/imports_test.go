@@ -93,10 +93,10 @@ var layers = map[string][]string{
 	},
 	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "services/sampler"},
 	// What prompts would take, by the rules of intake.
-	"services/plan": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "services/intake", "services/pipeline", "services/sampler"},
+	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "services/intake", "services/pipeline", "services/sampler"},
 	"services/command": {
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results",
-		"services/intake", "services/reward", "services/advantage", "services/pipeline", "services/plan", "services/verify", "services/internal/boot",
+		"services/intake", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
@@ -129,7 +129,7 @@ var testLayers = map[string][]string{
 	"services/command":             {"pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":            {"schemas", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
-	"services/plan":                {"pkg/bus/bustest"},
+	"services/estimate":            {"pkg/bus/bustest"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 }

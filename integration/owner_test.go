@@ -304,8 +304,8 @@ func TestStore_FlagsOfWhoJoins(t *testing.T) {
 		{[]string{"--threads", "1", "--ack-wait", "1s"}, `--ack-wait: "1s"; ` + where},
 		{[]string{"--metrics-addr", "127.0.0.1:0"}, `--metrics-addr: "127.0.0.1:0"; ` + where},
 		{[]string{"--nats", running(t, dir).URL, "--adapter", "a"}, `--adapter: "a"; the services at nats://127.0.0.1:`},
-		{[]string{"--plan", "--batch", "8"}, `--batch: "8"; ` + where + ` runs with "4"`},
-		{[]string{"--plan", "--batch", "4"}, ""},
+		{[]string{"--dry-run", "--batch", "8"}, `--batch: "8"; ` + where + ` runs with "4"`},
+		{[]string{"--dry-run", "--batch", "4"}, ""},
 		{[]string{"--nats-creds", "c"}, "--nats-creds: set without a server"},
 	} {
 		out := meander(t, dir, append([]string{"run", "-n", "2", "--out", "-", "rain"}, tt.args...)...)

@@ -40,13 +40,13 @@ type datasetFlags struct {
 	choice   dataset.Choice
 	shuffle  int64
 	shard    string
-	plan     bool
+	dryRun   bool
 	overfill bool
 
 	loaded loaded
 }
 
-// loaded is what became of the prompts, for the plan.
+// loaded is what became of the prompts, for the estimate.
 type loaded struct {
 	dataset.Report
 	format dataset.Format // empty without a file
@@ -67,9 +67,8 @@ func (d *datasetFlags) register(f *pflag.FlagSet) {
 	f.IntVar(&d.choice.Offset, "offset", 0, "leave out this many prompts, after filters and order")
 	f.IntVar(&d.choice.Limit, "limit", 0, "use this many prompts at most; 0 for all")
 	f.StringVar(&d.shard, "shard", "", "I/N: this machine takes part I, from 0, of N: every N-th prompt, or batch; uids are those of the whole, seeds too with the same --run or --seed")
-	f.BoolVar(&d.plan, "plan", false, "print what would be done, with all numbers, and do nothing")
-	f.BoolVar(&d.plan, "dry-run", false, "the same as --plan")
-	f.BoolVar(&d.overfill, "overfill", false, "start although the plan does not fit into the streams; when one is full, what comes waits for room")
+	f.BoolVar(&d.dryRun, "dry-run", false, "print what would be done, with all numbers, and do nothing")
+	f.BoolVar(&d.overfill, "overfill", false, "start although the estimate does not fit into the streams; when one is full, what comes waits for room")
 }
 
 // load reads the prompts of the command line and of the file, chooses, and fills in the

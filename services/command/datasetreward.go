@@ -29,7 +29,7 @@ func (r *rewardFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.reward, "reward", nil, "reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(), ", ")+"; default the model's")
 	f.StringSliceVar(&r.optional, "optional-reward", nil, "the same, of functions that may fail: the sum goes on without them")
 	f.StringArrayVar(&r.params, "reward-param", nil, "a param of one of them: NAME.KEY=VALUE, e.g. ocr.psm=7")
-	f.StringVar(&r.groundTruth, "ground-truth", "", "what the picture is compared with; default the text in double quotes of the prompt")
+	f.StringVar(&r.groundTruth, "ground-truth", "", "what the image is compared with; default the text in double quotes of the prompt")
 }
 
 // rewards are the specs of a prompt, nil where no flag names one. Misspelt names are

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -106,7 +107,7 @@ func teach(root *cobra.Command) {
 		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && len(unknown.GetSpecifiedName()) > 1 {
 			var names []string
 			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-			if name := schemas.Nearest(unknown.GetSpecifiedName(), names); name != "" {
+			if name := cmp.Or(formerFlags[unknown.GetSpecifiedName()], schemas.Nearest(unknown.GetSpecifiedName(), names)); name != "" {
 				hint = "; did you mean --" + name + "?"
 			}
 		}
@@ -126,6 +127,9 @@ func flagError(err error) error {
 	}
 	return fmt.Errorf("--%s: %q; must be a value of the kind %s", f.Name, invalid.GetValue(), f.Value.Type())
 }
+
+// formerFlags are names that flags had, and too far from today's to be taken for misspelt.
+var formerFlags = map[string]string{"plan": "dry-run"}
 
 // noSuchCommand is the Args of commands that only have others below them.
 func noSuchCommand(c *cobra.Command, given []string) error {

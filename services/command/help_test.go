@@ -81,6 +81,7 @@ func TestMisspelt(t *testing.T) {
 		{[]string{"dead", "list-all"}, `meander dead has no command "list-all"`},
 		{[]string{"run", "--grup-size", "3", "x"}, "unknown flag: --grup-size; did you mean --group-size?"},
 		{[]string{"show", "--nast", "x"}, "unknown flag: --nast; did you mean --nats?"},
+		{[]string{"run", "--plan", "x"}, "unknown flag: --plan; did you mean --dry-run?"},
 		{[]string{"show", "--frobnicate"}, "unknown flag: --frobnicate\n"},
 	} {
 		root := newRoot()

@@ -31,8 +31,8 @@ samples are made in the background; follow them with 'meander watch'.`,
 			if err != nil {
 				return err
 			}
-			if p.plan {
-				return a.planOnly(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
+			if p.dryRun {
+				return a.dryRun(c.Context(), &p.datasetFlags, nil, prompts, c.OutOrStdout())
 			}
 			log, err := a.logger()
 			if err != nil {

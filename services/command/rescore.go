@@ -32,14 +32,14 @@ func rescoreCommand(a *app) *cobra.Command {
 	r := &rescorer{app: a, services: defaultServices()}
 	c := &cobra.Command{
 		Use:   "rescore --reward NAME[=WEIGHT]",
-		Short: "score the stored pictures of a run again, with other rewards or another estimator",
+		Short: "score the stored images of a run again, with other rewards or another estimator",
 		Long: `rescore scores the trajectories that a run has stored, without sampling anything. The
 rewards and advantages go into a run of their own, the pass, with the same uids and
 batches; those of the run stay as they are. Without --reward the rewards are those of
 the run; without flags of the estimator, so is the estimator.
 
 Groups are not refilled in a pass: they are kept, whatever their policy says. Verdicts
-(external) are those the run has. The pictures are scored in this process; advantages
+(external) are those the run has. The images are scored in this process; advantages
 come from the pipeline that runs on the store or server, or from this process.
 
 What is scored is stored: after a crash or a kill, the same command goes on where it
@@ -58,7 +58,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&r.run, "run", "", "the run whose pictures are scored; default the latest")
+	f.StringVar(&r.run, "run", "", "the run whose images are scored; default the latest")
 	f.StringVar(&r.pass, "pass", "", "the run that the rewards go into; default <run>--<rewards>")
 	section(f, rewardSection, r.rewards.register)
 	section(f, advantageSection, r.advantage.register)

@@ -53,7 +53,7 @@ func rewardSpecs(list []any) ([]schemas.RewardSpec, error) {
 	return out, nil
 }
 
-// sourceRun is what a run has stored of its samples. It holds no pictures.
+// sourceRun is what a run has stored of its samples. It holds no images.
 type sourceRun struct {
 	groups map[string]*sourceGroup // by uid
 	// refills: the policy of some group would have it replaced.

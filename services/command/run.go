@@ -33,7 +33,7 @@ func runCommand(a *app) *cobra.Command {
 		Short: "make rollouts for prompts, wait for them, and print rewards and advantages",
 		Long: `run sends prompts through the pipeline and follows them to the end: a progress bar
 while the steps happen, then a table of groups with rewards and advantages, and a
-folder with the pictures, a contact sheet per group and results.jsonl.
+folder with the images, a contact sheet per group and results.jsonl.
 
 Without --nats, and when no pipeline runs on the store, it runs the whole pipeline
 in this process. Everything is stored as it happens: after a crash or a kill, the
@@ -44,22 +44,22 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
   meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json 'a red sign that says "OPEN"'
   meander run --model DIR --reward jpeg_compressibility "a red fox"    # a checkpoint of your own
   meander run --prompts prompts.txt --group-size 16 --sde-window 2:0-5 --latents-dtype F16
-  meander run --prompts words.csv --template 'a {colour} sign that says "{prompt}"' --plan
+  meander run --prompts words.csv --template 'a {colour} sign that says "{prompt}"' --dry-run
   meander run --run night --prompts prompts.jsonl        # again after a crash: it resumes`,
 		RunE: func(c *cobra.Command, texts []string) error {
 			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
 			if err != nil {
 				return err
 			}
-			if r.prompts.plan {
-				return r.planOnly(c.Context(), &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
+			if r.prompts.dryRun {
+				return r.dryRun(c.Context(), &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
 			}
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	section(c.Flags(), outputSection, func(f *pflag.FlagSet) {
 		f.StringVar(&r.id, "run", "", "run id; give it again to resume; default a new one")
-		f.StringVar(&r.out, "out", "", "folder for pictures, contact sheets and results.jsonl; default meander-out/<run>; - for none")
+		f.StringVar(&r.out, "out", "", "folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none")
 		f.StringVar(&r.saveLatents, "save-latents", "", "write every kept state to this safetensors file, packed [n, S, C] in F32")
 	})
 	r.prompts.register(c.Flags())

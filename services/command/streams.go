@@ -168,7 +168,7 @@ func purgeCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "purge RUN ...", Short: "remove all events of runs for good", Args: args(cobra.MinimumNArgs(1)),
 		Long: `purge removes the prompts, requests, steps, trajectories, verdicts, rewards, advantages
-and batches of runs. Pictures stay, since other runs may refer to the same ones, and
+and batches of runs. Images stay, since other runs may refer to the same ones, and
 so do dead letters. The id of a purged run must not be used again.`,
 		Example: "  meander streams purge night",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {

@@ -44,7 +44,7 @@ func verdictCommand(a *app) *cobra.Command {
 		Use:   "verdict [UID SAMPLE=VALUE ...]",
 		Short: "give samples the reward that they wait for (--reward external)",
 		Long: `verdict is for rewards that people or batch jobs give. Without arguments it lists the
-samples of a run that wait for one, and with --out writes their pictures, to look at.
+samples of a run that wait for one, and with --out writes their images, to look at.
 With a uid and values, or with a file of them, it gives the verdicts; the group closes
 when its last one is there, or at its deadline without.
 
@@ -53,7 +53,7 @@ A file has one JSON object a line: {"uid": "...", "sample_index": 0, "value": 0.
 value says that there will be none. The first verdict of a sample counts.`,
 		Example: `  meander up &
   meander publish --run demo --reward external 'a red sign that says "OPEN"'
-  meander verdict --run demo --out pictures
+  meander verdict --run demo --out images
   meander verdict --run demo p1 0=0.8 1=0.25    # p1 is the uid that it lists
   meander verdict --run demo --file verdicts.jsonl`,
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, given []string) error {
@@ -87,7 +87,7 @@ value says that there will be none. The first verdict of a sample counts.`,
 	f.StringVar(&name, "name", "", "NAME of external:NAME; needed where a sample waits for several")
 	f.StringVarP(&file, "file", "f", "", "JSON lines of verdicts; - for stdin")
 	f.StringVar(&author, "author", "", "who judges")
-	f.StringVar(&dir, "out", "", "folder to write the pictures of what waits into")
+	f.StringVar(&dir, "out", "", "folder to write the images of what waits into")
 	return c
 }
 
@@ -251,12 +251,12 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out,
 			w := waitingSample{UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline}
 			if dir != "" {
 				w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", t.UID, t.SampleIndex))
-				picture, err := client.New(b).Image(ctx, t.Trajectory)
+				img, err := client.New(b).Image(ctx, t.Trajectory)
 				if err == nil {
-					err = os.WriteFile(w.Image, picture, 0o644)
+					err = os.WriteFile(w.Image, img, 0o644)
 				}
 				if err != nil {
-					return fmt.Errorf("picture of %s sample %d: %w", t.UID, t.SampleIndex, err)
+					return fmt.Errorf("image of %s sample %d: %w", t.UID, t.SampleIndex, err)
 				}
 			}
 			waiting = append(waiting, w)

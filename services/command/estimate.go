@@ -12,21 +12,21 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/internal/boot"
-	"github.com/meander-rl/meander/services/plan"
 )
 
-// planned is the plan of prompts from files and flags. It is the value of plan in --json.
-type planned struct {
+// estimated is the estimate of prompts from files and flags. It is the value of estimate in --json.
+type estimated struct {
 	Prompts int `json:"prompts"`
 	// Batches are the sizes of batches that are normalised together; none: every group alone.
-	Batches []int     `json:"batches"`
-	Data    *planData `json:"data"`
-	*plan.Plan
+	Batches []int         `json:"batches"`
+	Data    *recordCounts `json:"data"`
+	*estimate.Estimate
 }
 
-// planData is what became of the records.
-type planData struct {
+// recordCounts is what became of the records.
+type recordCounts struct {
 	File       string   `json:"file,omitempty"`
 	Format     string   `json:"format,omitempty"`
 	Records    int      `json:"records"`
@@ -42,14 +42,14 @@ type planData struct {
 }
 
 // factsOf asks a pipeline; nil stands for the one that this process would be.
-func factsOf(ctx context.Context, conn *connection, s *services) (*plan.Facts, error) {
+func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Facts, error) {
 	if s == nil && conn != nil {
-		return plan.Ask(ctx, conn.Bus)
+		return estimate.Ask(ctx, conn.Bus)
 	}
-	f := plan.Unknown()
+	f := estimate.Unknown()
 	if s != nil {
 		var err error
-		if f, err = plan.Of(s.Config); err != nil {
+		if f, err = estimate.Of(s.Config); err != nil {
 			return nil, usage(err)
 		}
 	}
@@ -59,16 +59,16 @@ func factsOf(ctx context.Context, conn *connection, s *services) (*plan.Facts, e
 	if s != nil {
 		for _, l := range s.limits.Streams() {
 			if l.MaxBytes > 0 {
-				f.Room[l.Stream] = plan.Room{Limit: l.MaxBytes}
+				f.Room[l.Stream] = estimate.Room{Limit: l.MaxBytes}
 			}
 		}
 	}
 	return f, nil
 }
 
-// settle gives answers to reward functions that only the pipeline knows, and plans.
-func (d *datasetFlags) settle(prompts []prompt, f *plan.Facts) (*planned, error) {
-	p := &planned{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Plan: plan.New(f)}
+// settle gives answers to reward functions that only the pipeline knows, and adds up.
+func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, error) {
+	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Estimate: estimate.New(f)}
 	p.Data.Metadata = metadataOf(prompts)
 	if p.Batches == nil {
 		p.Batches = []int{}
@@ -111,9 +111,9 @@ func metadataOf(prompts []prompt) []string {
 	return sortedKeys(names)
 }
 
-func (d *datasetFlags) data() *planData {
+func (d *datasetFlags) data() *recordCounts {
 	l := d.loaded
-	out := &planData{
+	out := &recordCounts{
 		File: d.file, Format: string(l.format), Records: l.Records + len(l.bad), Bad: []string{}, TooShort: l.Short, TooLong: l.Long,
 		Duplicates: l.Duplicates, Dropped: l.Dropped, Chosen: l.Chosen, Shard: d.shard,
 	}
@@ -131,7 +131,7 @@ func shorten(s string, most int) string {
 	return s
 }
 
-// show prints the plan of what is about to run, and refuses what cannot fit, unless it
+// show prints the estimate of what is about to run, and refuses what cannot fit, unless it
 // is told not to, or the run goes on with what it began.
 func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run string, prompts []prompt, out io.Writer) error {
 	f, err := factsOf(ctx, conn, s)
@@ -152,7 +152,7 @@ func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, 
 }
 
 // mustFit names the streams that the samples are sure to overfill.
-func (p *planned) mustFit() error {
+func (p *estimated) mustFit() error {
 	var errs []error
 	for _, s := range p.Overfull() {
 		errs = append(errs, fmt.Errorf("%s; give it more with --%s SIZE, or 'meander streams limit'", streamLine(s), boot.SizeFlag(s.Name)))
@@ -160,12 +160,12 @@ func (p *planned) mustFit() error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return usage(fmt.Errorf("the plan does not fit, and nothing has been started:\n%w\n--overfill starts all the same, and waits for room when a stream is full", errors.Join(errs...)))
+	return usage(fmt.Errorf("the estimate does not fit, and nothing has been started:\n%w\n--overfill starts all the same, and waits for room when a stream is full", errors.Join(errs...)))
 }
 
-// planOnly prints the plan and does nothing. It asks a pipeline that runs; s is the one
+// dryRun prints the estimate and does nothing. It asks a pipeline that runs; s is the one
 // that this process would be otherwise, nil for none. It starts no server.
-func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompts []prompt, out io.Writer) error {
+func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts []prompt, out io.Writer) error {
 	var conn *connection
 	if s != nil {
 		joins, err := a.joins(s)
@@ -195,7 +195,7 @@ func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompt
 		return err
 	}
 	if a.json {
-		err = json.NewEncoder(out).Encode(map[string]any{"plan": p})
+		err = json.NewEncoder(out).Encode(map[string]any{"estimate": p})
 	} else {
 		err = p.print(out)
 	}
@@ -207,7 +207,7 @@ func (a *app) planOnly(ctx context.Context, d *datasetFlags, s *services, prompt
 
 // print writes the block for people: a line per subject, left out where there is nothing
 // to say.
-func (p *planned) print(out io.Writer) error {
+func (p *estimated) print(out io.Writer) error {
 	const label = 11 // the longest is advantage
 	columns := max(lineWidth(out)-label, 2*label)
 	var err error
@@ -245,18 +245,18 @@ func (p *planned) print(out io.Writer) error {
 }
 
 // printPrompts says what is made, and of what.
-func (p *planned) printPrompts(line func(name, format string, args ...any)) {
+func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", count(p.Groups, "group"), count(int(p.Samples), "sample"))
 	if len(p.GroupSizes) == 1 {
-		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.GroupSizes[0]), "sample"), count(int(p.Samples), "picture"))
+		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.GroupSizes[0]), "sample"), count(int(p.Samples), "image"))
 	}
-	if p.Cost != nil && p.Pictures != "" {
-		what += " of " + p.Pictures
+	if p.Cost != nil && p.ImageSize != "" {
+		what += " of " + p.ImageSize
 	}
 	if p.Model != "" {
 		what += ", by " + p.Model
 	}
-	line("plan", "%s", what)
+	line("estimate", "%s", what)
 	d := p.Data
 	parts := []string{count(d.Records, "prompt")}
 	if d.File != "" {
@@ -309,7 +309,7 @@ func (p *planned) printPrompts(line func(name, format string, args ...any)) {
 }
 
 // printCost writes the lines of steps and latents.
-func printCost(c *plan.Cost, line func(name, format string, args ...any)) {
+func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	each := ""
 	switch n := c.StopStepIndex - c.StartStepIndex; {
 	case n < 1 || c.NumInferenceSteps == 0:
@@ -329,8 +329,8 @@ func printCost(c *plan.Cost, line func(name, format string, args ...any)) {
 }
 
 // streamLine is the stream's share, and a warning when it does not fit.
-func streamLine(s plan.Stream) string {
-	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", schemas.StreamTrajectories: "of trajectories", bus.BlobStream: "of pictures at most"}
+func streamLine(s estimate.Stream) string {
+	what := map[string]string{schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps", schemas.StreamTrajectories: "of trajectories", bus.BlobStream: "of images at most"}
 	out := fmt.Sprintf("%s %s", size(s.Bytes), what[s.Name])
 	switch {
 	case s.Limit == 0:

@@ -1,4 +1,4 @@
-package plan
+package estimate
 
 import (
 	"fmt"
@@ -20,10 +20,10 @@ const (
 	trajectoryBytes, trajectoryStepBytes = 1450, 107
 )
 
-// Cost is what samples take. In the sum of a plan, what differs between groups is 0
+// Cost is what samples take. In the sum of an estimate, what differs between groups is 0
 // or empty.
 type Cost struct {
-	Pictures string `json:"pictures"` // width x height in pixels
+	ImageSize string `json:"image_size"` // width x height in pixels
 	// NumInferenceSteps is T; StartStepIndex to StopStepIndex, exclusive, run of them, and SDESteps
 	// are those of one sample that are stochastic.
 	NumInferenceSteps int64   `json:"num_inference_steps"`
@@ -38,13 +38,13 @@ type Cost struct {
 	LatentsShape  []int64 `json:"latents_shape"`
 	BytesOfSample int64   `json:"bytes_per_sample"`
 	// The rest is over all samples. Evaluations are those of the model, two where guidance is
-	// active. PictureBytes is of uncompressed pictures: as PNG they are smaller.
+	// active. ImageBytes is of uncompressed images: as PNG they are smaller.
 	Steps           int64 `json:"steps"`
 	Stochastic      int64 `json:"stochastic_steps"`
 	Evaluations     int64 `json:"evaluations"`
 	StepBytes       int64 `json:"step_bytes"`
 	TrajectoryBytes int64 `json:"trajectory_bytes"`
-	PictureBytes    int64 `json:"picture_bytes"`
+	ImageBytes      int64 `json:"image_bytes"`
 
 	counted bool
 }
@@ -64,7 +64,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	steps := end - begin
 	c := &Cost{
-		Pictures: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
+		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
 		LatentsKept: int64(len(r.ReturnStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
@@ -82,10 +82,10 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	c.StepBytes = c.LatentsKept*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
 	if r.Stop == nil || r.Stop.Decode {
-		c.PictureBytes = 3 * r.Height * r.Width
+		c.ImageBytes = 3 * r.Height * r.Width
 	}
 	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt))
-	c.BytesOfSample = c.StepBytes + c.PictureBytes
+	c.BytesOfSample = c.StepBytes + c.ImageBytes
 	return c, nil
 }
 
@@ -93,9 +93,9 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 func (c *Cost) sum(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
-		c.Steps, c.Stochastic, c.Evaluations, c.StepBytes, c.TrajectoryBytes, c.PictureBytes, c.counted = 0, 0, 0, 0, 0, 0, true
+		c.Steps, c.Stochastic, c.Evaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.counted = 0, 0, 0, 0, 0, 0, true
 	}
-	same(&c.Pictures, s.Pictures)
+	same(&c.ImageSize, s.ImageSize)
 	same(&c.NumInferenceSteps, s.NumInferenceSteps)
 	same(&c.StartStepIndex, s.StartStepIndex)
 	same(&c.StopStepIndex, s.StopStepIndex)
@@ -112,7 +112,7 @@ func (c *Cost) sum(s *Cost, n int64) {
 	c.Evaluations += n * s.Evaluations
 	c.StepBytes += n * s.StepBytes
 	c.TrajectoryBytes += n * s.TrajectoryBytes
-	c.PictureBytes += n * s.PictureBytes
+	c.ImageBytes += n * s.ImageBytes
 }
 
 // same empties a value that another group has otherwise.

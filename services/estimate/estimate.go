@@ -1,6 +1,6 @@
-// Package plan says what prompts will take before anything runs: samples, steps, evaluations
+// Package estimate says what prompts will take before anything runs: samples, steps, evaluations
 // of the model, bytes of each stream. The rules are intake's.
-package plan
+package estimate
 
 import (
 	"cmp"
@@ -15,8 +15,8 @@ import (
 	"github.com/meander-rl/meander/services/intake"
 )
 
-// Plan is everything that follows from prompts and from what a pipeline knows.
-type Plan struct {
+// Estimate is everything that follows from prompts and from what a pipeline knows.
+type Estimate struct {
 	// Groups is one per prompt that no rule forbids, Refused counts the others; Reason is that
 	// of the first.
 	Groups  int    `json:"groups"`
@@ -53,15 +53,15 @@ type Stream struct {
 // Fits says whether the stream has room, as far as its limit is known.
 func (s Stream) Fits() bool { return s.Limit == 0 || s.Used+s.Bytes <= s.Limit }
 
-// New is the plan of no prompts yet.
-func New(f *Facts) *Plan {
-	p := &Plan{facts: f}
+// New is the estimate of no prompts yet.
+func New(f *Facts) *Estimate {
+	p := &Estimate{facts: f}
 	p.fill()
 	return p
 }
 
 // Add counts one prompt, encoded as a client publishes it.
-func (p *Plan) Add(prompt []byte) {
+func (p *Estimate) Add(prompt []byte) {
 	p.promptBytes += int64(len(prompt))
 	var e schemas.Prompt
 	err := schemas.Decode(prompt, &e)
@@ -88,7 +88,7 @@ func (p *Plan) Add(prompt []byte) {
 // resolve counts what intake would make of a valid prompt; where the policy of its lane is not
 // known, only what does not depend on it. The draw of a window needs the run: where its
 // steps need not be neighbours, the states kept may be a few more or less.
-func (p *Plan) resolve(e *schemas.Prompt) error {
+func (p *Estimate) resolve(e *schemas.Prompt) error {
 	policy := p.facts.Policy(e.Model)
 	rewards := rewardLine(e, p.facts.Rewards(e, policy), policy)
 	if e.GroupPolicy != nil {
@@ -127,11 +127,11 @@ func (p *Plan) resolve(e *schemas.Prompt) error {
 }
 
 // fill says what goes to which stream.
-func (p *Plan) fill() {
+func (p *Estimate) fill() {
 	p.Streams = []Stream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
 	if p.Cost != nil {
 		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
-			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: bus.BlobStream, Bytes: p.PictureBytes, AtMost: true})
+			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: bus.BlobStream, Bytes: p.ImageBytes, AtMost: true})
 	}
 	for i, s := range p.Streams {
 		room := p.facts.Room[s.Name]
@@ -140,7 +140,7 @@ func (p *Plan) fill() {
 }
 
 // Overfull are the streams that the samples are sure to overfill.
-func (p *Plan) Overfull() []Stream {
+func (p *Estimate) Overfull() []Stream {
 	return slices.DeleteFunc(slices.Clone(p.Streams), func(s Stream) bool { return s.Fits() || s.AtMost })
 }
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
-	"github.com/meander-rl/meander/services/plan"
+	"github.com/meander-rl/meander/services/estimate"
 )
 
 // command runs a command line in this process.
@@ -50,7 +50,7 @@ func inEmptyDir(t *testing.T) string {
 	return dir
 }
 
-func TestPlan_Text(t *testing.T) {
+func TestEstimate_Text(t *testing.T) {
 	inEmptyDir(t)
 	if err := os.WriteFile("mixed.jsonl", []byte(`{"prompt": "a \"b\"", "group_size": 2}
 {"prompt": "a \"b\"", "group_size": 3, "num_inference_steps": 4, "height": 32, "width": 32, "reward": [{"name": "ocr", "weight": 2}]}
@@ -66,11 +66,11 @@ func TestPlan_Text(t *testing.T) {
 		want string
 	}{
 		{"a prompt", []string{"--model", "synthetic", "-n", "4", "a red fox"}, `
-plan       1 group x 4 samples = 4 pictures of 64 x 64 pixels, by synthetic
+estimate   1 group x 4 samples = 4 images of 64 x 64 pixels, by synthetic
 prompts    1 prompt, 0 duplicates
 steps      10 a sample, 40 in all, 40 stochastic; 40 model evaluations
 latents    11 states of F32 [16, 64] kept; a sample stores 64.4 KiB
-storage    209.8 KiB of steps (of 8.0 GiB); 48.0 KiB of pictures at most
+storage    209.8 KiB of steps (of 8.0 GiB); 48.0 KiB of images at most
 reward     jpeg_compressibility (default)
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
 `},
@@ -78,44 +78,44 @@ advantage  flow_grpo, std group (sample, epsilon 0.0001)
 			"--prompts", "demo/words.csv", "--template", `a {colour} sign that says "{prompt}"`, "--batch-size", "2", "--shard", "0/2", "--dedup",
 			"--sde-window", "2:0-5", "--latents-dtype", "F16", "--true-cfg-scale", "4", "--solver", "heun", "--estimator", "diffusion_nft", "--std", "global", "--zero-std", "refill",
 		}, `
-plan       3 groups x 8 samples = 24 pictures of 128 x 64 pixels, by signs
+estimate   3 groups x 8 samples = 24 images of 128 x 64 pixels, by signs
 prompts    6 prompts in demo/words.csv (csv), 1 duplicate left out, 5 chosen, shard 0/2 has 3
 metadata   colour
 batches    2 batches of 2 groups, the last of 1
 steps      10 a sample, 240 in all, 48 stochastic; 864 model evaluations (guidance, scale 4)
 latents    3 states of F16 [32, 64] kept; a sample stores 43.3 KiB
-storage    462.6 KiB of steps (of 8.0 GiB); 576.0 KiB of pictures at most
+storage    462.6 KiB of steps (of 8.0 GiB); 576.0 KiB of images at most
 reward     glyph (default)
 advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, clamped to 5, zero std: refill
 `},
 		{"prompts that differ, and some that nobody takes", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
-plan       2 groups = 5 samples, by signs
+estimate   2 groups = 5 samples, by signs
 prompts    5 prompts in mixed.jsonl (json), 1 bad left out, 1 duplicate kept, 4 chosen
            mixed.jsonl line 5: prompt: want a text
 steps      32 in all, 32 stochastic; 32 model evaluations
-storage    218.3 KiB of steps (of 8.0 GiB); 57.0 KiB of pictures at most
+storage    218.3 KiB of steps (of 8.0 GiB); 57.0 KiB of images at most
 reward     glyph (default); or ocr x 2
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
 refused    2 prompts, e.g. "no target": reward[0]: ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
 `},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			stdout, stderr, err := command(t.Context(), append([]string{"run", "--plan"}, tt.args...)...)
+			stdout, stderr, err := command(t.Context(), append([]string{"run", "--dry-run"}, tt.args...)...)
 			if err != nil || stderr != "" {
 				t.Fatalf("%v\n%s", err, stderr)
 			}
 			if got := "\n" + stdout; got != tt.want {
-				t.Errorf("plan%s\nwant%s", got, tt.want)
+				t.Errorf("estimate%s\nwant%s", got, tt.want)
 			}
 		})
 	}
 	if _, err := os.Stat("meander-data"); err == nil {
-		t.Error("a plan has made a store")
+		t.Error("an estimate has made a store")
 	}
 }
 
 // Misspelt fields of a file are shown before anything is published.
-func TestPlan_UnknownFields(t *testing.T) {
+func TestEstimate_UnknownFields(t *testing.T) {
 	inEmptyDir(t)
 	write := func(name, text string) {
 		t.Helper()
@@ -132,11 +132,11 @@ func TestPlan_UnknownFields(t *testing.T) {
 		want []string
 		ok   bool
 	}{
-		{[]string{"run", "--plan", "-f", "top.jsonl"}, []string{top}, false},
-		{[]string{"run", "--plan", "-f", "top.jsonl", "--prompts-format", "meander"}, []string{"refused    1 prompt", "gruop_size: unknown", "did you mean group_size?"}, false},
-		{[]string{"run", "--plan", "-f", "top.jsonl", "--unknown-fields", "warn"}, []string{"metadata   gruop_size, tag"}, true},
-		{[]string{"run", "--plan", "-f", "nested.jsonl"}, []string{"refused    1 prompt", nested, "metadata   tag"}, true},
-		{[]string{"run", "--plan", "-f", "nested.jsonl", "--unknown-fields", "warn"}, []string{"plan       2 groups", "warning    " + nested}, true},
+		{[]string{"run", "--dry-run", "-f", "top.jsonl"}, []string{top}, false},
+		{[]string{"run", "--dry-run", "-f", "top.jsonl", "--prompts-format", "meander"}, []string{"refused    1 prompt", "gruop_size: unknown", "did you mean group_size?"}, false},
+		{[]string{"run", "--dry-run", "-f", "top.jsonl", "--unknown-fields", "warn"}, []string{"metadata   gruop_size, tag"}, true},
+		{[]string{"run", "--dry-run", "-f", "nested.jsonl"}, []string{"refused    1 prompt", nested, "metadata   tag"}, true},
+		{[]string{"run", "--dry-run", "-f", "nested.jsonl", "--unknown-fields", "warn"}, []string{"estimate   2 groups", "warning    " + nested}, true},
 	} {
 		stdout, stderr, err := command(t.Context(), append(c.args, "--model", "synthetic")...)
 		text := strings.Join(strings.Fields(stdout+stderr), " ")
@@ -154,40 +154,40 @@ func TestPlan_UnknownFields(t *testing.T) {
 	}
 }
 
-func TestPlan_JSON(t *testing.T) {
+func TestEstimate_JSON(t *testing.T) {
 	inEmptyDir(t)
 	stdout, _, err := command(t.Context(), "run", "--dry-run", "--json", "--prompts", "demo/verl-ocr.jsonl", "-n", "4", "--debug", "noise,std", "--height", "32", "--width", "64", "--steps", "5", "--sde-steps", "1,2", "--std", "global")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var line struct{ Plan map[string]any }
+	var line struct{ Estimate map[string]any }
 	if err := json.Unmarshal([]byte(stdout), &line); err != nil || strings.Count(stdout, "\n") != 1 {
 		t.Fatalf("no line of JSON: %v\n%s", err, stdout)
 	}
 	elements := 2 * 4 * 64.0
 	const event, tensor = 700, 150                                 // bytes beside the elements
 	steps := 3*(4*elements+tensor) + 5*(4*elements+event+2*tensor) // 3 states, 5 noises
-	pictures := 3 * 32 * 64.0
+	images := 3 * 32 * 64.0
 	for field, want := range map[string]any{
-		"prompts": 3.0, "groups": 3.0, "refused": 0.0, "samples": 12.0, "batches": []any{3.0}, "model": "signs", "pictures": "64 x 32 pixels",
+		"prompts": 3.0, "groups": 3.0, "refused": 0.0, "samples": 12.0, "batches": []any{3.0}, "model": "signs", "image_size": "64 x 32 pixels",
 		"num_inference_steps": 5.0, "sde_steps": 2.0, "steps": 60.0, "stochastic_steps": 24.0, "evaluations": 60.0,
 		"latents_kept": 3.0, "latents_dtype": "F32", "latents_shape": []any{8.0, 64.0},
-		"bytes_per_sample": steps + pictures, "step_bytes": 12 * steps, "picture_bytes": 12 * pictures,
+		"bytes_per_sample": steps + images, "step_bytes": 12 * steps, "image_bytes": 12 * images,
 		"reward": []any{"glyph"}, "advantage": []any{"flow_grpo, std global (sample, epsilon 0.0001)"},
 	} {
-		if !reflect.DeepEqual(line.Plan[field], want) {
-			t.Errorf("%s is %v, want %v", field, line.Plan[field], want)
+		if !reflect.DeepEqual(line.Estimate[field], want) {
+			t.Errorf("%s is %v, want %v", field, line.Estimate[field], want)
 		}
 	}
-	data := line.Plan["data"].(map[string]any)
+	data := line.Estimate["data"].(map[string]any)
 	if data["file"] != "demo/verl-ocr.jsonl" || data["records"] != 3.0 || data["duplicates"] != 0.0 || data["chosen"] != 3.0 {
 		t.Errorf("data %v", data)
 	}
 }
 
-// A run says what it will do, then does that: the numbers of its plan are those of what it
+// A run says what it will do, then does that: the numbers of its estimate are those of what it
 // stored. Shards on different machines paint what the whole paints.
-func TestPlan_IsWhatRuns(t *testing.T) {
+func TestEstimate_IsWhatRuns(t *testing.T) {
 	inEmptyDir(t)
 	digests := func(name string, args ...string) map[string]string {
 		stdout, stderr, err := command(t.Context(), append([]string{
@@ -197,8 +197,8 @@ func TestPlan_IsWhatRuns(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, stderr)
 		}
-		if !strings.HasPrefix(stderr, "plan ") {
-			t.Errorf("%s: no plan before the run:\n%s", name, stderr)
+		if !strings.HasPrefix(stderr, "estimate ") {
+			t.Errorf("%s: no estimate before the run:\n%s", name, stderr)
 		}
 		out := map[string]string{}
 		dec := json.NewDecoder(strings.NewReader(stdout))
@@ -235,22 +235,22 @@ func TestPlan_IsWhatRuns(t *testing.T) {
 	if len(whole) != 12 || !reflect.DeepEqual(union, whole) {
 		t.Errorf("shards give\n%v\nthe whole\n%v", union, whole)
 	}
-	// The store has what the plan said: within a tenth, for the length of names varies.
+	// The store has what the estimate said: within a tenth, for the length of names varies.
 	stdout, _, err := command(t.Context(), "streams", "--store", "whole", "--json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	planned, _, err := command(t.Context(), "run", "--plan", "--json", "--model", "synthetic", "-n", "2", "--prompts", "demo/words.csv", "--sde-window", "2:0-5", "--latents-dtype", "BF16")
+	estimated, _, err := command(t.Context(), "run", "--dry-run", "--json", "--model", "synthetic", "-n", "2", "--prompts", "demo/words.csv", "--sde-window", "2:0-5", "--latents-dtype", "BF16")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var said struct {
-		Plan struct {
+		Estimate struct {
 			Steps     int64
 			StepBytes int64 `json:"step_bytes"`
 		}
 	}
-	if err := json.Unmarshal([]byte(planned), &said); err != nil {
+	if err := json.Unmarshal([]byte(estimated), &said); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(stdout) {
@@ -261,15 +261,15 @@ func TestPlan_IsWhatRuns(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &s); err != nil {
 			t.Fatal(err)
 		}
-		if s.Name == "MDR_STEPS" && (s.Messages != said.Plan.Steps || s.Bytes < said.Plan.StepBytes*9/10 || s.Bytes > said.Plan.StepBytes*11/10) {
-			t.Errorf("%d steps in %d bytes are stored, planned were %d in %d", s.Messages, s.Bytes, said.Plan.Steps, said.Plan.StepBytes)
+		if s.Name == "MDR_STEPS" && (s.Messages != said.Estimate.Steps || s.Bytes < said.Estimate.StepBytes*9/10 || s.Bytes > said.Estimate.StepBytes*11/10) {
+			t.Errorf("%d steps in %d bytes are stored, estimated were %d in %d", s.Messages, s.Bytes, said.Estimate.Steps, said.Estimate.StepBytes)
 		}
 	}
 }
 
-// A client of a pipeline plans with what the pipeline says, and gives answers to its
+// A client of a pipeline estimates with what the pipeline says, and gives answers to its
 // reward functions.
-func TestPlan_OfAPipeline(t *testing.T) {
+func TestEstimate_OfAPipeline(t *testing.T) {
 	inEmptyDir(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -291,7 +291,7 @@ func TestPlan_OfAPipeline(t *testing.T) {
 	for { // until the sampler has announced its model
 		if _, running := natsd.Running("meander-data"); running {
 			var err error
-			if stdout, _, err = command(t.Context(), "publish", "--plan", "--prompts", "demo/verl-ocr.jsonl"); err == nil && strings.Contains(stdout, "signs") {
+			if stdout, _, err = command(t.Context(), "publish", "--dry-run", "--prompts", "demo/verl-ocr.jsonl"); err == nil && strings.Contains(stdout, "signs") {
 				break
 			}
 		}
@@ -300,8 +300,8 @@ func TestPlan_OfAPipeline(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	if !strings.Contains(stdout, "3 groups x 8 samples = 24 pictures of 128 x 64 pixels, by signs") || !strings.Contains(stdout, "reward     glyph\n") {
-		t.Errorf("plan\n%s", stdout)
+	if !strings.Contains(stdout, "3 groups x 8 samples = 24 images of 128 x 64 pixels, by signs") || !strings.Contains(stdout, "reward     glyph\n") {
+		t.Errorf("estimate\n%s", stdout)
 	}
 	for range 2 { // the second time it is the same prompts
 		stdout, stderr, err := command(t.Context(), "publish", "--run", "p", "-n", "1", "--prompts", "demo/verl-ocr.jsonl", "--shard", "1/2")
@@ -311,8 +311,8 @@ func TestPlan_OfAPipeline(t *testing.T) {
 		if want := `accepted  0001-a-red-sign-that-says-open  1 samples x 10 steps  "a red sign that says \"OPEN\""` + "\n"; stdout != want {
 			t.Errorf("published\n%swant\n%s", stdout, want)
 		}
-		if !strings.HasPrefix(stderr, "plan ") {
-			t.Errorf("no plan before publishing:\n%s", stderr)
+		if !strings.HasPrefix(stderr, "estimate ") {
+			t.Errorf("no estimate before publishing:\n%s", stderr)
 		}
 	}
 }
@@ -324,14 +324,14 @@ func TestSettle_GroundTruth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.settle(prompts, &plan.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, and the pipeline has not said which reward function compares: name one with --reward") {
+	if _, err := p.settle(prompts, &estimate.Facts{}); err == nil || !strings.Contains(err.Error(), "has a ground truth, and the pipeline has not said which reward function compares: name one with --reward") {
 		t.Errorf("without a model: %v", err)
 	}
 	policy := &schemas.Policy{
 		Lane: "m", Model: "m", Height: 64, Width: 64, PixelsPerToken: 16, LatentChannels: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 		Reward: []string{"glyph", "diversity"},
 	}
-	if _, err := p.settle(prompts, &plan.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
+	if _, err := p.settle(prompts, &estimate.Facts{Policies: []*schemas.Policy{policy}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []string{"SALE 50%", "42"} {

@@ -1,4 +1,4 @@
-package plan_test
+package estimate_test
 
 import (
 	"fmt"
@@ -6,20 +6,20 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/pipeline"
-	"github.com/meander-rl/meander/services/plan"
 )
 
 // What a data set would take of the pipeline that this process would be.
 func Example() {
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
-	facts, err := plan.Of(config)
+	facts, err := estimate.Of(config)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	p := plan.New(facts)
+	p := estimate.New(facts)
 	for _, solver := range []string{"euler", "heun", "guess"} {
 		prompt, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4)), Rollout: schemas.Rollout{Solver: solver, SDEStepIndices: []int64{1, 2}}})
 		if err != nil {
@@ -28,7 +28,7 @@ func Example() {
 		}
 		p.Add(prompt)
 	}
-	fmt.Printf("%d groups, %d refused; %d samples of %s: %d steps, %d evaluations of the model\n", p.Groups, p.Refused, p.Samples, p.Pictures, p.Steps, p.Evaluations)
+	fmt.Printf("%d groups, %d refused; %d samples of %s: %d steps, %d evaluations of the model\n", p.Groups, p.Refused, p.Samples, p.ImageSize, p.Steps, p.Evaluations)
 	for _, s := range p.Streams {
 		fmt.Println(s.Name, s.Bytes > 0, s.Fits())
 	}
@@ -51,7 +51,7 @@ func policy(t *testing.T, lane string) *schemas.Policy {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
-	facts, err := plan.Of(config)
+	facts, err := estimate.Of(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,17 +61,17 @@ func policy(t *testing.T, lane string) *schemas.Policy {
 }
 
 // What groups do not have in common is left out of the sum; what there is of each is in it.
-func TestPlan_Sum(t *testing.T) {
-	p := plan.New(&plan.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
+func TestEstimate_Sum(t *testing.T) {
+	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(2))}))
-	if p.NumInferenceSteps != 10 || p.Pictures != "64 x 64 pixels" || p.LatentsKept != 11 || fmt.Sprint(p.LatentsShape) != "[16 64]" {
+	if p.NumInferenceSteps != 10 || p.ImageSize != "64 x 64 pixels" || p.LatentsKept != 11 || fmt.Sprint(p.LatentsShape) != "[16 64]" {
 		t.Errorf("one group: %+v", *p.Cost)
 	}
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(3)), NumInferenceSteps: new(int64(4)), Height: new(int64(32)), TrueCFGScale: new(2.0)}))
-	if p.NumInferenceSteps != 0 || p.Pictures != "" || p.LatentsShape != nil || p.TrueCFGScale != 0 {
+	if p.NumInferenceSteps != 0 || p.ImageSize != "" || p.LatentsShape != nil || p.TrueCFGScale != 0 {
 		t.Errorf("groups that differ: %+v", *p.Cost)
 	}
-	if p.Samples != 5 || p.Steps != 2*10+3*4 || p.Evaluations != 2*10+3*4*2 || p.PictureBytes != 3*(2*64*64+3*32*64) {
+	if p.Samples != 5 || p.Steps != 2*10+3*4 || p.Evaluations != 2*10+3*4*2 || p.ImageBytes != 3*(2*64*64+3*32*64) {
 		t.Errorf("the sum: %+v", *p)
 	}
 	if fmt.Sprint(p.GroupSizes, p.Reward) != "[2 3] [glyph + jpeg_compressibility (default)]" {
@@ -79,8 +79,8 @@ func TestPlan_Sum(t *testing.T) {
 	}
 }
 
-func TestPlan_Refused(t *testing.T) {
-	p := plan.New(&plan.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
+func TestEstimate_Refused(t *testing.T) {
+	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
 	p.Add([]byte("no prompt"))
 	for reason, prompt := range map[string]*schemas.Prompt{
 		"reward":   {Prompt: "a fox", Reward: []schemas.RewardSpec{{Name: "nobody"}}},
@@ -99,11 +99,11 @@ func TestPlan_Refused(t *testing.T) {
 }
 
 // Samples are sure to overfill the stream of steps; images, whose size is a bound, are not.
-func TestPlan_Overfull(t *testing.T) {
-	facts := &plan.Facts{Policies: []*schemas.Policy{policy(t, "m")}, Room: map[string]plan.Room{
+func TestEstimate_Overfull(t *testing.T) {
+	facts := &estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}, Room: map[string]estimate.Room{
 		schemas.StreamPrompts: {Limit: 1 << 20}, schemas.StreamSteps: {Used: 1000, Limit: 20_000}, "OBJ_mdr-blobs": {Limit: 1},
 	}}
-	p := plan.New(facts)
+	p := estimate.New(facts)
 	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`}))
 	over := p.Overfull()
 	if len(over) != 1 || over[0].Name != schemas.StreamSteps || over[0].Used != 1000 || over[0].Fits() {
@@ -116,15 +116,15 @@ func TestFacts_Policy(t *testing.T) {
 	a, b := policy(t, "a"), policy(t, "b")
 	for _, c := range []struct {
 		name  string
-		facts plan.Facts
+		facts estimate.Facts
 		model string
 		want  *schemas.Policy
 	}{
-		{"the one there is", plan.Facts{Policies: []*schemas.Policy{a}}, "", a},
-		{"the one that lives", plan.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "", b},
-		{"none of two", plan.Facts{Policies: []*schemas.Policy{a, b}}, "", nil},
-		{"by name", plan.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "a", a},
-		{"unknown", plan.Facts{Policies: []*schemas.Policy{a}}, "c", nil},
+		{"the one there is", estimate.Facts{Policies: []*schemas.Policy{a}}, "", a},
+		{"the one that lives", estimate.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "", b},
+		{"none of two", estimate.Facts{Policies: []*schemas.Policy{a, b}}, "", nil},
+		{"by name", estimate.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "a", a},
+		{"unknown", estimate.Facts{Policies: []*schemas.Policy{a}}, "c", nil},
 	} {
 		if got := c.facts.Policy(c.model); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
@@ -138,7 +138,7 @@ func TestAsk(t *testing.T) {
 	if err := b.SetPolicy(t.Context(), policy(t, "a")); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := plan.Ask(t.Context(), b)
+	facts, err := estimate.Ask(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}
