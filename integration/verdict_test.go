@@ -55,7 +55,7 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 		{2, `"0=good"; want SAMPLE=VALUE`, []string{"--name", "human", uid, "0=good"}},
 		{2, "no values", []string{uid}},
 		{2, "line 2: sample_index is missing", []string{"--file", write(t, "{\"uid\":\"a\",\"sample_index\":0,\"value\":1}\n{\"uid\":\"a\"}\n")}},
-		{2, "line 1: want a value, or an error", []string{"--file", write(t, "{\"uid\":\"a\",\"sample_index\":0}\n")}},
+		{2, "line 1: must be a value, or an error", []string{"--file", write(t, "{\"uid\":\"a\",\"sample_index\":0}\n")}},
 		{2, `line 1: json: unknown field "score"`, []string{"--file", write(t, "{\"uid\":\"a\",\"score\":0}\n")}},
 		{0, "3 verdicts given", []string{"--name", "human", uid, "0=1", "1=0.5", "2=0"}},
 		{0, "1 verdicts given", []string{"--name", "human", uid, "1=0.5"}}, // the same once more

@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         if token and not hmac.compare_digest(self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()):
             return self.reply(401, {"error": "wrong or missing token"})
         if not 0 <= length <= MAX_BODY:
-            return self.reply(413, {"error": f"body of {length} bytes: want at most {MAX_BODY}"})
+            return self.reply(413, {"error": f"body of {length} bytes; must be at most {MAX_BODY}"})
         try:
             request = json.loads(self.rfile.read(length))
             samples = request["samples"]

@@ -49,13 +49,13 @@ def answer(data):
     try:
         request = msgpack.unpackb(data)
         if request["v"] != PROTOCOL:
-            raise ValueError(f"protocol {request['v']}: want {PROTOCOL}")
+            raise ValueError(f"protocol {request['v']}; must be {PROTOCOL}")
         img = Image.open(io.BytesIO(request["image"]), formats=[request["image_format"]])
         if max(img.size) > MAX_SIDE:
-            raise ValueError(f"image of {img.size}: want at most {MAX_SIDE} a side")
+            raise ValueError(f"image of {img.size}; must be at most {MAX_SIDE} a side")
         score = colourfulness(img)
         if not math.isfinite(score):
-            raise ValueError(f"score is {score}: want a finite number")
+            raise ValueError(f"score is {score}; must be a finite number")
         reply = {"v": PROTOCOL, "score": score, "detail": f"colourfulness {100 * score:.0f}"}
     except MemoryError:
         reply = {"v": PROTOCOL, "error": "out of memory", "retry": True}  # it may pass

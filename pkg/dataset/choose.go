@@ -34,7 +34,7 @@ func (c Choice) Validate() error {
 	var faults []error
 	least := func(field string, n, low int) {
 		if n < low {
-			faults = append(faults, fault(field, n, fmt.Sprintf("want at least %d", low)))
+			faults = append(faults, fault(field, n, fmt.Sprintf("must be at least %d", low)))
 		}
 	}
 	least("min chars", c.MinChars, 0)
@@ -43,10 +43,10 @@ func (c Choice) Validate() error {
 	least("limit", c.Limit, 0)
 	least("batch size", c.BatchSize, 0)
 	if c.MaxChars > 0 && c.MinChars > c.MaxChars {
-		faults = append(faults, fault("min chars", c.MinChars, fmt.Sprintf("want at most max chars, %d", c.MaxChars)))
+		faults = append(faults, fault("min chars", c.MinChars, fmt.Sprintf("must be at most max chars, %d", c.MaxChars)))
 	}
 	if c.Shards < 0 || c.Shard < 0 || c.Shard >= max(c.Shards, 1) {
-		faults = append(faults, fault("shard", bare(fmt.Sprintf("%d/%d", c.Shard, c.Shards)), "want I/N with I from 0 to N-1"))
+		faults = append(faults, fault("shard", bare(fmt.Sprintf("%d/%d", c.Shard, c.Shards)), "must be I/N with I from 0 to N-1"))
 	}
 	return errors.Join(faults...)
 }

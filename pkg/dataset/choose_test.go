@@ -91,14 +91,14 @@ func TestChoose_Duplicates(t *testing.T) {
 
 func TestChoose_Errors(t *testing.T) {
 	for want, c := range map[string]dataset.Choice{
-		"min chars = -1: want at least 0":                              {MinChars: -1},
-		"min chars = 5: want at most max chars, 3":                     {MinChars: 5, MaxChars: 3},
-		"offset = -1: want at least 0":                                 {Offset: -1},
-		"limit = -2: want at least 0":                                  {Limit: -2},
-		"batch size = -1: want at least 0":                             {BatchSize: -1},
-		"shard = 2/2: want I/N with I from 0 to N-1":                   {Shard: 2, Shards: 2},
-		"shard = 1/0: want I/N with I from 0 to N-1":                   {Shard: 1},
-		"max chars = -3: want at least 0\nlimit = -1: want at least 0": {MaxChars: -3, Limit: -1},
+		"min chars: -1; must be at least 0":                                {MinChars: -1},
+		"min chars: 5; must be at most max chars, 3":                       {MinChars: 5, MaxChars: 3},
+		"offset: -1; must be at least 0":                                   {Offset: -1},
+		"limit: -2; must be at least 0":                                    {Limit: -2},
+		"batch size: -1; must be at least 0":                               {BatchSize: -1},
+		"shard: 2/2; must be I/N with I from 0 to N-1":                     {Shard: 2, Shards: 2},
+		"shard: 1/0; must be I/N with I from 0 to N-1":                     {Shard: 1},
+		"max chars: -3; must be at least 0\nlimit: -1; must be at least 0": {MaxChars: -3, Limit: -1},
 	} {
 		if _, _, err := dataset.Choose(nil, c); fmt.Sprint(err) != want {
 			t.Errorf("%+v: error %v, want %s", c, err, want)

@@ -65,7 +65,7 @@ func (d *reader) at(line int, err error) error {
 
 func checkHeader(header []string) ([]string, error) {
 	if len(header) > MaxFields {
-		return nil, fault("header", bare(fmt.Sprintf("%d columns", len(header))), fmt.Sprintf("want at most %d", MaxFields))
+		return nil, fault("header", bare(fmt.Sprintf("%d columns", len(header))), fmt.Sprintf("must be at most %d", MaxFields))
 	}
 	columns := make([]string, len(header))
 	seen := map[string]bool{}
@@ -76,14 +76,14 @@ func checkHeader(header []string) ([]string, error) {
 		}
 		switch {
 		case name == "":
-			return nil, fault("header", header[i], fmt.Sprintf("want a name for column %d", i+1))
+			return nil, fault("header", header[i], fmt.Sprintf("must have a name for column %d", i+1))
 		case seen[name]:
-			return nil, fault("header", name, "want each column once")
+			return nil, fault("header", name, "must come once")
 		}
 		columns[i], seen[name] = name, true
 	}
 	if !seen["prompt"] {
-		return nil, fault("header", strings.Join(columns, ","), "want a column prompt")
+		return nil, fault("header", strings.Join(columns, ","), "must have a column prompt")
 	}
 	return columns, nil
 }
@@ -91,7 +91,7 @@ func checkHeader(header []string) ([]string, error) {
 // row makes a record of one line of the table.
 func row(columns, cells []string) (*Record, error) {
 	if len(cells) != len(columns) {
-		return nil, fault("", bare(fmt.Sprintf("%d cells", len(cells))), fmt.Sprintf("want %d, as the header has", len(columns)))
+		return nil, fault("", bare(fmt.Sprintf("%d cells", len(cells))), fmt.Sprintf("must be %d, as the header has", len(columns)))
 	}
 	r := &Record{Fields: map[string]any{}}
 	metadata := map[string]any{}
@@ -99,7 +99,7 @@ func row(columns, cells []string) (*Record, error) {
 	for i, name := range columns {
 		value := cells[i]
 		if size += len(value); size > MaxRecordBytes {
-			return nil, fault("", missing{}, fmt.Sprintf("want a record of at most %d bytes", MaxRecordBytes))
+			return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
 		}
 		if err := checkText(name, value); err != nil {
 			return nil, err
@@ -115,7 +115,7 @@ func row(columns, cells []string) (*Record, error) {
 		case "seed":
 			seed, err := strconv.ParseInt(value, 10, 64)
 			if err != nil || seed < 0 {
-				return nil, fault(name, value, "want a whole number of at least 0")
+				return nil, fault(name, value, "must be a whole number of at least 0")
 			}
 			r.Fields[name] = seed
 		default:
@@ -123,7 +123,7 @@ func row(columns, cells []string) (*Record, error) {
 		}
 	}
 	if prompt, _ := r.Prompt(); strings.TrimSpace(prompt) == "" {
-		return nil, fault("prompt", prompt, "want a text")
+		return nil, fault("prompt", prompt, "must be a text")
 	}
 	if len(metadata) > 0 {
 		r.Fields["metadata"] = metadata

@@ -91,11 +91,11 @@ func (e *RecordError) Error() string {
 	b.WriteString(e.Field)
 	if e.Value != "" {
 		if e.Field != "" {
-			b.WriteString(" = ")
+			b.WriteString(": ")
 		}
 		b.WriteString(e.Value)
-	}
-	if e.Field != "" || e.Value != "" {
+		b.WriteString("; ")
+	} else if e.Field != "" {
 		b.WriteString(": ")
 	}
 	b.WriteString(e.Rule)
@@ -176,7 +176,7 @@ func Read(r io.Reader, name string, o Options) (*Dataset, error) {
 		o.Format = Auto
 	}
 	if !slices.Contains(Formats(), o.Format) {
-		return nil, fmt.Errorf("format = %q: want one of %s", o.Format, names(Formats()))
+		return nil, fmt.Errorf("format: %q; must be one of %s", o.Format, names(Formats()))
 	}
 	in := bufio.NewReaderSize(&bounded{r: r, left: MaxFileBytes}, 64<<10)
 	head, err := in.Peek(3)

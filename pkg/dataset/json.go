@@ -50,7 +50,7 @@ func (d *reader) array() error {
 
 func (d *reader) element(text []byte) (*Record, error) {
 	if len(text) > MaxRecordBytes {
-		return nil, fault("", missing{}, fmt.Sprintf("want a record of at most %d bytes", MaxRecordBytes))
+		return nil, fault("", missing{}, fmt.Sprintf("must be a record of at most %d bytes", MaxRecordBytes))
 	}
 	if err := checkText("", string(text)); err != nil {
 		return nil, err
@@ -67,11 +67,11 @@ func (d *reader) object(text []byte) (*Record, error) {
 		return nil, err
 	}
 	if dec.More() {
-		return nil, fault("", missing{}, "want one JSON value, not more")
+		return nil, fault("", missing{}, "must be one JSON value, not more")
 	}
 	fields, ok := v.(map[string]any)
 	if !ok {
-		return nil, fault("", v, "want a JSON object")
+		return nil, fault("", v, "must be a JSON object")
 	}
 	return d.record(fields)
 }
@@ -97,13 +97,13 @@ func value(dec *json.Decoder, path string, depth int) (any, error) {
 		return t, nil
 	}
 	if depth > MaxDepth {
-		return nil, fault(path, missing{}, fmt.Sprintf("want at most %d levels of lists and objects", MaxDepth))
+		return nil, fault(path, missing{}, fmt.Sprintf("must have at most %d levels of lists and objects", MaxDepth))
 	}
 	if delim == '[' {
 		list := []any{}
 		for dec.More() {
 			if len(list) == MaxItems {
-				return nil, fault(path, missing{}, fmt.Sprintf("want at most %d items", MaxItems))
+				return nil, fault(path, missing{}, fmt.Sprintf("must have at most %d items", MaxItems))
 			}
 			v, err := value(dec, fmt.Sprintf("%s[%d]", path, len(list)), depth+1)
 			if err != nil {
@@ -128,10 +128,10 @@ func value(dec *json.Decoder, path string, depth int) (any, error) {
 			return nil, err
 		}
 		if _, twice := object[name]; twice {
-			return nil, fault(short(field), missing{}, "want each name once")
+			return nil, fault(short(field), missing{}, "must come once")
 		}
 		if len(object) == MaxFields {
-			return nil, fault(short(path), missing{}, fmt.Sprintf("want at most %d fields", MaxFields))
+			return nil, fault(short(path), missing{}, fmt.Sprintf("must have at most %d fields", MaxFields))
 		}
 		if object[name], err = value(dec, short(field), depth+1); err != nil {
 			return nil, err

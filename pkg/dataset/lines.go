@@ -32,7 +32,7 @@ func (d *reader) lines(parse func([]byte) (*Record, error)) error {
 		}
 		var r *Record
 		if err != nil {
-			err = fault("", missing{}, fmt.Sprintf("want a line of at most %d bytes", MaxRecordBytes))
+			err = fault("", missing{}, fmt.Sprintf("must be a line of at most %d bytes", MaxRecordBytes))
 		} else if err = checkText("", string(line)); err == nil {
 			r, err = parse(line)
 		}
@@ -76,9 +76,9 @@ func nextLine(in *bufio.Reader) ([]byte, error) {
 func checkText(field, s string) error {
 	switch {
 	case !utf8.ValidString(s):
-		return fault(field, strings.ToValidUTF8(s, "�"), "want UTF-8")
+		return fault(field, strings.ToValidUTF8(s, "�"), "must be UTF-8")
 	case strings.IndexByte(s, 0) >= 0:
-		return fault(field, s, "want text without zero bytes")
+		return fault(field, s, "must be without zero bytes")
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 		return r, nil // no prompt: refused whatever is beside it
 	}
 	if _, ok := r.Prompt(); !ok {
-		return nil, fault("prompt", lookup(object, "prompt"), "want a text")
+		return nil, fault("prompt", lookup(object, "prompt"), "must be a text")
 	}
 	metadata = maps.Clone(metadata)
 	if metadata == nil {
@@ -70,7 +70,7 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 			return nil, err
 		}
 		if _, twice := metadata[name]; twice {
-			return nil, fault(name, v, "want it once: metadata has it too")
+			return nil, fault(name, v, "must come once; metadata has it too")
 		}
 		put(metadata, name, v)
 	}
@@ -86,7 +86,7 @@ func (d *reader) misspelt(name string, v any) error {
 		return nil
 	}
 	if meant := d.options.Misspelt(name); meant != "" {
-		return fault(name, v, "want a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
+		return fault(name, v, "must be a field of a prompt, did you mean "+meant+"? (what is metadata may be in an object metadata)")
 	}
 	return nil
 }
@@ -95,7 +95,7 @@ func (d *reader) misspelt(name string, v any) error {
 func metadataRecord(object map[string]any) (*Record, error) {
 	prompt, ok := object["prompt"].(string)
 	if !ok || strings.TrimSpace(prompt) == "" {
-		return nil, fault("prompt", lookup(object, "prompt"), "want a text")
+		return nil, fault("prompt", lookup(object, "prompt"), "must be a text")
 	}
 	r := &Record{Fields: map[string]any{"prompt": prompt}}
 	metadata := map[string]any{}
@@ -130,7 +130,7 @@ func verlRecord(object map[string]any) (*Record, error) {
 		}
 	}
 	if prompt, _ := r.Prompt(); strings.TrimSpace(prompt) == "" {
-		return nil, fault("prompt", prompt, "want a user message with a text")
+		return nil, fault("prompt", prompt, "must have a user message with a text")
 	}
 	if err := verlAnswer(r, object); err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func verlRecord(object map[string]any) (*Record, error) {
 		case "data_source", "ability":
 			s, ok := object[name].(string)
 			if !ok {
-				return nil, fault(name, object[name], "want a text")
+				return nil, fault(name, object[name], "must be a text")
 			}
 			metadata[name] = s
 		default:
@@ -150,11 +150,11 @@ func verlRecord(object map[string]any) (*Record, error) {
 	}
 	info, ok := object["extra_info"].(map[string]any)
 	if object["extra_info"] != nil && !ok {
-		return nil, fault("extra_info", object["extra_info"], "want an object")
+		return nil, fault("extra_info", object["extra_info"], "must be an object")
 	}
 	for _, name := range slices.Sorted(maps.Keys(info)) {
 		if have, twice := metadata[name]; twice && !reflect.DeepEqual(have, info[name]) {
-			return nil, fault("extra_info."+name, info[name], "want it once: the record has "+show(have))
+			return nil, fault("extra_info."+name, info[name], "must come once; the record has "+show(have))
 		}
 		put(metadata, name, info[name])
 	}
@@ -172,12 +172,12 @@ func verlAnswer(r *Record, object map[string]any) error {
 	}
 	model, ok := object["reward_model"].(map[string]any)
 	if !ok {
-		return fault("reward_model", object["reward_model"], "want an object")
+		return fault("reward_model", object["reward_model"], "must be an object")
 	}
 	truth, there := model["ground_truth"]
 	if !there || truth == nil {
 		if model["style"] == "rule" {
-			return fault("reward_model.ground_truth", lookup(model, "ground_truth"), `want a text, since style is "rule"`)
+			return fault("reward_model.ground_truth", lookup(model, "ground_truth"), `must be a text, since style is "rule"`)
 		}
 		return nil
 	}
@@ -196,18 +196,18 @@ func messages(field string, v any, there bool) (user, system string, err error) 
 		if !there {
 			v = missing{}
 		}
-		return "", "", fault(field, v, "want a list of messages {role, content}")
+		return "", "", fault(field, v, "must be a list of messages {role, content}")
 	}
 	users, systems := 0, 0
 	for i, item := range list {
 		at := fmt.Sprintf("%s[%d]", field, i)
 		message, ok := item.(map[string]any)
 		if !ok {
-			return "", "", fault(at, item, "want a message {role, content}")
+			return "", "", fault(at, item, "must be a message {role, content}")
 		}
 		content, ok := message["content"].(string)
 		if !ok {
-			return "", "", fault(at+".content", lookup(message, "content"), "want a text")
+			return "", "", fault(at+".content", lookup(message, "content"), "must be a text")
 		}
 		switch message["role"] {
 		case "user":
@@ -217,11 +217,11 @@ func messages(field string, v any, there bool) (user, system string, err error) 
 			system = content
 			systems++
 		default:
-			return "", "", fault(at+".role", lookup(message, "role"), "want user or system")
+			return "", "", fault(at+".role", lookup(message, "role"), "must be user or system")
 		}
 	}
 	if users != 1 || systems > 1 {
-		return "", "", fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", users, systems)), "want one message of the user and at most one of the system")
+		return "", "", fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", users, systems)), "must have one message of the user and at most one of the system")
 	}
 	return user, system, nil
 }
@@ -236,7 +236,7 @@ func answer(field string, v any) (string, error) {
 	case int64:
 		return strconv.FormatInt(v, 10), nil
 	}
-	return "", fault(field, v, "want a text")
+	return "", fault(field, v, "must be a text")
 }
 
 // put adds metadata; null is no value.

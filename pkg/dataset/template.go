@@ -26,15 +26,15 @@ func ParseTemplate(s string) (*Template, error) {
 			text.WriteByte(s[i])
 			i++
 		case s[i] == '}':
-			return bad("want a { before each }; a brace itself is }}")
+			return bad("must have a { before each }; a brace itself is }}")
 		case s[i] == '{':
 			n := strings.IndexAny(s[i+1:], "{}")
 			if n < 0 || s[i+1+n] == '{' {
-				return bad("want a } after each {; a brace itself is {{")
+				return bad("must have a } after each {; a brace itself is {{")
 			}
 			name := s[i+1 : i+1+n]
 			if strings.TrimSpace(name) == "" {
-				return bad("want the name of a field in {}")
+				return bad("must have the name of a field in {}")
 			}
 			t.parts = append(t.parts, part{text.String(), name})
 			text.Reset()
@@ -44,7 +44,7 @@ func ParseTemplate(s string) (*Template, error) {
 		}
 	}
 	if len(t.parts) == 0 {
-		return bad("want at least one field, such as {prompt}")
+		return bad("must have at least one field, such as {prompt}")
 	}
 	t.parts = append(t.parts, part{text: text.String()})
 	return t, nil
@@ -65,7 +65,7 @@ func (t *Template) Apply(r *Record) error {
 			return err
 		}
 		if b.WriteString(s); b.Len() > MaxRecordBytes {
-			return fault("prompt", missing{}, fmt.Sprintf("want at most %d bytes after the template", MaxRecordBytes))
+			return fault("prompt", missing{}, fmt.Sprintf("must be at most %d bytes after the template", MaxRecordBytes))
 		}
 	}
 	r.Fields["prompt"] = b.String()
@@ -99,7 +99,7 @@ func (r *Record) field(name string) (string, error) {
 	case bool:
 		return strconv.FormatBool(v), nil
 	case missing, nil:
-		return "", fault(name, v, "want a value, since the template has {"+name+"}")
+		return "", fault(name, v, "must have a value, since the template has {"+name+"}")
 	}
-	return "", fault(name, v, "want a text or a number, since the template has {"+name+"}")
+	return "", fault(name, v, "must be a text or a number, since the template has {"+name+"}")
 }

@@ -36,9 +36,9 @@ func TestTemplate_Apply(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ template, want string }{
-		{`{nothing}`, `nothing: want a value, since the template has {nothing}`},
-		{`{list}`, `list = a list of 1: want a text or a number, since the template has {list}`},
-		{`{negative_prompt}`, `negative_prompt: want a value, since the template has {negative_prompt}`},
+		{`{nothing}`, `nothing: must have a value, since the template has {nothing}`},
+		{`{list}`, `list: a list of 1; must be a text or a number, since the template has {list}`},
+		{`{negative_prompt}`, `negative_prompt: must have a value, since the template has {negative_prompt}`},
 	} {
 		parsed, err := dataset.ParseTemplate(tt.template)
 		if err != nil {
@@ -53,12 +53,12 @@ func TestTemplate_Apply(t *testing.T) {
 
 func TestParseTemplate_Errors(t *testing.T) {
 	for template, want := range map[string]string{
-		`a sign`:    `template = "a sign": want at least one field, such as {prompt}`,
-		``:          `template = "": want at least one field, such as {prompt}`,
-		`{prompt`:   `template = "{prompt": want a } after each {; a brace itself is {{`,
-		`{a{b}}`:    `template = "{a{b}}": want a } after each {; a brace itself is {{`,
-		`prompt}`:   `template = "prompt}": want a { before each }; a brace itself is }}`,
-		`a {} sign`: `template = "a {} sign": want the name of a field in {}`,
+		`a sign`:    `template: "a sign"; must have at least one field, such as {prompt}`,
+		``:          `template: ""; must have at least one field, such as {prompt}`,
+		`{prompt`:   `template: "{prompt"; must have a } after each {; a brace itself is {{`,
+		`{a{b}}`:    `template: "{a{b}}"; must have a } after each {; a brace itself is {{`,
+		`prompt}`:   `template: "prompt}"; must have a { before each }; a brace itself is }}`,
+		`a {} sign`: `template: "a {} sign"; must have the name of a field in {}`,
 	} {
 		if _, err := dataset.ParseTemplate(template); fmt.Sprint(err) != want {
 			t.Errorf("%q: error %v, want %s", template, err, want)

@@ -419,11 +419,11 @@ func (r Rewards) check(cfg Config) error {
 	}
 	if cfg.Name == GDPO {
 		if len(r.Scores) != len(r.Values) {
-			return fmt.Errorf("scores of %d samples; want those of all %d", len(r.Scores), len(r.Values))
+			return fmt.Errorf("scores of %d samples; must be those of all %d", len(r.Scores), len(r.Values))
 		}
 		for i, scores := range r.Scores {
 			if len(scores) != len(cfg.Weights) {
-				return fmt.Errorf("sample %d has %d scores; want %d, one per weight", i, len(scores), len(cfg.Weights))
+				return fmt.Errorf("sample %d has %d scores; must be %d, one per weight", i, len(scores), len(cfg.Weights))
 			}
 			for k, v := range scores {
 				if !finite(v) {
@@ -436,11 +436,11 @@ func (r Rewards) check(cfg Config) error {
 		return nil
 	}
 	if len(r.Lengths) != len(r.Values) {
-		return fmt.Errorf("%d lengths; want one per sample, %d", len(r.Lengths), len(r.Values))
+		return fmt.Errorf("%d lengths; must be one per sample, %d", len(r.Lengths), len(r.Values))
 	}
 	for i, n := range r.Lengths {
 		if n < 1 {
-			return fmt.Errorf("length %d is %d; want at least 1", i, n)
+			return fmt.Errorf("lengths[%d]: %d; must be at least 1", i, n)
 		}
 	}
 	return nil

@@ -188,11 +188,11 @@ func TestEstimate_RefusesInput(t *testing.T) {
 		group estimator.Rewards
 		fault string
 	}{
-		"gdpo without scores":   {gdpo, estimator.Rewards{Values: []float64{1, 2}}, "group 0: scores of 0 samples; want those of all 2"},
-		"gdpo with one score":   {gdpo, estimator.Rewards{Values: []float64{1}, Scores: [][]float64{{1}}}, "sample 0 has 1 scores; want 2"},
+		"gdpo without scores":   {gdpo, estimator.Rewards{Values: []float64{1, 2}}, "group 0: scores of 0 samples; must be those of all 2"},
+		"gdpo with one score":   {gdpo, estimator.Rewards{Values: []float64{1}, Scores: [][]float64{{1}}}, "sample 0 has 1 scores; must be 2"},
 		"gdpo with NaN":         {gdpo, estimator.Rewards{Values: []float64{1}, Scores: [][]float64{{1, math.NaN()}}}, "score 1 of sample 0 is NaN"},
-		"lengths of too few":    {of(t, "opo", nil), estimator.Rewards{Values: []float64{1, 2}, Lengths: []int{1}}, "1 lengths; want one per sample, 2"},
-		"a length of 0":         {of(t, "opo", nil), estimator.Rewards{Values: []float64{1, 2}, Lengths: []int{1, 0}}, "length 1 is 0"},
+		"lengths of too few":    {of(t, "opo", nil), estimator.Rewards{Values: []float64{1, 2}, Lengths: []int{1}}, "1 lengths; must be one per sample, 2"},
+		"a length of 0":         {of(t, "opo", nil), estimator.Rewards{Values: []float64{1, 2}, Lengths: []int{1, 0}}, "lengths[1]: 0"},
 		"nft beyond float64":    {of(t, "diffusion_nft", func(c *estimator.Config) { c.Std = "none" }), estimator.Rewards{Values: []float64{1.7e308, 1.6e308}}, "too large"},
 		"whiten with one value": {of(t, "reinforce_plus_plus", nil), estimator.Rewards{Values: []float64{1}}, "one reward in all"},
 	} {

@@ -18,7 +18,7 @@ func Guide(dst, pos, neg []float32, scale float64, channels int) error {
 		return err
 	}
 	if channels < 1 || len(pos)%channels != 0 {
-		return fmt.Errorf("guide %d elements by tokens of %d channels: want whole tokens", len(pos), channels)
+		return fmt.Errorf("guide %d elements by tokens of %d channels; must be whole tokens", len(pos), channels)
 	}
 	s := float32(scale)
 	for i := 0; i < len(pos); i += channels {
@@ -56,10 +56,10 @@ func GuidePlain(dst, pos, neg []float32, scale float64) error {
 
 func checkGuidance(dst, pos, neg []float32, scale float64) error {
 	if !finite(scale) {
-		return fmt.Errorf("true_cfg_scale = %v: want a finite number", scale)
+		return fmt.Errorf("true_cfg_scale: %v; must be a finite number", scale)
 	}
 	if len(pos) != len(neg) || len(dst) != len(pos) {
-		return fmt.Errorf("guide velocities of %d and %d elements into %d: want equal lengths", len(pos), len(neg), len(dst))
+		return fmt.Errorf("guide velocities of %d and %d elements into %d; must be of equal lengths", len(pos), len(neg), len(dst))
 	}
 	return nil
 }

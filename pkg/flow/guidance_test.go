@@ -70,6 +70,6 @@ func TestGuide_Refuses(t *testing.T) {
 	wantError(t, flow.Guide(three, four, four, 4, 4), "into 3")
 	wantError(t, flow.Guide(four, four, four, 4, 3), "tokens of 3")
 	wantError(t, flow.Guide(four, four, four, 4, 0), "tokens of 0")
-	wantError(t, flow.Guide(four, four, four, math.NaN(), 4), "true_cfg_scale = NaN")
-	wantError(t, flow.GuidePlain(four, four, four, math.Inf(1)), "true_cfg_scale = +Inf")
+	wantError(t, flow.Guide(four, four, four, math.NaN(), 4), "true_cfg_scale: NaN")
+	wantError(t, flow.GuidePlain(four, four, four, math.Inf(1)), "true_cfg_scale: +Inf")
 }

@@ -87,13 +87,13 @@ func (k Kernel) squaredResidual(x, v, next []float32) float64 {
 
 func (k Kernel) checkKind(kind LogProbKind) error {
 	if !kind.Valid() {
-		return fmt.Errorf("log_prob_kind = %q: want density, scaled or squared", string(kind))
+		return fmt.Errorf("log_prob_kind: %q; must be density, scaled or squared", string(kind))
 	}
 	if !k.Transition.Stochastic() {
-		return fmt.Errorf("transition = %q: has no log_prob", string(k.Transition))
+		return fmt.Errorf("transition: %q; must be stochastic to have a log_prob", string(k.Transition))
 	}
 	if kind != Squared && k.NoiseStd == 0 {
-		return fmt.Errorf("log_prob_kind = %q: %s draws no noise at noise_level %v from sigma %v to %v, want squared or an ode step",
+		return fmt.Errorf("log_prob_kind: %q; %s draws no noise at noise_level %v from sigma %v to %v; must be squared or an ode step",
 			string(kind), string(k.Transition), k.NoiseLevel, k.Sigma, k.SigmaNext)
 	}
 	return nil
@@ -102,11 +102,11 @@ func (k Kernel) checkKind(kind LogProbKind) error {
 func sameLength(x []float32, others ...[]float32) error {
 	for _, y := range others {
 		if len(y) != len(x) {
-			return fmt.Errorf("latents of %d elements beside %d: want equal lengths", len(y), len(x))
+			return fmt.Errorf("latents of %d elements beside %d; must be of equal lengths", len(y), len(x))
 		}
 	}
 	if len(x) == 0 {
-		return errors.New("latents of 0 elements: want at least 1")
+		return errors.New("latents of 0 elements; must be at least 1")
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func (p Plan) Enter(index int) error {
 	for first > 0 && !p.Transitions[first-1].Stochastic() {
 		first--
 	}
-	return fmt.Errorf("start.step_index = %d: want %d, or a solver without memory: %s looks back on the ode steps %d to %d, which a stored state does not hold",
+	return fmt.Errorf("start.step_index: %d; must be %d, or a solver without memory: %s looks back on the ode steps %d to %d, which a stored state does not hold",
 		index, first, string(p.Solver), first, index-1)
 }
 
@@ -65,9 +65,9 @@ func (p Plan) checkSegment() error {
 	begin, end := p.Segment()
 	switch {
 	case begin < 0 || begin >= p.Steps():
-		return fmt.Errorf("start.step_index = %d: want 0 to %d", begin, p.Steps()-1)
+		return fmt.Errorf("start.step_index: %d; must be 0 to %d", begin, p.Steps()-1)
 	case end <= begin || end > p.Steps():
-		return fmt.Errorf("stop.step_index = %d: want %d to %d, after the start", end, begin+1, p.Steps())
+		return fmt.Errorf("stop.step_index: %d; must be %d to %d, after the start", end, begin+1, p.Steps())
 	}
 	return p.Enter(begin)
 }
@@ -84,10 +84,10 @@ func (p Plan) Validate() error {
 	sigmas := checkSigmas(p.Sigmas)
 	add(sigmas)
 	if len(p.Transitions) != len(p.Sigmas)-1 {
-		add(fmt.Errorf("transitions: %d values, want one less than the %d sigmas", len(p.Transitions), len(p.Sigmas)))
+		add(fmt.Errorf("transitions: %d values; must be one less than the %d sigmas", len(p.Transitions), len(p.Sigmas)))
 	}
 	if !p.LogProb.Valid() {
-		add(fmt.Errorf("log_prob_kind = %q: want density, scaled or squared", string(p.LogProb)))
+		add(fmt.Errorf("log_prob_kind: %q; must be density, scaled or squared", string(p.LogProb)))
 	}
 	if !p.Solver.Valid() {
 		add(solverFault(p.Solver))
@@ -126,7 +126,7 @@ func (p Plan) checkNoise() error {
 
 func checkStorage(d tensor.DType) error {
 	if d != tensor.F32 && d != tensor.F16 && d != tensor.BF16 {
-		return fmt.Errorf("latents_dtype = %q: want F32, F16 or BF16", string(d))
+		return fmt.Errorf("latents_dtype: %q; must be F32, F16 or BF16", string(d))
 	}
 	return nil
 }
@@ -151,7 +151,7 @@ func Score(p Plan, index int, x, v, next []float32) (LogProb, error) {
 		return LogProb{}, err
 	}
 	if index < 0 || index >= p.Steps() {
-		return LogProb{}, fmt.Errorf("step_index = %d: want 0 to %d", index, p.Steps()-1)
+		return LogProb{}, fmt.Errorf("step_index: %d; must be 0 to %d", index, p.Steps()-1)
 	}
 	k, err := p.kernel(index)
 	if err != nil {

@@ -23,17 +23,17 @@ func TestPlan_Validate(t *testing.T) {
 	}{
 		{"zero value", func(p *flow.Plan) { *p = flow.Plan{} }, []string{"sigmas: 0 values", "log_prob_kind", "solver", "latents_dtype"}},
 		{"too many steps", func(p *flow.Plan) { p.Sigmas = make([]float32, 1002) }, []string{"sigmas: 1002 values"}},
-		{"sigmas", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.8, 0.4, 0.2, 0} }, []string{"sigmas[2] = 0.8: want less than sigmas[1] = 0.8"}},
-		{"no terminal", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.6, 0.4, 0.2, 0.1} }, []string{"sigmas[5] = 0.1: want 0"}},
-		{"transitions", func(p *flow.Plan) { p.Transitions = p.Transitions[:4] }, []string{"transitions: 4 values, want one less than the 6 sigmas"}},
-		{"transition", func(p *flow.Plan) { p.Transitions[0] = "sdee" }, []string{`transition = "sdee"`}},
-		{"noise level", func(p *flow.Plan) { p.NoiseLevel = -1 }, []string{"noise_level = -1"}},
-		{"cps noise level", func(p *flow.Plan) { p.Transitions[1] = flow.CPS; p.NoiseLevel = 1.2 }, []string{"noise_level = 1.2: want at most 1 for cps"}},
-		{"density without noise", func(p *flow.Plan) { p.NoiseLevel = 0 }, []string{`step 1: log_prob_kind = "density"`, "noise_level 0"}},
-		{"scaled without noise", func(p *flow.Plan) { p.NoiseLevel = 0; p.LogProb = flow.Scaled }, []string{`step 1: log_prob_kind = "scaled"`}},
-		{"density of the last cps step", func(p *flow.Plan) { p.Transitions[4] = flow.CPS }, []string{`step 4: log_prob_kind = "density": cps draws no noise`}},
-		{"storage", func(p *flow.Plan) { p.Storage = tensor.F64 }, []string{`latents_dtype = "F64"`}},
-		{"several", func(p *flow.Plan) { p.Storage, p.Solver, p.NoiseLevel = "", "ddim", -2 }, []string{"latents_dtype", `solver = "ddim"`, "noise_level = -2"}},
+		{"sigmas", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.8, 0.4, 0.2, 0} }, []string{"sigmas[2]: 0.8; must be below the one before it, 0.8"}},
+		{"no terminal", func(p *flow.Plan) { p.Sigmas = []float32{1, 0.8, 0.6, 0.4, 0.2, 0.1} }, []string{"sigmas[5]: 0.1; must be 0"}},
+		{"transitions", func(p *flow.Plan) { p.Transitions = p.Transitions[:4] }, []string{"transitions: 4 values; must be one less than the 6 sigmas"}},
+		{"transition", func(p *flow.Plan) { p.Transitions[0] = "sdee" }, []string{`transition: "sdee"`}},
+		{"noise level", func(p *flow.Plan) { p.NoiseLevel = -1 }, []string{"noise_level: -1"}},
+		{"cps noise level", func(p *flow.Plan) { p.Transitions[1] = flow.CPS; p.NoiseLevel = 1.2 }, []string{"noise_level: 1.2; must be at most 1 for cps"}},
+		{"density without noise", func(p *flow.Plan) { p.NoiseLevel = 0 }, []string{`step 1: log_prob_kind: "density"`, "noise_level 0"}},
+		{"scaled without noise", func(p *flow.Plan) { p.NoiseLevel = 0; p.LogProb = flow.Scaled }, []string{`step 1: log_prob_kind: "scaled"`}},
+		{"density of the last cps step", func(p *flow.Plan) { p.Transitions[4] = flow.CPS }, []string{`step 4: log_prob_kind: "density"; cps draws no noise`}},
+		{"storage", func(p *flow.Plan) { p.Storage = tensor.F64 }, []string{`latents_dtype: "F64"`}},
+		{"several", func(p *flow.Plan) { p.Storage, p.Solver, p.NoiseLevel = "", "ddim", -2 }, []string{"latents_dtype", `solver: "ddim"`, "noise_level: -2"}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

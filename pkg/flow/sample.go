@@ -69,7 +69,7 @@ func NewRollout(p Plan, x []float32) (*Rollout, error) {
 	}
 	n := len(x)
 	if n == 0 || n > MaxElements {
-		return nil, fmt.Errorf("initial latents: %d elements, want 1 to %d", n, MaxElements)
+		return nil, fmt.Errorf("initial latents: %d elements; must be 1 to %d", n, MaxElements)
 	}
 	begin, end := p.Segment()
 	r := &Rollout{plan: p, index: begin, end: end, x: slices.Clone(x), next: make([]float32, n), mean: make([]float32, n)}

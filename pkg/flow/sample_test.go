@@ -68,7 +68,7 @@ func TestScore_Gated(t *testing.T) {
 	for index := range 5 {
 		lp, err := flow.Score(p, index, caseX, caseV, next)
 		if index != 2 {
-			wantError(t, err, `transition = "ode"`)
+			wantError(t, err, `transition: "ode"`)
 			continue
 		}
 		if err != nil {
@@ -80,7 +80,7 @@ func TestScore_Gated(t *testing.T) {
 	}
 	for _, index := range []int{-1, 5} {
 		_, err := flow.Score(p, index, caseX, caseV, next)
-		wantError(t, err, fmt.Sprintf("step_index = %d", index))
+		wantError(t, err, fmt.Sprintf("step_index: %d", index))
 	}
 }
 

@@ -53,7 +53,7 @@ func ParseSchedule(config []byte) (Schedule, error) {
 		BaseImageSeqLen: 256, MaxImageSeqLen: 4096, TimeShiftType: "exponential",
 	}
 	if len(config) > maxConfigBytes {
-		return Schedule{}, fmt.Errorf("parse scheduler config: %d bytes, want at most %d", len(config), maxConfigBytes)
+		return Schedule{}, fmt.Errorf("parse scheduler config: %d bytes; must be at most %d", len(config), maxConfigBytes)
 	}
 	if err := json.Unmarshal(config, &s); err != nil {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
@@ -69,7 +69,7 @@ func (s Schedule) Validate() error {
 	var faults []error
 	check := func(ok bool, key string, value any, rule string) {
 		if !ok {
-			faults = append(faults, fmt.Errorf("%s = %v: want %s", key, value, rule))
+			faults = append(faults, fmt.Errorf("%s: %v; must be %s", key, value, rule))
 		}
 	}
 	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
@@ -130,10 +130,10 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 	}
 	for i, sigma := range sigmas {
 		if !(sigma > 0 && sigma <= 1) {
-			return nil, fmt.Errorf("sigmas[%d] = %v: want a number in (0, 1]", i, sigma)
+			return nil, fmt.Errorf("sigmas[%d]: %v; must be a number in (0, 1]", i, sigma)
 		}
 		if i > 0 && sigma >= sigmas[i-1] {
-			return nil, fmt.Errorf("sigmas[%d] = %v: want less than sigmas[%d] = %v", i, sigma, i-1, sigmas[i-1])
+			return nil, fmt.Errorf("sigmas[%d]: %v; must be below the one before it, %v", i, sigma, sigmas[i-1])
 		}
 	}
 	if err := s.Validate(); err != nil {
@@ -217,11 +217,11 @@ func shift[F float32 | float64](s Schedule, grid []F, imageSeqLen int) error {
 // dynamicShift is e^mu, or mu itself where the shift is linear.
 func (s Schedule) dynamicShift(imageSeqLen int) (float64, error) {
 	if imageSeqLen <= 0 {
-		return 0, fmt.Errorf("image_seq_len = %d: want a number above 0 with use_dynamic_shifting", imageSeqLen)
+		return 0, fmt.Errorf("image_seq_len: %d; must be a number above 0 with use_dynamic_shifting", imageSeqLen)
 	}
 	mu := s.Mu(imageSeqLen)
 	if math.Abs(mu) > 50 || s.TimeShiftType == "linear" && mu <= 0 {
-		return 0, fmt.Errorf("image_seq_len = %d: its %s shift mu = %v is out of range", imageSeqLen, s.TimeShiftType, mu)
+		return 0, fmt.Errorf("image_seq_len: %d; must have a shift mu in range: its %s one is %v", imageSeqLen, s.TimeShiftType, mu)
 	}
 	if s.TimeShiftType == "linear" {
 		return mu, nil
@@ -264,25 +264,25 @@ const MaxSigma = 1 + 1.0/(1<<19)
 func checkSigmas(sigmas []float32) error {
 	n := len(sigmas)
 	if n < 2 || n > MaxSteps+1 {
-		return fmt.Errorf("sigmas: %d values, want 2 to %d", n, MaxSteps+1)
+		return fmt.Errorf("sigmas: %d values; must be 2 to %d", n, MaxSteps+1)
 	}
 	for i, sigma := range sigmas {
 		if !(sigma >= 0 && sigma <= MaxSigma) {
-			return fmt.Errorf("sigmas[%d] = %v: want a number in [0, 1]", i, sigma)
+			return fmt.Errorf("sigmas[%d]: %v; must be a number in [0, 1]", i, sigma)
 		}
 		if i > 0 && sigma >= sigmas[i-1] {
-			return fmt.Errorf("sigmas[%d] = %v: want less than sigmas[%d] = %v", i, sigma, i-1, sigmas[i-1])
+			return fmt.Errorf("sigmas[%d]: %v; must be below the one before it, %v", i, sigma, sigmas[i-1])
 		}
 	}
 	if sigmas[n-1] != 0 {
-		return fmt.Errorf("sigmas[%d] = %v: want 0 at the end", n-1, sigmas[n-1])
+		return fmt.Errorf("sigmas[%d]: %v; must be 0 at the end", n-1, sigmas[n-1])
 	}
 	return nil
 }
 
 func checkSteps(n int) error {
 	if n < 1 || n > MaxSteps {
-		return fmt.Errorf("num_inference_steps = %d: want 1 to %d", n, MaxSteps)
+		return fmt.Errorf("num_inference_steps: %d; must be 1 to %d", n, MaxSteps)
 	}
 	return nil
 }

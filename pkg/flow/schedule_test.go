@@ -172,14 +172,14 @@ func TestSchedule_Shifted(t *testing.T) {
 		in   []float64
 		want string
 	}{
-		{"empty", nil, "num_inference_steps = 0"},
-		{"too many", make([]float64, 1001), "num_inference_steps = 1001"},
-		{"not decreasing", []float64{0.5, 0.5}, "sigmas[1] = 0.5"},
-		{"above 1", []float64{1.5, 0.5}, "sigmas[0] = 1.5"},
-		{"zero", []float64{1, 0}, "sigmas[1] = 0"},
-		{"NaN", []float64{1, math.NaN()}, "sigmas[1] = NaN"},
-		{"infinite", []float64{math.Inf(1)}, "sigmas[0] = +Inf"},
-		{"equal as float32", []float64{0.5, 0.5 - 1e-12}, "sigmas[1] = 0.5"},
+		{"empty", nil, "num_inference_steps: 0"},
+		{"too many", make([]float64, 1001), "num_inference_steps: 1001"},
+		{"not decreasing", []float64{0.5, 0.5}, "sigmas[1]: 0.5"},
+		{"above 1", []float64{1.5, 0.5}, "sigmas[0]: 1.5"},
+		{"zero", []float64{1, 0}, "sigmas[1]: 0"},
+		{"NaN", []float64{1, math.NaN()}, "sigmas[1]: NaN"},
+		{"infinite", []float64{math.Inf(1)}, "sigmas[0]: +Inf"},
+		{"equal as float32", []float64{0.5, 0.5 - 1e-12}, "sigmas[1]: 0.5"},
 	}
 	for _, c := range bad {
 		t.Run(c.name, func(t *testing.T) {
@@ -248,17 +248,17 @@ func TestParseSchedule(t *testing.T) {
 
 func TestParseSchedule_Refuses(t *testing.T) {
 	cases := []struct{ config, want string }{
-		{`{"use_karras_sigmas": true}`, "use_karras_sigmas = true"},
-		{`{"use_exponential_sigmas": true}`, "use_exponential_sigmas = true"},
-		{`{"use_beta_sigmas": true}`, "use_beta_sigmas = true"},
-		{`{"invert_sigmas": true}`, "invert_sigmas = true"},
-		{`{"stochastic_sampling": true}`, "stochastic_sampling = true"},
-		{`{"num_train_timesteps": 500}`, "num_train_timesteps = 500"},
-		{`{"shift": 0}`, "shift = 0"},
-		{`{"shift": -3}`, "shift = -3"},
-		{`{"shift_terminal": 1}`, "shift_terminal = 1"},
-		{`{"use_dynamic_shifting": true, "time_shift_type": "cubic"}`, `time_shift_type = "cubic"`},
-		{`{"use_dynamic_shifting": true, "max_image_seq_len": 256}`, "max_image_seq_len = 256"},
+		{`{"use_karras_sigmas": true}`, "use_karras_sigmas: true"},
+		{`{"use_exponential_sigmas": true}`, "use_exponential_sigmas: true"},
+		{`{"use_beta_sigmas": true}`, "use_beta_sigmas: true"},
+		{`{"invert_sigmas": true}`, "invert_sigmas: true"},
+		{`{"stochastic_sampling": true}`, "stochastic_sampling: true"},
+		{`{"num_train_timesteps": 500}`, "num_train_timesteps: 500"},
+		{`{"shift": 0}`, "shift: 0"},
+		{`{"shift": -3}`, "shift: -3"},
+		{`{"shift_terminal": 1}`, "shift_terminal: 1"},
+		{`{"use_dynamic_shifting": true, "time_shift_type": "cubic"}`, `time_shift_type: "cubic"`},
+		{`{"use_dynamic_shifting": true, "max_image_seq_len": 256}`, "max_image_seq_len: 256"},
 		{`{"shift": "3"}`, "shift"},
 		{`[1]`, "scheduler config"},
 		{`{"shift": 1`, "scheduler config"},
@@ -269,7 +269,7 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		wantError(t, err, c.want)
 	}
 	_, err := flow.ParseSchedule([]byte(`{"shift": -1, "invert_sigmas": true, "num_train_timesteps": 1}`))
-	wantError(t, err, "shift = -1", "invert_sigmas", "num_train_timesteps") // all faults at once
+	wantError(t, err, "shift: -1", "invert_sigmas", "num_train_timesteps") // all faults at once
 }
 
 // Whatever the bytes: an error, or a schedule whose sigmas are valid or refused.
@@ -309,11 +309,11 @@ func TestSchedule_SigmasRefuses(t *testing.T) {
 		seq   int
 		want  string
 	}{
-		{"no steps", qwenImage(), 0, 1024, "num_inference_steps = 0"},
-		{"too many steps", qwenImage(), 1001, 1024, "num_inference_steps = 1001"},
-		{"dynamic without a size", qwenImage(), 4, 0, "image_seq_len = 0"},
-		{"absurd size", qwenImage(), 4, 1 << 40, "image_seq_len = 1099511627776"},
-		{"linear with a negative mu", linear, 4, 256, "mu = -1"},
+		{"no steps", qwenImage(), 0, 1024, "num_inference_steps: 0"},
+		{"too many steps", qwenImage(), 1001, 1024, "num_inference_steps: 1001"},
+		{"dynamic without a size", qwenImage(), 4, 0, "image_seq_len: 0"},
+		{"absurd size", qwenImage(), 4, 1 << 40, "image_seq_len: 1099511627776"},
+		{"linear with a negative mu", linear, 4, 256, "one is -1"},
 		{"zero value", flow.Schedule{}, 4, 256, "num_train_timesteps"},
 	}
 	for _, c := range cases {

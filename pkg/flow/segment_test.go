@@ -120,7 +120,7 @@ func TestPlan_EnterRefusesWhatDiffers(t *testing.T) {
 		whole := run(t, p, noise(4, 1), gaussian{0.5}.velocity)
 		for index := 3; index < 9; index++ {
 			_, err := flow.NewRollout(segment(p, index, 10), whole[index].X)
-			wantError(t, err, fmt.Sprintf("start.step_index = %d: want 2", index), string(solver), fmt.Sprintf("the ode steps 2 to %d", index-1))
+			wantError(t, err, fmt.Sprintf("start.step_index: %d; must be 2", index), string(solver), fmt.Sprintf("the ode steps 2 to %d", index-1))
 			fresh := run(t, odePlan(solver, p.Sigmas[index:]), whole[index].X, gaussian{0.5}.velocity)
 			if slices.Equal(fresh[0].Next, whole[index].Next) {
 				t.Errorf("%s: step %d without memory leads where it leads with it: it need not be refused", solver, index)
@@ -151,12 +151,12 @@ func TestPlan_SegmentRefused(t *testing.T) {
 		begin, end int
 		want       string
 	}{
-		{-1, 0, "start.step_index = -1: want 0 to 4"},
-		{5, 0, "start.step_index = 5: want 0 to 4"},
-		{2, 2, "stop.step_index = 2: want 3 to 5"},
-		{3, 1, "stop.step_index = 1: want 4 to 5"},
-		{0, 6, "stop.step_index = 6: want 1 to 5"},
-		{0, -1, "stop.step_index = -1: want 1 to 5"},
+		{-1, 0, "start.step_index: -1; must be 0 to 4"},
+		{5, 0, "start.step_index: 5; must be 0 to 4"},
+		{2, 2, "stop.step_index: 2; must be 3 to 5"},
+		{3, 1, "stop.step_index: 1; must be 4 to 5"},
+		{0, 6, "stop.step_index: 6; must be 1 to 5"},
+		{0, -1, "stop.step_index: -1; must be 1 to 5"},
 	} {
 		p := segment(sdePlan(flow.SDE, []int{1}, fiveSteps), c.begin, c.end)
 		wantError(t, p.Validate(), c.want)

@@ -73,7 +73,7 @@ func newIntegrator(s Solver, elements int) (integrator, error) {
 }
 
 func solverFault(s Solver) error {
-	return fmt.Errorf("solver = %q: want euler, heun, rk4, dpm or unipc", string(s))
+	return fmt.Errorf("solver: %q; must be euler, heun, rk4, dpm or unipc", string(s))
 }
 
 // linear2 sets dst[i] = a*x[i] + b*y[i]. dst may be x or y.

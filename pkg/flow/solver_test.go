@@ -175,7 +175,7 @@ func TestSolver_Limits(t *testing.T) {
 				}
 				for i := range s.X {
 					if want := float64(s.X[i]) - float64(s.Sigma)*float64(s.Velocity[i]); !near(float64(s.Next[i]), want, 1e-7) {
-						return fmt.Errorf("final x = %v, want the data estimate %v", s.Next[i], want)
+						return fmt.Errorf("final x: %v; must be the data estimate %v", s.Next[i], want)
 					}
 				}
 				return nil

@@ -62,7 +62,7 @@ func NewKernel(t Transition, noiseLevel float64, sigmas []float32, index int) (K
 		return Kernel{}, err
 	}
 	if index < 0 || index >= len(sigmas)-1 {
-		return Kernel{}, fmt.Errorf("step_index = %d: want 0 to %d", index, len(sigmas)-2)
+		return Kernel{}, fmt.Errorf("step_index: %d; must be 0 to %d", index, len(sigmas)-2)
 	}
 	if err := checkNoise(t, noiseLevel); err != nil {
 		return Kernel{}, err
@@ -74,11 +74,11 @@ func NewKernel(t Transition, noiseLevel float64, sigmas []float32, index int) (K
 func checkNoise(t Transition, a float64) error {
 	switch {
 	case !t.Valid():
-		return fmt.Errorf("transition = %q: want sde, cps, dance_sde or ode", string(t))
+		return fmt.Errorf("transition: %q; must be sde, cps, dance_sde or ode", string(t))
 	case !(a >= 0) || math.IsInf(a, 1):
-		return fmt.Errorf("noise_level = %v: want a finite number of at least 0", a)
+		return fmt.Errorf("noise_level: %v; must be a finite number of at least 0", a)
 	case t == CPS && a > 1:
-		return fmt.Errorf("noise_level = %v: want at most 1 for cps", a)
+		return fmt.Errorf("noise_level: %v; must be at most 1 for cps", a)
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func newKernel(t Transition, a float64, sigmas []float32, index int) (Kernel, er
 				patched = float64(sigmas[1])
 			}
 			if 1-patched <= nearOne {
-				return Kernel{}, fmt.Errorf("sigmas[1] = %v: want less than %v for sde at sigma %v", sigmas[1], 1-nearOne, k.Sigma)
+				return Kernel{}, fmt.Errorf("sigmas[1]: %v; must be less than %v for sde at sigma %v", sigmas[1], 1-nearOne, k.Sigma)
 			}
 			k.StdDevT = float64(a * math.Sqrt(s/(1-patched)))
 		}
@@ -117,7 +117,7 @@ func newKernel(t Transition, a float64, sigmas []float32, index int) (Kernel, er
 		k.B = float32(float64(keep*(1-s)) - float64(s*(1-p)))
 	}
 	if !finite(k.NoiseStd) || !finite(float64(k.A)) || !finite(float64(k.B)) {
-		return Kernel{}, fmt.Errorf("noise_level = %v: too large at sigma %v", a, k.Sigma)
+		return Kernel{}, fmt.Errorf("noise_level: %v; must be smaller at sigma %v", a, k.Sigma)
 	}
 	return k, nil
 }
@@ -130,7 +130,7 @@ func (k Kernel) Draw(next, mean, x, v, eps []float32, storage tensor.DType) erro
 		return err
 	}
 	if !storage.Float() {
-		return fmt.Errorf("latents_dtype = %q: want F32, F16 or BF16", string(storage))
+		return fmt.Errorf("latents_dtype: %q; must be F32, F16 or BF16", string(storage))
 	}
 	a, b := k.A, k.B
 	n := len(x)
@@ -144,7 +144,7 @@ func (k Kernel) Draw(next, mean, x, v, eps []float32, storage tensor.DType) erro
 		return nil
 	}
 	if len(eps) != n {
-		return errors.New("draw a stochastic step: want as much noise as latents")
+		return errors.New("draw a stochastic step: must have as much noise as latents")
 	}
 	std := float32(k.NoiseStd)
 	for i, xi := range x {

@@ -306,7 +306,7 @@ func TestKernel_NearlyOne(t *testing.T) {
 		t.Errorf("g = %v at 0.999999, %v at 1", nearly.StdDevT, exact.StdDevT)
 	}
 	_, err = flow.NewKernel(flow.SDE, 0.7, []float32{1, 0.999999, 0}, 0)
-	wantError(t, err, "sigmas[1] = 0.999999")
+	wantError(t, err, "sigmas[1]: 0.999999")
 }
 
 func TestKernel_Refuses(t *testing.T) {
@@ -319,20 +319,20 @@ func TestKernel_Refuses(t *testing.T) {
 		index  int
 		want   string
 	}{
-		{"unknown transition", "euler", 0.7, fiveSteps, 0, `transition = "euler"`},
-		{"empty transition", "", 0.7, fiveSteps, 0, `transition = ""`},
-		{"negative noise", flow.SDE, -0.1, fiveSteps, 0, "noise_level = -0.1"},
-		{"NaN noise", flow.SDE, nan, fiveSteps, 0, "noise_level = NaN"},
-		{"infinite noise", flow.DanceSDE, inf, fiveSteps, 0, "noise_level = +Inf"},
-		{"overflowing noise", flow.DanceSDE, 1e300, fiveSteps, 0, "noise_level = 1e+300"},
-		{"cps above 1", flow.CPS, 1.01, fiveSteps, 0, "noise_level = 1.01"},
-		{"negative step", flow.SDE, 0.7, fiveSteps, -1, "step_index = -1"},
-		{"step T", flow.SDE, 0.7, fiveSteps, 5, "step_index = 5"},
+		{"unknown transition", "euler", 0.7, fiveSteps, 0, `transition: "euler"`},
+		{"empty transition", "", 0.7, fiveSteps, 0, `transition: ""`},
+		{"negative noise", flow.SDE, -0.1, fiveSteps, 0, "noise_level: -0.1"},
+		{"NaN noise", flow.SDE, nan, fiveSteps, 0, "noise_level: NaN"},
+		{"infinite noise", flow.DanceSDE, inf, fiveSteps, 0, "noise_level: +Inf"},
+		{"overflowing noise", flow.DanceSDE, 1e300, fiveSteps, 0, "noise_level: 1e+300"},
+		{"cps above 1", flow.CPS, 1.01, fiveSteps, 0, "noise_level: 1.01"},
+		{"negative step", flow.SDE, 0.7, fiveSteps, -1, "step_index: -1"},
+		{"step T", flow.SDE, 0.7, fiveSteps, 5, "step_index: 5"},
 		{"no sigmas", flow.SDE, 0.7, nil, 0, "sigmas: 0 values"},
-		{"sigmas above 1", flow.SDE, 0.7, []float32{2, 0}, 0, "sigmas[0] = 2"},
-		{"rising sigmas", flow.SDE, 0.7, []float32{0.5, 0.6, 0}, 0, "sigmas[1] = 0.6"},
-		{"no terminal 0", flow.SDE, 0.7, []float32{0.5, 0.4}, 0, "sigmas[1] = 0.4"},
-		{"NaN sigma", flow.SDE, 0.7, []float32{1, float32(nan), 0}, 0, "sigmas[1] = NaN"},
+		{"sigmas above 1", flow.SDE, 0.7, []float32{2, 0}, 0, "sigmas[0]: 2"},
+		{"rising sigmas", flow.SDE, 0.7, []float32{0.5, 0.6, 0}, 0, "sigmas[1]: 0.6"},
+		{"no terminal 0", flow.SDE, 0.7, []float32{0.5, 0.4}, 0, "sigmas[1]: 0.4"},
+		{"NaN sigma", flow.SDE, 0.7, []float32{1, float32(nan), 0}, 0, "sigmas[1]: NaN"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -351,7 +351,7 @@ func TestKernel_Refuses(t *testing.T) {
 	wantError(t, sde.Draw(four, four, four, four, four, tensor.I8), "latents_dtype")
 	wantError(t, sde.Draw(nil, nil, nil, nil, nil, tensor.F32), "0 elements")
 	_, err = sde.LogProb("full", four, four, four)
-	wantError(t, err, `log_prob_kind = "full"`)
+	wantError(t, err, `log_prob_kind: "full"`)
 	_, err = sde.LogProb(flow.Density, four, four, []float32{1, float32(nan), 0, 0})
 	wantError(t, err, "not finite")
 	ode, err := flow.NewKernel(flow.ODE, 0.7, fiveSteps, 1)
@@ -359,5 +359,5 @@ func TestKernel_Refuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = ode.LogProb(flow.Squared, four, four, four)
-	wantError(t, err, `transition = "ode"`)
+	wantError(t, err, `transition: "ode"`)
 }

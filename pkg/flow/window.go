@@ -46,18 +46,18 @@ func (w Window) Validate(numInferenceSteps int) error {
 	}
 	var faults []error
 	if w.Lo < 0 || w.Hi > numInferenceSteps || w.Lo >= w.Hi {
-		faults = append(faults, fmt.Errorf("sde_window.range = [%d, %d): want a part of [0, %d) that is not empty", w.Lo, w.Hi, numInferenceSteps))
+		faults = append(faults, fmt.Errorf("sde_window.range: [%d, %d); must be a part of [0, %d) that is not empty", w.Lo, w.Hi, numInferenceSteps))
 	} else if w.Size < 1 || w.Size > w.Hi-w.Lo {
-		faults = append(faults, fmt.Errorf("sde_window.size = %d: want 1 to %d, the length of its range", w.Size, w.Hi-w.Lo))
+		faults = append(faults, fmt.Errorf("sde_window.size: %d; must be 1 to %d, the length of its range", w.Size, w.Hi-w.Lo))
 	}
 	if !w.Strategy.Valid() {
-		faults = append(faults, fmt.Errorf("sde_window.strategy = %q: want random, progressive or noncontiguous", string(w.Strategy)))
+		faults = append(faults, fmt.Errorf("sde_window.strategy: %q; must be random, progressive or noncontiguous", string(w.Strategy)))
 	}
 	if w.Iteration < 0 || int64(w.Iteration) > 1<<32-1 {
-		faults = append(faults, fmt.Errorf("sde_window.iteration = %d: want 0 to 2^32-1", w.Iteration))
+		faults = append(faults, fmt.Errorf("sde_window.iteration: %d; must be 0 to 2^32-1", w.Iteration))
 	}
 	if w.Strategy == ProgressiveWindow && w.ItersPerGroup < 1 {
-		faults = append(faults, fmt.Errorf("sde_window.iters_per_group = %d: want at least 1", w.ItersPerGroup))
+		faults = append(faults, fmt.Errorf("sde_window.iters_per_group: %d; must be at least 1", w.ItersPerGroup))
 	}
 	return errors.Join(faults...)
 }
@@ -153,10 +153,10 @@ func checkIndices(field string, indices []int, last int) ([]int, error) {
 	slices.Sort(sorted)
 	for i, index := range sorted {
 		if index < 0 || index > last {
-			return nil, fmt.Errorf("%s: %d is not a step, want 0 to %d", field, index, last)
+			return nil, fmt.Errorf("%s: %d; must be a step from 0 to %d", field, index, last)
 		}
 		if i > 0 && index == sorted[i-1] {
-			return nil, fmt.Errorf("%s: %d twice, want each step once", field, index)
+			return nil, fmt.Errorf("%s: %d; must come once", field, index)
 		}
 	}
 	return sorted, nil

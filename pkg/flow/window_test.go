@@ -103,14 +103,14 @@ func TestWindow_Refuses(t *testing.T) {
 		change func(*flow.Window)
 		want   string
 	}{
-		{"size 0", func(w *flow.Window) { w.Size = 0 }, "sde_window.size = 0"},
-		{"size beyond range", func(w *flow.Window) { w.Size = 6 }, "sde_window.size = 6"},
-		{"negative lo", func(w *flow.Window) { w.Lo = -1 }, "sde_window.range = [-1, 5)"},
-		{"hi beyond T", func(w *flow.Window) { w.Hi = 11 }, "sde_window.range = [0, 11)"},
-		{"empty range", func(w *flow.Window) { w.Hi = 0 }, "sde_window.range = [0, 0)"},
-		{"strategy", func(w *flow.Window) { w.Strategy = "" }, `sde_window.strategy = ""`},
-		{"iteration", func(w *flow.Window) { w.Iteration = -1 }, "sde_window.iteration = -1"},
-		{"iters", func(w *flow.Window) { w.Strategy = flow.ProgressiveWindow }, "sde_window.iters_per_group = 0"},
+		{"size 0", func(w *flow.Window) { w.Size = 0 }, "sde_window.size: 0"},
+		{"size beyond range", func(w *flow.Window) { w.Size = 6 }, "sde_window.size: 6"},
+		{"negative lo", func(w *flow.Window) { w.Lo = -1 }, "sde_window.range: [-1, 5)"},
+		{"hi beyond T", func(w *flow.Window) { w.Hi = 11 }, "sde_window.range: [0, 11)"},
+		{"empty range", func(w *flow.Window) { w.Hi = 0 }, "sde_window.range: [0, 0)"},
+		{"strategy", func(w *flow.Window) { w.Strategy = "" }, `sde_window.strategy: ""`},
+		{"iteration", func(w *flow.Window) { w.Iteration = -1 }, "sde_window.iteration: -1"},
+		{"iters", func(w *flow.Window) { w.Strategy = flow.ProgressiveWindow }, "sde_window.iters_per_group: 0"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -132,9 +132,9 @@ func TestStepIndices(t *testing.T) {
 		{"null is all", nil, []int{0, 1, 2, 3}, ""},
 		{"empty is none", []int{}, []int{}, ""},
 		{"sorted", []int{3, 0}, []int{0, 3}, ""},
-		{"negative", []int{-1}, nil, "sde_step_indices: -1 is not a step, want 0 to 3"},
-		{"T", []int{4}, nil, "sde_step_indices: 4 is not a step, want 0 to 3"},
-		{"repeat", []int{1, 2, 1}, nil, "sde_step_indices: 1 twice"},
+		{"negative", []int{-1}, nil, "sde_step_indices: -1; must be a step from 0 to 3"},
+		{"T", []int{4}, nil, "sde_step_indices: 4; must be a step from 0 to 3"},
+		{"repeat", []int{1, 2, 1}, nil, "sde_step_indices: 1; must come once"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestStepIndices(t *testing.T) {
 // A bad number of steps is an error of its own, never a panic or a huge allocation.
 func TestIndices_BadSteps(t *testing.T) {
 	for _, steps := range []int{-1, 0, flow.MaxSteps + 1, math.MaxInt} {
-		want := fmt.Sprintf("num_inference_steps = %d", steps)
+		want := fmt.Sprintf("num_inference_steps: %d", steps)
 		_, err := flow.StepIndices(nil, steps)
 		wantError(t, err, want)
 		_, err = flow.ReturnIndices(nil, nil, steps)
@@ -178,8 +178,8 @@ func TestReturnIndices(t *testing.T) {
 		{"nothing stochastic", nil, []int{}, []int{}, ""},
 		{"given", []int{4, 0}, []int{2}, []int{0, 4}, ""},
 		{"empty given", []int{}, []int{2}, []int{}, ""},
-		{"beyond T", []int{5}, nil, nil, "return_step_indices: 5 is not a step, want 0 to 4"},
-		{"repeat", []int{0, 0}, nil, nil, "return_step_indices: 0 twice"},
+		{"beyond T", []int{5}, nil, nil, "return_step_indices: 5; must be a step from 0 to 4"},
+		{"repeat", []int{0, 0}, nil, nil, "return_step_indices: 0; must come once"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

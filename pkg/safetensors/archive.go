@@ -273,7 +273,7 @@ func (a *Archive) ReadFloats(dst []float32, name string) error {
 	}
 	t := a.tensors[name]
 	if n := t.Elements(); n != len(dst) {
-		return fmt.Errorf("%s: tensor %q: %d elements (%v), want %d", t.File, name, n, t.Shape, len(dst))
+		return fmt.Errorf("%s: tensor %q: %d elements (%v); must be %d", t.File, name, n, t.Shape, len(dst))
 	}
 	if err := decode(dst, t.DType, b); err != nil {
 		return fmt.Errorf("%s: tensor %q: %w", t.File, name, err)

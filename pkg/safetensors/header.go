@@ -175,7 +175,7 @@ func (p *parser) tensor(name string) (Info, error) {
 				return err
 			}
 			if len(o) != 2 || o[0] > o[1] {
-				return fmt.Errorf("data_offsets %v, want a begin and an end", o)
+				return fmt.Errorf("data_offsets %v; must be a begin and an end", o)
 			}
 			t.begin, t.end, offsets = o[0], o[1], true
 			return nil

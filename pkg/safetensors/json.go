@@ -42,7 +42,7 @@ func (p *parser) unexpected(want string) error {
 	if p.peek() == 0 {
 		return io.ErrUnexpectedEOF
 	}
-	return fmt.Errorf("unexpected %s, want %s", p.word(), want)
+	return fmt.Errorf("%s; must be %s", p.word(), want)
 }
 
 // word is what comes next, for messages.

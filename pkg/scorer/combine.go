@@ -30,12 +30,12 @@ func Combine(parts []Part) (reward float64, err error) {
 	var faults []error
 	for _, p := range parts {
 		if math.IsNaN(p.Weight) || math.IsInf(p.Weight, 0) {
-			faults = append(faults, fmt.Errorf("weight of %s = %v: want a finite number", p.Name, p.Weight))
+			faults = append(faults, fmt.Errorf("weight of %s: %v; must be a finite number", p.Name, p.Weight))
 		}
 		total += p.Weight
 	}
 	if len(faults) == 0 && !(total > 0) {
-		faults = append(faults, fmt.Errorf("weights: total %v, want more than 0", total))
+		faults = append(faults, fmt.Errorf("weights: total %v; must be more than 0", total))
 	}
 	scored := 0
 	for i := range parts {

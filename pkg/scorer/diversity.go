@@ -35,7 +35,7 @@ func (diversity) ScoreGroup(ctx context.Context, n int, sample func(i int) (in I
 		}
 		err = check(ctx, x)
 		if err == nil && first >= 0 && x.Image.Rect.Size() != size {
-			err = fmt.Errorf("%dx%d, image %d %dx%d; want one size", x.Image.Rect.Dx(), x.Image.Rect.Dy(), first, size.X, size.Y)
+			err = fmt.Errorf("%dx%d, image %d %dx%d; must be of one size", x.Image.Rect.Dx(), x.Image.Rect.Dy(), first, size.X, size.Y)
 		}
 		if err != nil {
 			release()

@@ -55,11 +55,11 @@ func jpegDivisor(params map[string]string) (float64, error) {
 	divisor := 1.0
 	for name, value := range params {
 		if name != jpegParams[0] {
-			return 0, fmt.Errorf("params: unknown name %q; want %s", name, jpegParams[0])
+			return 0, fmt.Errorf("params: %q; must be %s", name, jpegParams[0])
 		}
 		var err error
 		if divisor, err = strconv.ParseFloat(value, 64); err != nil || !(divisor >= 1e-6 && divisor <= 1e6) {
-			return 0, fmt.Errorf("params: divisor = %q: want a number from 0.000001 to 1000000", value)
+			return 0, fmt.Errorf("params.divisor: %q; must be a number from 0.000001 to 1000000", value)
 		}
 	}
 	return divisor, nil

@@ -98,11 +98,11 @@ func find(name string) (kind, string, error) {
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == base })
 	switch {
 	case i < 0:
-		return kind{}, "", fmt.Errorf("name %q: unknown; want one of %s", name, strings.Join(Kinds(), ", "))
+		return kind{}, "", fmt.Errorf("name: %q; must be one of %s", name, strings.Join(Kinds(), ", "))
 	case kinds[i].instance == "" && split:
 		return kind{}, "", fmt.Errorf("name %q: %s has no instances, leave out %q", name, base, ":"+instance)
 	case kinds[i].instance != "" && instance == "" && (split || !kinds[i].alone):
-		return kind{}, "", fmt.Errorf("name %q: want %s:NAME, the name of a configured instance", name, base)
+		return kind{}, "", fmt.Errorf("name: %q; must be %s:NAME, the name of a configured instance", name, base)
 	}
 	return kinds[i], instance, nil
 }

@@ -68,7 +68,7 @@ func NewOCR(cfg OCRConfig) (*Tesseract, error) {
 		cfg.Timeout = 20 * time.Second
 	}
 	if cfg.Workers < 0 || cfg.Timeout < 0 {
-		return nil, fmt.Errorf("ocr: workers = %d, timeout = %v: want more than 0", cfg.Workers, cfg.Timeout)
+		return nil, fmt.Errorf("ocr: workers, timeout: %d, %v; must be above 0", cfg.Workers, cfg.Timeout)
 	}
 	name := cfg.Path
 	if name == "" {
@@ -132,7 +132,7 @@ func (t *Tesseract) read(ctx context.Context, in Input) (text, target string, er
 	}
 	for lang := range strings.SplitSeq(o.lang, "+") {
 		if !slices.Contains(t.langs, lang) {
-			return "", "", fmt.Errorf("params: lang = %q: tesseract has no data for it here, only for %s", o.lang, strings.Join(t.langs, ", "))
+			return "", "", fmt.Errorf("params: lang: %q; tesseract has no data for it here, only for %s", o.lang, strings.Join(t.langs, ", "))
 		}
 	}
 	img, err := o.prepared(in.Image)
@@ -229,29 +229,29 @@ func ocrOptions(params map[string]string) (ocrSettings, error) {
 		switch name {
 		case "lang":
 			if o.lang = value; len(value) > 64 || !legalLang.MatchString(value) {
-				err = errors.New("want languages such as eng or eng+deu")
+				err = errors.New("must be languages such as eng or eng+deu")
 			}
 		case "psm":
 			if o.psm, err = strconv.Atoi(value); err != nil || o.psm < 3 || o.psm > 13 {
-				err = errors.New("want a number from 3 to 13")
+				err = errors.New("must be a number from 3 to 13")
 			}
 		case "whitelist":
 			if o.whitelist = value; strings.ContainsAny(value, "\x00\n\r") {
-				err = errors.New("want characters of one line")
+				err = errors.New("must be characters of one line")
 			}
 		case "margin":
 			if o.margin, err = strconv.Atoi(value); err != nil || o.margin < 0 || o.margin > 4096 {
-				err = errors.New("want pixels from 0 to 4096")
+				err = errors.New("must be pixels from 0 to 4096")
 			}
 		case "prepare":
 			if o.plain = value == "none"; value != "none" && value != "auto" {
-				err = errors.New("want auto or none")
+				err = errors.New("must be auto or none")
 			}
 		default:
-			return o, fmt.Errorf("params: unknown name %q; want one of %s", name, strings.Join(ocrParams, ", "))
+			return o, fmt.Errorf("params: %q; must be one of %s", name, strings.Join(ocrParams, ", "))
 		}
 		if err != nil {
-			return o, fmt.Errorf("params: %s = %q: %w", name, value, err)
+			return o, fmt.Errorf("params: %s: %q; %w", name, value, err)
 		}
 	}
 	return o, nil
@@ -274,7 +274,7 @@ func (o ocrSettings) prepared(im *image.NRGBA) (image.Image, error) {
 	}
 	box := im.Rect.Inset(margin)
 	if o.margin > 0 && box.Empty() {
-		return nil, fmt.Errorf("params: margin = %d: nothing is left of an image of %dx%d", o.margin, im.Rect.Dx(), im.Rect.Dy())
+		return nil, fmt.Errorf("params: margin: %d; nothing is left of an image of %dx%d", o.margin, im.Rect.Dx(), im.Rect.Dy())
 	}
 	if o.plain {
 		return im.SubImage(box), nil

@@ -230,8 +230,8 @@ func TestOCR_Params(t *testing.T) {
 		t.Errorf("digits read where they must not be: %+v", r)
 	}
 	for fault, params := range map[string]map[string]string{
-		`lang = "xyz": tesseract has no data for it here`: {"lang": "xyz"},
-		"margin = 40: nothing is left":                    {"margin": "40"},
+		`lang: "xyz"; tesseract has no data for it here`: {"lang": "xyz"},
+		"margin: 40: nothing is left":                    {"margin": "40"},
 	} {
 		if _, err := o.Score(t.Context(), scorer.Input{Image: s.img, GroundTruth: "1", Params: params}); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%v: error %v, want one about %q", params, err, fault)

@@ -184,8 +184,8 @@ func TestCombine(t *testing.T) {
 		{"nothing scored", []scorer.Part{{Name: "a", Weight: 1, Err: broken}}, 0, "no score succeeded", []string{"a"}},
 		{"no parts", nil, 0, "total 0", nil},
 		{"weights cancel", []scorer.Part{{Name: "a", Weight: 1}, {Name: "b", Weight: -1}}, 0, "total 0", nil},
-		{"NaN weight", []scorer.Part{{Name: "a", Weight: math.NaN()}}, 0, "weight of a = NaN", nil},
-		{"infinite weight", []scorer.Part{{Name: "a", Weight: math.Inf(1)}}, 0, "weight of a = +Inf", nil},
+		{"NaN weight", []scorer.Part{{Name: "a", Weight: math.NaN()}}, 0, "weight of a: NaN", nil},
+		{"infinite weight", []scorer.Part{{Name: "a", Weight: math.Inf(1)}}, 0, "weight of a: +Inf", nil},
 		{"sum beyond float64", []scorer.Part{{Name: "a", Weight: 1e200, Value: 1e200}}, 0, "weighted sum is +Inf", nil},
 	}
 	for _, tt := range tests {

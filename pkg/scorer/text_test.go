@@ -150,12 +150,12 @@ func TestSplitName(t *testing.T) {
 		}
 	}
 	for name, fault := range map[string]string{
-		"":          "unknown; want one of diversity, external, external:NAME, glyph, http:NAME, jpeg_compressibility, jpeg_incompressibility, nats:NAME, ocr, onnx:NAME, synthetic",
-		"beauty":    `"beauty": unknown; want one of`,
+		"":          "must be one of diversity, external, external:NAME, glyph, http:NAME, jpeg_compressibility, jpeg_incompressibility, nats:NAME, ocr, onnx:NAME, synthetic",
+		"beauty":    `"beauty"; must be one of`,
 		"ocr:x":     "ocr has no instances",
-		"http":      "want http:NAME",
-		"http:":     "want http:NAME",
-		"external:": "want external:NAME",
+		"http":      "must be http:NAME",
+		"http:":     "must be http:NAME",
+		"external:": "must be external:NAME",
 	} {
 		if _, _, err := scorer.SplitName(name); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%q: error %v, want one about %q", name, err, fault)
@@ -178,22 +178,22 @@ func TestCheck(t *testing.T) {
 		{"ocr", "a red fox", "", nil, "ground_truth: empty, and the prompt has no text in double quotes; ocr needs one"},
 		{"glyph", "a red fox", "", nil, "glyph needs one"},
 		{"ocr", sign, "", map[string]string{"lang": "eng+deu", "psm": "7", "margin": "5", "whitelist": "0123", "prepare": "none"}, ""},
-		{"ocr", sign, "", map[string]string{"psm": "2"}, `params: psm = "2": want a number from 3 to 13`},
-		{"ocr", sign, "", map[string]string{"lang": "../eng"}, `params: lang = "../eng": want languages`},
+		{"ocr", sign, "", map[string]string{"psm": "2"}, `params: psm: "2"; must be a number from 3 to 13`},
+		{"ocr", sign, "", map[string]string{"lang": "../eng"}, `params: lang: "../eng"; must be languages`},
 		{"ocr", sign, "", map[string]string{"margin": "-1"}, "params: margin"},
-		{"ocr", sign, "", map[string]string{"prepare": "some"}, "want auto or none"},
+		{"ocr", sign, "", map[string]string{"prepare": "some"}, "must be auto or none"},
 		{"ocr", sign, "", map[string]string{"whitelist": "a\nb"}, "one line"},
 		{"ocr", sign, "", map[string]string{"quality": "1"}, `params: "quality" is unknown; ocr has lang, margin, prepare, psm, whitelist`},
 		{"jpeg_compressibility", "x", "", map[string]string{"quality": "1"}, `params: "quality" is unknown; jpeg_compressibility has divisor`},
 		{"jpeg_compressibility", "x", "", map[string]string{"divisor": "500"}, ""},
-		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "0"}, `params: divisor = "0": want a number from 0.000001 to 1000000`},
-		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "NaN"}, `params: divisor = "NaN"`},
+		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "0"}, `params.divisor: "0"; must be a number from 0.000001 to 1000000`},
+		{"jpeg_incompressibility", "x", "", map[string]string{"divisor": "NaN"}, `params.divisor: "NaN"`},
 		{"diversity", "x", "", map[string]string{"quality": "1"}, `params: "quality" is unknown; diversity has none`},
 		{"http:clip", "x", "", map[string]string{"anything": "1"}, ""},
-		{"http", "x", "", nil, "want http:NAME"},
+		{"http", "x", "", nil, "must be http:NAME"},
 		{"external:human", "x", "", nil, ""},
 		{"diversity", "x", "", nil, ""},
-		{"beauty", "x", "", nil, "unknown"},
+		{"beauty", "x", "", nil, `"beauty"; must be one of`},
 	}
 	for _, tt := range tests {
 		err := scorer.Check(tt.name, tt.prompt, tt.truth, tt.params)

@@ -101,10 +101,10 @@ func (d DType) AppendFloats(dst []byte, x []float32) []byte {
 // Float type or b is not exactly len(dst) elements long; dst is then unchanged.
 func (d DType) DecodeFloats(dst []float32, b []byte) error {
 	if !d.Float() {
-		return fmt.Errorf("decode dtype %q as floats: want F64, F32, F16 or BF16", string(d))
+		return fmt.Errorf("decode dtype %q as floats; must be F64, F32, F16 or BF16", string(d))
 	}
 	if want := len(dst) * d.Size(); len(b) != want {
-		return fmt.Errorf("decode %d %s elements: have %d bytes, want %d", len(dst), string(d), len(b), want)
+		return fmt.Errorf("decode %d %s elements: have %d bytes; must be %d", len(dst), string(d), len(b), want)
 	}
 	switch d {
 	case F64:

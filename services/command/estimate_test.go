@@ -91,7 +91,7 @@ advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, 
 		{"prompts that differ, and some that nobody takes", []string{"--prompts", "mixed.jsonl", "--skip-bad"}, `
 estimate   2 groups = 5 samples, by signs
 prompts    5 prompts in mixed.jsonl (json), 1 bad left out, 1 duplicate kept, 4 chosen
-           mixed.jsonl line 5: prompt: want a text
+           mixed.jsonl line 5: prompt: must be a text
 steps      32 in all, 32 stochastic; 32 model evaluations
 storage    218.3 KiB of steps (of 8.0 GiB); 57.0 KiB of images at most
 reward     glyph (default); or ocr x 2
@@ -125,7 +125,7 @@ func TestEstimate_UnknownFields(t *testing.T) {
 	}
 	write("top.jsonl", `{"prompt": "a", "gruop_size": 4, "tag": "x"}`+"\n")
 	write("nested.jsonl", `{"prompt": "a", "tag": "x", "rollout": {"noise_lvel": 0.5}}`+"\n"+`{"prompt": "b"}`+"\n")
-	top := "top.jsonl line 1: gruop_size = 4: want a field of a prompt, did you mean group_size?"
+	top := "top.jsonl line 1: gruop_size: 4; must be a field of a prompt, did you mean group_size?"
 	nested := "rollout.noise_lvel: unknown field; did you mean noise_level?"
 	for _, c := range []struct {
 		args []string

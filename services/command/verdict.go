@@ -111,7 +111,7 @@ func parseJudgements(given []string) ([]judgement, error) {
 		return nil, err
 	}
 	if len(given) == 1 {
-		return nil, fmt.Errorf("no values for %s; want SAMPLE=VALUE, such as 0=0.8", given[0])
+		return nil, fmt.Errorf("no values for %s; must be SAMPLE=VALUE, such as 0=0.8", given[0])
 	}
 	var out []judgement
 	for _, s := range given[1:] {
@@ -119,7 +119,7 @@ func parseJudgements(given []string) ([]judgement, error) {
 		sample, err1 := strconv.ParseInt(left, 10, 64)
 		value, err2 := strconv.ParseFloat(right, 64)
 		if err := errors.Join(err1, err2); err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
-			return nil, fmt.Errorf("%q; want SAMPLE=VALUE, such as 0=0.8, and a finite value", s)
+			return nil, fmt.Errorf("%q; must be SAMPLE=VALUE, such as 0=0.8, and a finite value", s)
 		}
 		out = append(out, judgement{UID: given[0], SampleIndex: &sample, Value: &value})
 	}
@@ -156,7 +156,7 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 		case err == nil && j.SampleIndex == nil:
 			err = errors.New("sample_index is missing")
 		case err == nil && (j.Value == nil) == (j.Error == ""):
-			err = errors.New("want a value, or an error that says why there is none")
+			err = errors.New("must be a value, or an error that says why there is none")
 		case err == nil && len(out) == maxJudgements:
 			err = fmt.Errorf("more than %d verdicts", maxJudgements)
 		}

@@ -112,7 +112,7 @@ func (p *plane) whole(t testing.TB, run, uid string, requests []*schemas.Request
 		return err
 	}
 	if int64(len(requests)) != g.GroupSize {
-		return fmt.Errorf("%d requests, want %d", len(requests), g.GroupSize)
+		return fmt.Errorf("%d requests; must be %d", len(requests), g.GroupSize)
 	}
 	for _, r := range requests {
 		if r.Prompt != g.Prompt || r.Group.PromptSeq != g.Group.PromptSeq || r.ScheduleDigest != g.ScheduleDigest || r.Group.Deadline != g.Group.Deadline {

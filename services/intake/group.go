@@ -118,7 +118,7 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 		for i, r := range rewards {
 			c.Weights = append(c.Weights, *r.Weight)
 			if !*r.Required {
-				return a, fmt.Errorf("reward[%d].required: false; gdpo normalises each reward, so all are required", i)
+				return a, fmt.Errorf("reward[%d].required: false; must be true: gdpo normalises each reward", i)
 			}
 		}
 	}
@@ -127,11 +127,11 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	}
 	switch {
 	case c.NeedsBatch() && p.Batch == nil:
-		return a, fmt.Errorf("batch: absent; %s with std %s normalises over a batch of groups, so the prompt must name one", c.Name, c.Std)
+		return a, fmt.Errorf("batch: absent; must be there: %s with std %s normalises over a batch of groups", c.Name, c.Std)
 	case c.NeedsTwo() && p.Batch.Groups == 1 && *p.GroupSize == 1:
-		return a, fmt.Errorf("batch.groups: 1; with group_size 1 there is one reward in all, and nothing to normalise %s over", c.Name)
+		return a, fmt.Errorf("batch.groups: 1; must be above 1 with group_size 1, else there is nothing to normalise %s over", c.Name)
 	case trained == 0 && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1):
-		return a, fmt.Errorf("advantage.std_basis: %q; counts trained steps, and this rollout has no stochastic step", c.StdBasis)
+		return a, fmt.Errorf("advantage.std_basis: %q; must be sample or population: it counts trained steps, and this rollout has no stochastic step", c.StdBasis)
 	}
 	a.Estimator, a.Std, a.StdBasis, a.Epsilon, a.Mode, a.Singleton = c.Name, c.Std, c.StdBasis, &c.Epsilon, c.Mode, c.Singleton
 	if c.AdvClipMax > 0 {

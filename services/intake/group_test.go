@@ -100,23 +100,23 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		prompt schemas.Prompt
 		fault  string
 	}{
-		{"unknown reward", schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{{Name: "beauty"}}}, `reward[0]: name "beauty": unknown; want one of diversity, external`},
+		{"unknown reward", schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{{Name: "beauty"}}}, `reward[0]: name: "beauty"; must be one of diversity, external`},
 		{"no target", schemas.Prompt{Prompt: "a red fox", Batch: batch}, `reward[0] (the default of model "q"): ground_truth: empty, and the prompt has no text in double quotes; glyph needs one`},
-		{"params", schemas.Prompt{Prompt: says, Reward: []schemas.RewardSpec{{Name: "ocr", Params: map[string]string{"psm": "99"}}}}, `reward[0]: params: psm = "99"`},
+		{"params", schemas.Prompt{Prompt: says, Reward: []schemas.RewardSpec{{Name: "ocr", Params: map[string]string{"psm": "99"}}}}, `reward[0]: params: psm: "99"`},
 		{"unknown estimator", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "ppo"}}, `advantage.estimator: "ppo"; must be one of dance_grpo`},
 		{"option of another", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "rloo", Gamma: new(0.5)}}, "advantage.gamma: 0.5; estimator rloo does not discount"},
-		{"without a batch", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "gpg"}}, "batch: absent; gpg"},
+		{"without a batch", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "gpg"}}, "batch: absent; must be there: gpg"},
 		{"one reward in all", schemas.Prompt{
 			Prompt: says, GroupSize: new(int64(1)), Batch: &schemas.BatchSpec{ID: "b", Groups: 1}, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", StdBasis: "sample"},
-		}, "batch.groups: 1; with group_size 1"},
+		}, "batch.groups: 1; must be above 1 with group_size 1"},
 		{"a choice it has not", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Singleton: "reward"}}, `advantage.singleton: "reward"; estimator flow_grpo`},
 		{"discount without steps", schemas.Prompt{
 			Prompt: says, Batch: batch, Evaluation: true, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.5)},
-		}, `advantage.std_basis: "expanded"; counts trained steps`},
-		{"no trained steps", schemas.Prompt{Prompt: says, Evaluation: true, Advantage: schemas.AdvantageSpec{StdBasis: "expanded"}}, `advantage.std_basis: "expanded"; counts trained steps`},
+		}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
+		{"no trained steps", schemas.Prompt{Prompt: says, Evaluation: true, Advantage: schemas.AdvantageSpec{StdBasis: "expanded"}}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
 		{"gdpo with an optional reward", schemas.Prompt{
 			Prompt: says, Batch: batch, Reward: []schemas.RewardSpec{{Name: "ocr"}, {Name: "synthetic", Required: new(false)}}, Advantage: schemas.AdvantageSpec{Estimator: "gdpo"},
-		}, "reward[1].required: false; gdpo"},
+		}, "reward[1].required: false; must be true: gdpo"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.prompt.UID = "u"

@@ -96,7 +96,7 @@ func TestResolve_SegmentRefused(t *testing.T) {
 		{"states of another size", schemas.Prompt{Start: from(5), Height: new(int64(256))}, "start.latents.shape: [8 1024 64]; must be [8 512 64]"},
 		{"a state before", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6, 4}}}, "rollout.return_step_indices[1]: 4; must be between 5 and 10, the states of the steps that run"},
 		{"a state after", schemas.Prompt{Stop: until(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6}}}, "rollout.return_step_indices[0]: 6; must be between 0 and 5"},
-		{"a solver's memory", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{SDEStepIndices: []int64{2}, Solver: "unipc"}}, "start.step_index = 5: want 3, or a solver without memory: unipc looks back on the ode steps 3 to 4"},
+		{"a solver's memory", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{SDEStepIndices: []int64{2}, Solver: "unipc"}}, "start.step_index: 5; must be 3, or a solver without memory: unipc looks back on the ode steps 3 to 4"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.prompt.UID, c.prompt.Prompt = "u", "a"

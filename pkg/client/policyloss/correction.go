@@ -55,17 +55,17 @@ func (c Correction) Validate() error {
 	switch c.Level {
 	case LevelToken, LevelSequence:
 		if _, _, _, err := bounds(c.Threshold); err != nil {
-			errs = append(errs, fmt.Errorf("threshold = %w", err))
+			errs = append(errs, fmt.Errorf("threshold: %w", err))
 		}
 	case "":
 		if c.Threshold != "" {
-			errs = append(errs, fmt.Errorf("threshold = %q: there are no weights without a level", c.Threshold))
+			errs = append(errs, fmt.Errorf("threshold: %q; must be beside a level: there are no weights without one", c.Threshold))
 		}
 		if c.Normalize {
-			errs = append(errs, errors.New("normalize = true: there are no weights without a level"))
+			errs = append(errs, errors.New("normalize: true; must be beside a level: there are no weights without one"))
 		}
 	default:
-		errs = append(errs, fmt.Errorf("level = %q: want %s or %s", c.Level, LevelToken, LevelSequence))
+		errs = append(errs, fmt.Errorf("level: %q; must be %s or %s", c.Level, LevelToken, LevelSequence))
 	}
 	for i, r := range c.Rejections {
 		if _, err := r.parse(); err != nil {
@@ -100,17 +100,17 @@ func (c Correction) Apply(old, rollout [][]float64) (*Corrected, error) {
 
 func logRatios(old, rollout [][]float64) ([][]float64, error) {
 	if len(old) == 0 || len(rollout) != len(old) {
-		return nil, fmt.Errorf("rollout: %d samples; want as many as of old, %d, and at least 1", len(rollout), len(old))
+		return nil, fmt.Errorf("rollout: %d samples; must be as many as of old, %d, and at least 1", len(rollout), len(old))
 	}
 	logs := make([][]float64, len(old))
 	for i := range old {
 		if len(old[i]) == 0 || len(old[i]) != len(rollout[i]) || len(old[i]) != len(old[0]) {
-			return nil, fmt.Errorf("sample %d has %d and %d steps; want %d of both, and at least 1", i, len(old[i]), len(rollout[i]), len(old[0]))
+			return nil, fmt.Errorf("sample %d has %d and %d steps; must be %d of both, and at least 1", i, len(old[i]), len(rollout[i]), len(old[0]))
 		}
 		for j := range old[i] {
 			d := old[i][j] - rollout[i][j]
 			if !finite(d) {
-				return nil, fmt.Errorf("step %d of sample %d: log-probs %v and %v; want finite numbers", j, i, old[i][j], rollout[i][j])
+				return nil, fmt.Errorf("step %d of sample %d: log-probs %v and %v; must be finite numbers", j, i, old[i][j], rollout[i][j])
 			}
 			logs[i] = append(logs[i], d)
 		}
@@ -253,7 +253,7 @@ type rule struct {
 }
 
 func (r Rejection) parse() (rule, error) {
-	unknown := fmt.Errorf("rule = %q: want token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3", r.Rule)
+	unknown := fmt.Errorf("rule: %q; must be token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3", r.Rule)
 	i := strings.LastIndexByte(r.Rule, '_')
 	if i < 0 {
 		return rule{}, unknown
@@ -264,15 +264,15 @@ func (r Rejection) parse() (rule, error) {
 	}
 	low, high, band, err := bounds(r.Threshold)
 	if err != nil {
-		return rule{}, fmt.Errorf("threshold of %s = %w", r.Rule, err)
+		return rule{}, fmt.Errorf("threshold of %s: %w", r.Rule, err)
 	}
 	if band && kind != KLK1 {
-		return rule{}, fmt.Errorf("threshold of %s = %q: want one number, a band is for k1", r.Rule, r.Threshold)
+		return rule{}, fmt.Errorf("threshold of %s: %q; must be one number, a band is for k1", r.Rule, r.Threshold)
 	}
 	switch kind {
 	case KLK1:
 		if !(low <= high) {
-			return rule{}, fmt.Errorf("threshold of %s = %q: want a ratio of at least 1, or a band", r.Rule, r.Threshold)
+			return rule{}, fmt.Errorf("threshold of %s: %q; must be a ratio of at least 1, or a band", r.Rule, r.Threshold)
 		}
 		return rule{scope, func(d float64) float64 { return -d }, math.Log(low), math.Log(high)}, nil
 	case KLK2:
@@ -315,7 +315,7 @@ func bounds(s string) (low, high float64, band bool, err error) {
 		low, err = strconv.ParseFloat(first, 64)
 	}
 	if err != nil || !(high > 0) || math.IsInf(high, 1) || band && !(low > 0 && low < high) {
-		return 0, 0, false, fmt.Errorf("%q: want a number above 0, or a band LOW_HIGH", s)
+		return 0, 0, false, fmt.Errorf("%q; must be a number above 0, or a band LOW_HIGH", s)
 	}
 	return low, high, band, nil
 }

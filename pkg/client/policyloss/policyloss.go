@@ -30,10 +30,10 @@ func DefaultConfig() Config { return Config{Clip: 1e-4, AdvClipMax: 5} }
 func (c Config) Validate() error {
 	var errs []error
 	if !(c.Clip >= 0) || math.IsInf(c.Clip, 1) {
-		errs = append(errs, fmt.Errorf("clip = %v: want a finite number of at least 0", c.Clip))
+		errs = append(errs, fmt.Errorf("clip: %v; must be a finite number of at least 0", c.Clip))
 	}
 	if !(c.AdvClipMax > 0) || math.IsInf(c.AdvClipMax, 1) {
-		errs = append(errs, fmt.Errorf("adv_clip_max = %v: want a finite number above 0", c.AdvClipMax))
+		errs = append(errs, fmt.Errorf("adv_clip_max: %v; must be a finite number above 0", c.AdvClipMax))
 	}
 	return errors.Join(errs...)
 }
@@ -80,10 +80,10 @@ func PPO(cfg Config, logProb, old, advantages, weights []float64) (*Loss, error)
 // sigma - sigma_next > 0.
 func Guard(cfg Config, logProb, old, advantages, weights []float64, means, oldMeans [][]float64, noiseStd, step float64) (*Loss, error) {
 	if !(noiseStd > 0) || !(step > 0) || !finite(noiseStd) || !finite(step) {
-		return nil, fmt.Errorf("noise_std = %v, step = %v: want finite numbers above 0", noiseStd, step)
+		return nil, fmt.Errorf("noise_std, step: %v, %v; must be finite numbers above 0", noiseStd, step)
 	}
 	if len(means) != len(logProb) || len(oldMeans) != len(logProb) {
-		return nil, fmt.Errorf("%d and %d means; want one per log-prob, %d", len(means), len(oldMeans), len(logProb))
+		return nil, fmt.Errorf("%d and %d means; must be one per log-prob, %d", len(means), len(oldMeans), len(logProb))
 	}
 	if err := sameLength(logProb, old, "old"); err != nil {
 		return nil, err
@@ -168,12 +168,12 @@ func (c Config) clipped(ratios, logProb, old, advantages, weights []float64) (*L
 // Step.noise_std for it.
 func ImageKL(means, reference [][]float64, std []float64) ([]float64, error) {
 	if len(reference) != len(means) || len(std) != len(means) {
-		return nil, fmt.Errorf("%d references and %d std; want one per mean, %d", len(reference), len(std), len(means))
+		return nil, fmt.Errorf("%d references and %d std; must be one per mean, %d", len(reference), len(std), len(means))
 	}
 	out := make([]float64, len(means))
 	for i := range means {
 		if !(std[i] > 0) || !finite(std[i]) {
-			return nil, fmt.Errorf("std[%d] = %v: want a finite number above 0", i, std[i])
+			return nil, fmt.Errorf("std[%d]: %v; must be a finite number above 0", i, std[i])
 		}
 		square, err := meanSquare(means[i], reference[i])
 		if err != nil {
@@ -197,7 +197,7 @@ const (
 func KL(kind string, logProb, reference float64) (float64, error) {
 	d := logProb - reference
 	if !finite(d) {
-		return 0, fmt.Errorf("log-probs %v and %v: want finite numbers", logProb, reference)
+		return 0, fmt.Errorf("log-probs %v and %v; must be finite numbers", logProb, reference)
 	}
 	switch strings.TrimSuffix(kind, "+") {
 	case KLK1:
@@ -209,7 +209,7 @@ func KL(kind string, logProb, reference float64) (float64, error) {
 	case KLK3:
 		return min(k3(clampLog(-d)), maxK3), nil
 	}
-	return 0, fmt.Errorf("kind = %q: want %s, %s, %s or %s", kind, KLK1, KLAbs, KLK2, KLK3)
+	return 0, fmt.Errorf("kind: %q; must be %s, %s, %s or %s", kind, KLK1, KLAbs, KLK2, KLK3)
 }
 
 const (
@@ -223,31 +223,31 @@ func clamp(x, low, high float64) float64 { return min(max(x, low), high) }
 
 func meanSquare(a, b []float64) (float64, error) {
 	if len(a) != len(b) || len(a) == 0 {
-		return 0, fmt.Errorf("%d and %d elements; want the same number, at least 1", len(a), len(b))
+		return 0, fmt.Errorf("%d and %d elements; must be the same number, at least 1", len(a), len(b))
 	}
 	sum := 0.0
 	for i := range a {
 		sum += (a[i] - b[i]) * (a[i] - b[i])
 	}
 	if !finite(sum) {
-		return 0, fmt.Errorf("sum of squares is %v; want finite elements", sum)
+		return 0, fmt.Errorf("sum of squares is %v; must be finite", sum)
 	}
 	return sum / float64(len(a)), nil
 }
 
 func sameLength(logProb, other []float64, name string) error {
 	if len(logProb) == 0 {
-		return errors.New("log_prob: empty; want at least one sample")
+		return errors.New("log_prob: empty; must have at least one sample")
 	}
 	if len(other) != len(logProb) {
-		return fmt.Errorf("%s: %d values; want one per log-prob, %d", name, len(other), len(logProb))
+		return fmt.Errorf("%s: %d values; must be one per log-prob, %d", name, len(other), len(logProb))
 	}
 	for i := range logProb {
 		if !finite(logProb[i]) {
-			return fmt.Errorf("log_prob[%d] = %v: want a finite number", i, logProb[i])
+			return fmt.Errorf("log_prob[%d]: %v; must be a finite number", i, logProb[i])
 		}
 		if !finite(other[i]) {
-			return fmt.Errorf("%s[%d] = %v: want a finite number", name, i, other[i])
+			return fmt.Errorf("%s[%d]: %v; must be a finite number", name, i, other[i])
 		}
 	}
 	return nil

@@ -117,7 +117,7 @@ func TestKL(t *testing.T) {
 	if got, err := policyloss.KL("k3", -100, 0); err != nil || got != 10 {
 		t.Errorf("k3 of a ratio beyond bounds = %v, %v", got, err)
 	}
-	if _, err := policyloss.KL("k4", 0, 0); err == nil || !strings.Contains(err.Error(), `kind = "k4"`) {
+	if _, err := policyloss.KL("k4", 0, 0); err == nil || !strings.Contains(err.Error(), `kind: "k4"`) {
 		t.Errorf("an unknown kind: error %v", err)
 	}
 }
@@ -191,25 +191,25 @@ func TestRefuses(t *testing.T) {
 		err   error
 		fault string
 	}{
-		"clip":         {second(policyloss.PPO(policyloss.Config{Clip: -1, AdvClipMax: 0}, one, one, one, nil)), "clip = -1"},
-		"adv_clip_max": {second(policyloss.PPO(policyloss.Config{}, one, one, one, nil)), "adv_clip_max = 0"},
+		"clip":         {second(policyloss.PPO(policyloss.Config{Clip: -1, AdvClipMax: 0}, one, one, one, nil)), "clip: -1"},
+		"adv_clip_max": {second(policyloss.PPO(policyloss.Config{}, one, one, one, nil)), "adv_clip_max: 0"},
 		"no samples":   {second(policyloss.PPO(ok, nil, nil, nil, nil)), "log_prob: empty"},
-		"old":          {second(policyloss.PPO(ok, one, nil, one, nil)), "old: 0 values; want one per log-prob, 1"},
+		"old":          {second(policyloss.PPO(ok, one, nil, one, nil)), "old: 0 values; must be one per log-prob, 1"},
 		"advantages":   {second(policyloss.PPO(ok, one, one, nil, nil)), "advantages: 0 values"},
 		"weights":      {second(policyloss.PPO(ok, one, one, one, []float64{})), "weights: 0 values"},
-		"no noise":     {second(policyloss.Guard(ok, one, one, one, nil, means, means, 0, 1)), "noise_std = 0"},
+		"no noise":     {second(policyloss.Guard(ok, one, one, one, nil, means, means, 0, 1)), "noise_std, step: 0, 1"},
 		"means":        {second(policyloss.Guard(ok, one, one, one, nil, means, [][]float64{{1, 2}}, 1, 1)), "1 and 2 elements"},
-		"kl std":       {second(policyloss.ImageKL(means, means, one)), "std[0] = 0"},
-		"level":        {second(policyloss.Correction{Level: "batch", Threshold: "2"}.Apply(oldLogs, rolloutLogs)), `level = "batch"`},
-		"threshold":    {second(policyloss.Correction{Level: "token", Threshold: "2_1"}.Apply(oldLogs, rolloutLogs)), `threshold = "2_1"`},
-		"no level":     {second(policyloss.Correction{Threshold: "2", Normalize: true}.Apply(oldLogs, rolloutLogs)), "threshold = \"2\": there are no weights without a level\nnormalize = true"},
-		"second rule":  {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k1", "1.01"}, {"token_k9", "1"}}}.Apply(oldLogs, rolloutLogs)), `rejections[1]: rule = "token_k9"`},
+		"kl std":       {second(policyloss.ImageKL(means, means, one)), "std[0]: 0"},
+		"level":        {second(policyloss.Correction{Level: "batch", Threshold: "2"}.Apply(oldLogs, rolloutLogs)), `level: "batch"`},
+		"threshold":    {second(policyloss.Correction{Level: "token", Threshold: "2_1"}.Apply(oldLogs, rolloutLogs)), `threshold: "2_1"`},
+		"no level":     {second(policyloss.Correction{Threshold: "2", Normalize: true}.Apply(oldLogs, rolloutLogs)), "threshold: \"2\"; must be beside a level: there are no weights without one\nnormalize: true"},
+		"second rule":  {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k1", "1.01"}, {"token_k9", "1"}}}.Apply(oldLogs, rolloutLogs)), `rejections[1]: rule: "token_k9"`},
 		"k1 below 1":   {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k1", "0.5"}}}.Apply(oldLogs, rolloutLogs)), "at least 1, or a band"},
-		"NaN":          {second(policyloss.PPO(ok, one, []float64{math.NaN()}, one, nil)), "old[0] = NaN"},
+		"NaN":          {second(policyloss.PPO(ok, one, []float64{math.NaN()}, one, nil)), "old[0]: NaN"},
 		"NaN rollout":  {second(policyloss.Correction{}.Apply([][]float64{{0}}, [][]float64{{math.Inf(1)}})), "step 0 of sample 0: log-probs 0 and +Inf"},
 		"NaN means":    {second(policyloss.ImageKL(means, [][]float64{{math.NaN()}}, []float64{1})), "means of sample 0: sum of squares is NaN"},
-		"NaN kl":       {second(policyloss.KL("k1", math.NaN(), 0)), "want finite"},
-		"rule":         {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"seq_max_k1", "1"}}}.Apply(oldLogs, rolloutLogs)), `rule = "seq_max_k1"`},
+		"NaN kl":       {second(policyloss.KL("k1", math.NaN(), 0)), "must be finite"},
+		"rule":         {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"seq_max_k1", "1"}}}.Apply(oldLogs, rolloutLogs)), `rule: "seq_max_k1"`},
 		"band of k3":   {second(policyloss.Correction{Rejections: []policyloss.Rejection{{"token_k3", "0.5_2"}}}.Apply(oldLogs, rolloutLogs)), "a band is for k1"},
 		"steps":        {second(policyloss.Correction{}.Apply(oldLogs, [][]float64{{1}, {1, 2}})), "sample 0 has 2 and 1 steps"},
 	} {

@@ -71,14 +71,14 @@ func (c Config) Validate() error {
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	switch u, err := url.Parse(c.URL); {
 	case c.URL == "":
-		fault("url: missing; want http://HOST:PORT/PATH or https://...")
+		fault("url: missing; must be http://HOST:PORT/PATH or https://...")
 	case err != nil: // the error would show the address, password and all
-		fault("url: no address that can be read; want http://HOST:PORT/PATH or https://...")
+		fault("url: no address that can be read; must be http://HOST:PORT/PATH or https://...")
 	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
-		fault("url = %s: want http://HOST:PORT/PATH or https://...", redactURL(c.URL))
+		fault("url: %s; must be http://HOST:PORT/PATH or https://...", redactURL(c.URL))
 	}
 	if c.Format != wire.FormatJSON && c.Format != wire.FormatMsgpack {
-		fault("format = %q: want %s or %s", c.Format, wire.FormatJSON, wire.FormatMsgpack)
+		fault("format: %q; must be %s or %s", c.Format, wire.FormatJSON, wire.FormatMsgpack)
 	}
 	if err := wire.CheckImage(c.Image); err != nil {
 		errs = append(errs, err)
@@ -104,25 +104,25 @@ func (c Config) Validate() error {
 		names[http.CanonicalHeaderKey(name)] = true
 	}
 	if c.Timeout <= 0 || c.Timeout > time.Hour {
-		fault("timeout = %v: want above 0, at most 1h", c.Timeout)
+		fault("timeout: %v; must be above 0, at most 1h", c.Timeout)
 	}
 	if c.Concurrency < 1 || c.Concurrency > 1024 {
-		fault("concurrency = %d: want 1 to 1024", c.Concurrency)
+		fault("concurrency: %d; must be 1 to 1024", c.Concurrency)
 	}
 	if !(c.Rate >= 0) || math.IsInf(c.Rate, 0) {
-		fault("rate = %v: want a finite number of requests a second, 0 for no limit", c.Rate)
+		fault("rate: %v; must be a finite number of requests a second, 0 for no limit", c.Rate)
 	}
 	if c.Retries < 0 || c.Retries > 16 {
-		fault("retries = %d: want 0 to 16", c.Retries)
+		fault("retries: %d; must be 0 to 16", c.Retries)
 	}
 	if c.RetryWait <= 0 || c.RetryWait > maxWait {
-		fault("retry_wait = %v: want above 0, at most %v", c.RetryWait, maxWait)
+		fault("retry_wait: %v; must be above 0, at most %v", c.RetryWait, maxWait)
 	}
 	if c.MaxBatch < 1 || c.MaxBatch > 256 {
-		fault("max_batch = %d: want 1 to 256", c.MaxBatch)
+		fault("max_batch: %d; must be 1 to 256", c.MaxBatch)
 	}
 	if len(c.Version) > 128 {
-		fault("version: %d bytes; want at most 128", len(c.Version))
+		fault("version: %d bytes; must be at most 128", len(c.Version))
 	}
 	return errors.Join(errs...)
 }

@@ -47,13 +47,13 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	errs := []error{wire.CheckImage(c.Image)}
 	if c.Timeout <= 0 || c.Timeout > time.Hour {
-		errs = append(errs, fmt.Errorf("timeout = %v: want above 0, at most 1h", c.Timeout))
+		errs = append(errs, fmt.Errorf("timeout: %v; must be above 0, at most 1h", c.Timeout))
 	}
 	if c.Concurrency < 1 || c.Concurrency > 1024 {
-		errs = append(errs, fmt.Errorf("concurrency = %d: want 1 to 1024", c.Concurrency))
+		errs = append(errs, fmt.Errorf("concurrency: %d; must be 1 to 1024", c.Concurrency))
 	}
 	if len(c.Version) > 128 {
-		errs = append(errs, fmt.Errorf("version: %d bytes; want at most 128", len(c.Version)))
+		errs = append(errs, fmt.Errorf("version: %d bytes; must be at most 128", len(c.Version)))
 	}
 	return errors.Join(errs...)
 }
@@ -160,14 +160,14 @@ func (s *Scorer) missed(ctx context.Context, err error) error {
 
 func read(data []byte) (scorer.Result, error) {
 	if len(data) > schemas.MaxScoreReply {
-		return scorer.Result{}, fmt.Errorf("reply of %d bytes: want at most %d", len(data), schemas.MaxScoreReply)
+		return scorer.Result{}, fmt.Errorf("reply of %d bytes; must be at most %d", len(data), schemas.MaxScoreReply)
 	}
 	m, err := wire.Decode(wire.FormatMsgpack, data)
 	if err != nil {
 		return scorer.Result{}, fmt.Errorf("reply is no msgpack map: %w: %s", err, wire.Quote(string(data)))
 	}
 	if v, err := wire.Number(m["v"]); err != nil || v != wire.Version {
-		return scorer.Result{}, fmt.Errorf("reply: v = %s: want %d", wire.Show(m["v"]), wire.Version)
+		return scorer.Result{}, fmt.Errorf("reply: v: %s; must be %d", wire.Show(m["v"]), wire.Version)
 	}
 	failure, err := wire.Text(m, "error")
 	if err != nil {
@@ -177,7 +177,7 @@ func read(data []byte) (scorer.Result, error) {
 		retry, ok := m["retry"].(bool)
 		switch {
 		case m["retry"] != nil && !ok:
-			return scorer.Result{}, fmt.Errorf("reply: retry = %s: want true or false", wire.Show(m["retry"]))
+			return scorer.Result{}, fmt.Errorf("reply: retry: %s; must be true or false", wire.Show(m["retry"]))
 		case retry:
 			return scorer.Result{}, fmt.Errorf("%w: worker: %s", scorer.ErrUnavailable, wire.Quote(failure))
 		}

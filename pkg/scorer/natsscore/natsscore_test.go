@@ -170,20 +170,20 @@ func TestScorer_Replies(t *testing.T) {
 		{"error", pack(t, "v", 1, "error", "no face"), 0, `worker: "no face"`, false},
 		{"error that stays", pack(t, "v", 1, "error", "no face", "retry", false, "score", 3), 0, `worker: "no face"`, false},
 		{"error that may pass", pack(t, "v", 1, "error", "out of memory", "retry", true), 0, `worker: "out of memory"`, true},
-		{"retry of another type", pack(t, "v", 1, "error", "x", "retry", 1), 0, "retry = 1: want true or false", false},
-		{"error of another type", pack(t, "v", 1, "error", 3), 0, "error = 3: want a text", false},
-		{"NaN", pack(t, "v", 1, "score", math.NaN()), 0, "score NaN: want a finite number", false},
+		{"retry of another type", pack(t, "v", 1, "error", "x", "retry", 1), 0, "retry: 1; must be true or false", false},
+		{"error of another type", pack(t, "v", 1, "error", 3), 0, "error: 3; must be a text", false},
+		{"NaN", pack(t, "v", 1, "score", math.NaN()), 0, "score NaN; must be a finite number", false},
 		{"infinity", pack(t, "v", 1, "score", math.Inf(1)), 0, "score +Inf", false},
 		{"null", pack(t, "v", 1, "score", nil), 0, "score null", false},
-		{"a text", pack(t, "v", 1, "score", "0.5"), 0, `score "0.5": want a finite number`, false},
+		{"a text", pack(t, "v", 1, "score", "0.5"), 0, `score "0.5"; must be a finite number`, false},
 		{"no score", pack(t, "v", 1), 0, "neither score nor error", false},
-		{"no version", pack(t, "score", 1), 0, "v = null: want 1", false},
-		{"another version", pack(t, "v", 2, "score", 1), 0, "v = 2: want 1", false},
-		{"detail of another type", pack(t, "v", 1, "score", 1, "detail", 3), 0, "detail = 3: want a text", false},
+		{"no version", pack(t, "score", 1), 0, "v: null; must be 1", false},
+		{"another version", pack(t, "v", 2, "score", 1), 0, "v: 2; must be 1", false},
+		{"detail of another type", pack(t, "v", 1, "score", 1, "detail", 3), 0, "detail: 3; must be a text", false},
 		{"empty", nil, 0, "no msgpack map", false},
 		{"JSON", []byte(`{"v":1,"score":1}`), 0, "no msgpack map", false},
 		{"a length that is not there", []byte("\x81\xa1v\xdd\xff\xff\xff\xff"), 0, "ends early", false},
-		{"huge", pack(t, "v", 1, "score", 1, "pad", make([]byte, 64<<10)), 0, "want at most 65536", false},
+		{"huge", pack(t, "v", 1, "score", 1, "pad", make([]byte, 64<<10)), 0, "must be at most 65536", false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -303,10 +303,10 @@ func TestScorer_Cancel(t *testing.T) {
 
 func TestNew_Refuses(t *testing.T) {
 	for fault, change := range map[string]func(*natsscore.Config){
-		`image = "gif": want png or jpeg`:  func(c *natsscore.Config) { c.Image = "gif" },
-		"timeout = -1s: want above 0":      func(c *natsscore.Config) { c.Timeout = -time.Second },
-		"concurrency = 0: want 1 to 1024":  func(c *natsscore.Config) { c.Concurrency = 0 },
-		"version: 200 bytes; want at most": func(c *natsscore.Config) { c.Version = strings.Repeat("x", 200) },
+		`image: "gif"; must be png or jpeg`:   func(c *natsscore.Config) { c.Image = "gif" },
+		"timeout: -1s; must be above 0":       func(c *natsscore.Config) { c.Timeout = -time.Second },
+		"concurrency: 0; must be 1 to 1024":   func(c *natsscore.Config) { c.Concurrency = 0 },
+		"version: 200 bytes; must be at most": func(c *natsscore.Config) { c.Version = strings.Repeat("x", 200) },
 	} {
 		cfg := config()
 		change(&cfg)

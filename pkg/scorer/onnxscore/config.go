@@ -83,17 +83,17 @@ func (c Config) Validate() error {
 			if also != "" {
 				b += ", " + also
 			}
-			fault("%s = %q: want one of %s, %s", field, value, a, b)
+			fault("%s: %q; must be one of %s, %s", field, value, a, b)
 		}
 	}
 	within := func(field string, value, low, high int) {
 		if value < low || value > high {
-			fault("%s = %d: want %d to %d", field, value, low, high)
+			fault("%s: %d; must be %d to %d", field, value, low, high)
 		}
 	}
 	finite := func(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 	if c.Model == "" {
-		fault("model: missing; want the path of an .onnx file")
+		fault("model: missing; must be the path of an .onnx file")
 	}
 	within("index", c.Index, 0, 1<<20)
 	within("width", c.Width, 1, maxSide)
@@ -103,20 +103,20 @@ func (c Config) Validate() error {
 	oneOf("layout", c.Layout, LayoutNCHW, LayoutNHWC, "")
 	oneOf("channels", c.Channels, ChannelsRGB, ChannelsBGR, "")
 	if !finite(c.Scale) || c.Scale == 0 {
-		fault("scale = %v: want a finite number other than 0", c.Scale)
+		fault("scale: %v; must be a finite number other than 0", c.Scale)
 	}
 	if len(c.Mean) != 3 || !finite(c.Mean[0]) || !finite(c.Mean[1]) || !finite(c.Mean[2]) {
-		fault("mean = %v: want three finite numbers", c.Mean)
+		fault("mean: %v; must be three finite numbers", c.Mean)
 	}
 	if len(c.Std) != 3 || !(min(c.Std[0], c.Std[1], c.Std[2]) > 0) || !finite(max(c.Std[0], c.Std[1], c.Std[2])) {
-		fault("std = %v: want three finite numbers above 0", c.Std)
+		fault("std: %v; must be three finite numbers above 0", c.Std)
 	}
 	oneOf("transform", c.Transform, TransformNone, TransformSigmoid, "")
 	if !finite(c.OutputScale) || c.OutputScale == 0 {
-		fault("output_scale = %v: want a finite number other than 0", c.OutputScale)
+		fault("output_scale: %v; must be a finite number other than 0", c.OutputScale)
 	}
 	if !finite(c.OutputOffset) {
-		fault("output_offset = %v: want a finite number", c.OutputOffset)
+		fault("output_offset: %v; must be a finite number", c.OutputOffset)
 	}
 	within("max_batch", c.MaxBatch, 1, 256)
 	within("threads", c.Threads, 1, 256)

@@ -58,11 +58,11 @@ func initialize() error {
 	}
 	path := os.Getenv(LibraryVariable)
 	if path == "" {
-		return fmt.Errorf("environment variable %s is not set: want the path of the ONNX Runtime library, %s", LibraryVariable, libraryHelp)
+		return fmt.Errorf("environment variable %s is not set; must name the path of the ONNX Runtime library, %s", LibraryVariable, libraryHelp)
 	}
 	ort.SetSharedLibraryPath(path)
 	if err := ort.InitializeEnvironment(ort.WithLogLevelError()); err != nil {
-		return fmt.Errorf("load ONNX Runtime from %s = %q: %w", LibraryVariable, path, err)
+		return fmt.Errorf("load ONNX Runtime from %s, %q: %w", LibraryVariable, path, err)
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func (s *Scorer) load() error {
 	}
 	input, err := pick("input", s.cfg.Input, inputs)
 	if err == nil && len(inputs) != 1 {
-		err = fmt.Errorf("model has inputs %s: want images alone", names(inputs))
+		err = fmt.Errorf("inputs: %s; must be images alone", names(inputs))
 	}
 	if err == nil {
 		err = s.fit(input)
@@ -104,7 +104,7 @@ func (s *Scorer) load() error {
 		return err
 	}
 	if output.DataType != ort.TensorElementDataTypeFloat {
-		return fmt.Errorf("output %q is %v: want float32", output.Name, output.DataType)
+		return fmt.Errorf("output %q is %v; must be float32", output.Name, output.DataType)
 	}
 	s.session, err = ort.NewDynamicAdvancedSession(s.cfg.Model, []string{input.Name}, []string{output.Name}, options)
 	if err != nil {
@@ -138,7 +138,7 @@ func pick(what, name string, infos []ort.InputOutputInfo) (ort.InputOutputInfo, 
 	case i >= 0:
 		return infos[i], nil
 	case name != "":
-		return ort.InputOutputInfo{}, fmt.Errorf("%s = %q: the model has %s", what, name, names(infos))
+		return ort.InputOutputInfo{}, fmt.Errorf("%s: %q; the model has %s", what, name, names(infos))
 	case len(infos) != 1:
 		return ort.InputOutputInfo{}, fmt.Errorf("%s: missing; the model has %s", what, names(infos))
 	}
@@ -171,17 +171,17 @@ func (s *Scorer) fit(input ort.InputOutputInfo) error {
 	case got[0] == 1:
 		s.batch = 1
 	case got[0] > 1:
-		return fmt.Errorf("input %q has shape %v: want a first axis that is dynamic or 1", input.Name, got)
+		return fmt.Errorf("input %q has shape %v; must have a first axis that is dynamic or 1", input.Name, got)
 	}
 	switch input.DataType {
 	case ort.TensorElementDataTypeFloat:
 	case ort.TensorElementDataTypeUint8:
 		s.bytes = true
 		if s.cfg.Scale != 1 || !slices.Equal(s.cfg.Mean, []float64{0, 0, 0}) || !slices.Equal(s.cfg.Std, []float64{1, 1, 1}) {
-			return fmt.Errorf("input %q takes bytes: want scale: 1, mean: [0, 0, 0], std: [1, 1, 1]", input.Name)
+			return fmt.Errorf("input %q takes bytes; must have scale: 1, mean: [0, 0, 0], std: [1, 1, 1]", input.Name)
 		}
 	default:
-		return fmt.Errorf("input %q is %v: want float32 or uint8 (half-precision exports have an option to keep float32 at the ends)", input.Name, input.DataType)
+		return fmt.Errorf("input %q is %v; must be float32 or uint8 (half-precision exports have an option to keep float32 at the ends)", input.Name, input.DataType)
 	}
 	return nil
 }
@@ -265,7 +265,7 @@ func (s *Scorer) call(ctx context.Context, in []scorer.Input, results []scorer.R
 		}
 		x = float64(s.cfg.OutputScale*x) + s.cfg.OutputOffset
 		if math.IsNaN(x) || math.IsInf(x, 0) {
-			results[i].Err = fmt.Errorf("output %v gives the score %v: want a finite number", out[k], x)
+			results[i].Err = fmt.Errorf("output %v gives the score %v; must be a finite number", out[k], x)
 			continue
 		}
 		results[i].Value = x
@@ -317,7 +317,7 @@ func (s *Scorer) run(ctx context.Context, pixels []float32, n int) ([]float32, e
 	}
 	tensor, ok := outputs[0].(*ort.Tensor[float32])
 	if !ok {
-		return nil, fmt.Errorf("output is %T: want a tensor of float32", outputs[0])
+		return nil, fmt.Errorf("output is %T; must be a tensor of float32", outputs[0])
 	}
 	shape, data := tensor.GetShape(), tensor.GetData()
 	each := len(data) / n
@@ -325,7 +325,7 @@ func (s *Scorer) run(ctx context.Context, pixels []float32, n int) ([]float32, e
 		return nil, fmt.Errorf("output has shape %v for %d images", shape, n)
 	}
 	if s.cfg.Index >= each {
-		return nil, fmt.Errorf("index = %d: the output has %d elements an image", s.cfg.Index, each)
+		return nil, fmt.Errorf("index: %d; the output has %d elements an image", s.cfg.Index, each)
 	}
 	picked := make([]float32, n)
 	for i := range picked {

@@ -117,7 +117,7 @@ func TestScorer_Output(t *testing.T) {
 		}
 	}
 	cfg.Index = 2
-	if _, err := open(t, cfg).Score(t.Context(), scorer.Input{Image: img}); err == nil || !strings.Contains(err.Error(), "index = 2: the output has 2 elements") {
+	if _, err := open(t, cfg).Score(t.Context(), scorer.Input{Image: img}); err == nil || !strings.Contains(err.Error(), "index: 2; the output has 2 elements") {
 		t.Errorf("index beyond the output: %v", err)
 	}
 }
@@ -157,12 +157,12 @@ func TestNew_RefusesNetworks(t *testing.T) {
 		{"garbage", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Model = garbage }, "garbage.onnx"},
 		{"size", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Width = 64 }, "width, height and layout give [-1 3 32 64]"},
 		{"layout", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Layout = "nhwc" }, "give [-1 32 32 3]"},
-		{"input", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Input = "image" }, `input = "image": the model has pixel_values`},
-		{"output", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Output = "x" }, `output = "x": the model has score`},
+		{"input", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Input = "image" }, `input: "image"; the model has pixel_values`},
+		{"output", model("aesthetic.onnx"), func(c *onnxscore.Config) { c.Output = "x" }, `output: "x"; the model has score`},
 		{"which output", model("nan.onnx"), nil, "output: missing; the model has root, mean"},
-		{"two inputs", model("two.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Input = 8, 8, "a" }, "model has inputs a, b: want images alone"},
-		{"float16", model("half.onnx"), nil, "want float32 or uint8"},
-		{"bytes with a mean", model("bytes.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Layout = 6, 4, "nhwc" }, "takes bytes: want scale: 1"},
+		{"two inputs", model("two.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Input = 8, 8, "a" }, "model has inputs a, b: must be images alone"},
+		{"float16", model("half.onnx"), nil, "must be float32 or uint8"},
+		{"bytes with a mean", model("bytes.onnx"), func(c *onnxscore.Config) { c.Width, c.Height, c.Layout = 6, 4, "nhwc" }, "takes bytes; must be scale: 1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

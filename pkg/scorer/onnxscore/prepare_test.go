@@ -182,22 +182,22 @@ func TestNew_Refuses(t *testing.T) {
 		change func(*onnxscore.Config)
 	}{
 		{"model: missing", func(c *onnxscore.Config) { c.Model = "" }},
-		{"index = -1: want 0 to", func(c *onnxscore.Config) { c.Index = -1 }},
-		{"width = 0: want 1 to 4096", func(c *onnxscore.Config) { c.Width = 0 }},
-		{"height = 5000: want 1 to 4096", func(c *onnxscore.Config) { c.Height = 5000 }},
-		{`resize = "cut": want one of short, exact, pad`, func(c *onnxscore.Config) { c.Resize = "cut" }},
-		{`filter = "": want one of bicubic, bilinear`, func(c *onnxscore.Config) { c.Filter = "" }},
-		{`layout = "chw": want one of nchw, nhwc`, func(c *onnxscore.Config) { c.Layout = "chw" }},
-		{`channels = "rgba": want one of rgb, bgr`, func(c *onnxscore.Config) { c.Channels = "rgba" }},
-		{"scale = 0: want a finite number other than 0", func(c *onnxscore.Config) { c.Scale = 0 }},
-		{"mean = [0 0]: want three finite numbers", func(c *onnxscore.Config) { c.Mean = []float64{0, 0} }},
-		{"std = [1 0 1]: want three finite numbers above 0", func(c *onnxscore.Config) { c.Std = []float64{1, 0, 1} }},
-		{`transform = "softmax": want one of none, sigmoid`, func(c *onnxscore.Config) { c.Transform = "softmax" }},
-		{"output_scale = NaN", func(c *onnxscore.Config) { c.OutputScale = math.NaN() }},
-		{"output_offset = +Inf", func(c *onnxscore.Config) { c.OutputOffset = math.Inf(1) }},
-		{"max_batch = 0: want 1 to 256", func(c *onnxscore.Config) { c.MaxBatch = 0 }},
-		{"threads = 0: want 1 to 256", func(c *onnxscore.Config) { c.Threads = 0 }},
-		{"concurrency = -1: want 1 to 256", func(c *onnxscore.Config) { c.Concurrency = -1 }},
+		{"index: -1; must be 0 to", func(c *onnxscore.Config) { c.Index = -1 }},
+		{"width: 0; must be 1 to 4096", func(c *onnxscore.Config) { c.Width = 0 }},
+		{"height: 5000; must be 1 to 4096", func(c *onnxscore.Config) { c.Height = 5000 }},
+		{`resize: "cut"; must be one of short, exact, pad`, func(c *onnxscore.Config) { c.Resize = "cut" }},
+		{`filter: ""; must be one of bicubic, bilinear`, func(c *onnxscore.Config) { c.Filter = "" }},
+		{`layout: "chw"; must be one of nchw, nhwc`, func(c *onnxscore.Config) { c.Layout = "chw" }},
+		{`channels: "rgba"; must be one of rgb, bgr`, func(c *onnxscore.Config) { c.Channels = "rgba" }},
+		{"scale: 0; must be a finite number other than 0", func(c *onnxscore.Config) { c.Scale = 0 }},
+		{"mean: [0 0]; must be three finite numbers", func(c *onnxscore.Config) { c.Mean = []float64{0, 0} }},
+		{"std: [1 0 1]; must be three finite numbers above 0", func(c *onnxscore.Config) { c.Std = []float64{1, 0, 1} }},
+		{`transform: "softmax"; must be one of none, sigmoid`, func(c *onnxscore.Config) { c.Transform = "softmax" }},
+		{"output_scale: NaN", func(c *onnxscore.Config) { c.OutputScale = math.NaN() }},
+		{"output_offset: +Inf", func(c *onnxscore.Config) { c.OutputOffset = math.Inf(1) }},
+		{"max_batch: 0; must be 1 to 256", func(c *onnxscore.Config) { c.MaxBatch = 0 }},
+		{"threads: 0; must be 1 to 256", func(c *onnxscore.Config) { c.Threads = 0 }},
+		{"concurrency: -1; must be 1 to 256", func(c *onnxscore.Config) { c.Concurrency = -1 }},
 	}
 	for _, tt := range tests {
 		cfg := onnxscore.DefaultConfig()
@@ -209,7 +209,7 @@ func TestNew_Refuses(t *testing.T) {
 	}
 	cfg := onnxscore.DefaultConfig()
 	cfg.Model = "testdata/aesthetic.onnx"
-	if _, err := onnxscore.New("a.b", cfg); err == nil || !strings.Contains(err.Error(), `name = "a.b"`) {
+	if _, err := onnxscore.New("a.b", cfg); err == nil || !strings.Contains(err.Error(), `name: "a.b"`) {
 		t.Errorf("name: %v", err)
 	}
 }

@@ -43,7 +43,7 @@ func parse(data []byte) (File, error) {
 		case "onnx":
 			return section(key, node, f.ONNX, onnxscore.DefaultConfig)
 		}
-		return errors.New("unknown; want one of http, nats, onnx")
+		return errors.New("unknown; must be one of http, nats, onnx")
 	})
 	return f, err
 }
@@ -72,7 +72,7 @@ func fields(path string, node *yaml.Node, into reflect.Value) error {
 			}
 			known = append(known, tag)
 		}
-		return fmt.Errorf("unknown; want one of %s", strings.Join(known, ", "))
+		return fmt.Errorf("unknown; must be one of %s", strings.Join(known, ", "))
 	})
 }
 
@@ -83,7 +83,7 @@ func entries(path string, node *yaml.Node, visit func(key string, node *yaml.Nod
 		return nil
 	}
 	if node.Kind != yaml.MappingNode {
-		return at(node, path, errors.New("want a map"))
+		return at(node, path, errors.New("must be a map"))
 	}
 	var errs []error
 	seen := map[string]bool{}
@@ -126,9 +126,9 @@ func set(path string, node *yaml.Node, into reflect.Value) error {
 	tag := node.ShortTag()
 	refuse := func(want string) error {
 		if node.Kind != yaml.ScalarNode {
-			return fmt.Errorf("want %s", want)
+			return fmt.Errorf("must be %s", want)
 		}
-		return fmt.Errorf("%s: want %s", wire.Quote(node.Value), want)
+		return fmt.Errorf("%s; must be %s", wire.Quote(node.Value), want)
 	}
 	switch {
 	case into.Type() == duration:
@@ -169,7 +169,7 @@ func set(path string, node *yaml.Node, into reflect.Value) error {
 		m := map[string]string{}
 		err := entries(path, node, func(key string, node *yaml.Node) error {
 			if node.ShortTag() != "!!str" {
-				return errors.New("want a text, in quotes") // without the value: it may be a secret
+				return errors.New("must be a text, in quotes") // without the value: it may be a secret
 			}
 			m[key] = node.Value
 			return nil

@@ -28,9 +28,9 @@ def _clipped(
     ratio: np.ndarray, log_prob: np.ndarray, old: np.ndarray, advantages: np.ndarray, weights: ArrayLike | None, clip: float, adv_clip_max: float
 ) -> dict:
     if not 0 <= clip < np.inf:
-        raise ValueError(f"clip = {clip}: want a finite number of at least 0")
+        raise ValueError(f"clip: {clip}; must be a finite number of at least 0")
     if not 0 < adv_clip_max < np.inf:
-        raise ValueError(f"adv_clip_max = {adv_clip_max}: want a finite number above 0")
+        raise ValueError(f"adv_clip_max: {adv_clip_max}; must be a finite number above 0")
     a = np.clip(advantages, -adv_clip_max, adv_clip_max)
     losses = np.maximum(-a * ratio, -a * np.clip(ratio, 1 - clip, 1 + clip))
     if weights is not None:
@@ -73,7 +73,7 @@ def grpo_guard(
     """
     new, old, advantages = _arrays(log_prob=log_prob, old=old, advantages=advantages)
     if not (noise_std > 0 and step > 0):
-        raise ValueError(f"noise_std = {noise_std}, step = {step}: want more than 0")
+        raise ValueError(f"noise_std, step: {noise_std}, {step}; must be more than 0")
     bias = _mean_square(mean, old_mean) / (2 * noise_std**2)
     out = _clipped(np.exp((new - old + bias) * noise_std), new, old, advantages, weights, clip, adv_clip_max)
     out["losses"], out["loss"] = out["losses"] / step, out["loss"] / step
@@ -94,7 +94,7 @@ def image_kl(mean: ArrayLike, reference: ArrayLike, std: ArrayLike) -> np.ndarra
     if std.size not in (1, len(square)) or std.size > 1 and std.shape[0] != len(square):
         raise ValueError(f"std: shape {std.shape}; want one number, ({len(square)},) or ({len(square)}, 1, ...)")
     if not ((std > 0) & (std < np.inf)).all():
-        raise ValueError(f"std = {std}: want finite numbers above 0")
+        raise ValueError(f"std: {std}; must be finite numbers above 0")
     return square / (2 * std.reshape(-1) ** 2)
 
 
@@ -106,7 +106,7 @@ def kl(kind: str, log_prob: ArrayLike, reference: ArrayLike) -> np.ndarray:
     new, ref = _arrays(log_prob=log_prob, reference=reference)
     estimates = {"k1": new - ref, "abs": np.abs(new - ref), "k2": (new - ref) ** 2 / 2, "k3": np.minimum(_k3(_bounded(ref - new)), 10)}
     if kind.removesuffix("+") not in estimates:
-        raise ValueError(f"kind = {kind!r}: want one of {', '.join(estimates)}")
+        raise ValueError(f"kind: {kind!r}; must be one of {', '.join(estimates)}")
     return estimates[kind.removesuffix("+")]
 
 
@@ -143,7 +143,7 @@ def rollout_weights(
     elif level is None:
         w, threshold = np.ones_like(d), 1.0
     else:
-        raise ValueError(f"level = {level!r}: want token, sequence or None")
+        raise ValueError(f"level: {level!r}; must be token, sequence or None")
     low, high = _band(threshold)
     w = np.where((w < low) | (w > high), 0.0, w) if isinstance(threshold, tuple) else np.minimum(w, high)
     if normalize and w.sum() > 0:
@@ -156,7 +156,7 @@ def rollout_weights(
 def _band(threshold: Threshold) -> tuple[float, float]:
     low, high = threshold if isinstance(threshold, tuple) else (1 / threshold if threshold else 0, threshold)
     if not (0 < high < np.inf) or isinstance(threshold, tuple) and not 0 < low < high:
-        raise ValueError(f"threshold = {threshold}: want a number above 0, or a band (low, high)")
+        raise ValueError(f"threshold: {threshold}; must be a number above 0, or a band (low, high)")
     return low, high
 
 
@@ -164,14 +164,14 @@ def _rejected(rule: str, threshold: Threshold, d: np.ndarray) -> np.ndarray:
     scopes = {"token": lambda x: x, "seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}
     scope, _, kind = rule.rpartition("_")
     if scope not in scopes or kind not in ("k1", "k2", "k3") or rule == "seq_max_k1":
-        raise ValueError(f"rule = {rule!r}: want token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3")
+        raise ValueError(f"rule: {rule!r}; must be token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3")
     low, high = _band(threshold)
     if kind == "k1":
         if low > high:
-            raise ValueError(f"threshold of {rule} = {threshold}: want a ratio of at least 1, or a band")
+            raise ValueError(f"threshold of {rule}: {threshold}; must be a ratio of at least 1, or a band")
         x, low, high = -d, np.log(low), np.log(high)
     elif isinstance(threshold, tuple):
-        raise ValueError(f"threshold of {rule} = {threshold}: want one number, a band is for k1")
+        raise ValueError(f"threshold of {rule}: {threshold}; must be one number, a band is for k1")
     else:
         x, low = d**2 / 2 if kind == "k2" else _k3(d), 0
     if scope != "token":

@@ -212,7 +212,7 @@ func (r *reader) value(depth int) (any, error) {
 		}
 		return r.mapping(n, depth)
 	}
-	return nil, fmt.Errorf("msgpack code 0x%02x: want plain values", c)
+	return nil, fmt.Errorf("msgpack code 0x%02x; must be plain values", c)
 }
 
 func (r *reader) text(n uint64) (any, error) {
@@ -249,7 +249,7 @@ func (r *reader) mapping(n uint64, depth int) (any, error) {
 		}
 		key, ok := k.(string)
 		if !ok {
-			return nil, fmt.Errorf("key %s: want a text", Show(k))
+			return nil, fmt.Errorf("key %s; must be a text", Show(k))
 		}
 		if _, twice := m[key]; twice {
 			return nil, fmt.Errorf("key %s comes twice", Quote(key))

@@ -103,7 +103,7 @@ func CheckName(name string) error {
 		ok = ok && ('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-')
 	}
 	if !ok {
-		return fmt.Errorf("name = %s: want 1 to 64 letters, digits, _ or -", Quote(name))
+		return fmt.Errorf("name: %s; must be 1 to 64 letters, digits, _ or -", Quote(name))
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func CheckName(name string) error {
 // CheckImage refuses a format of images that does not exist.
 func CheckImage(format string) error {
 	if format != PNG && format != JPEG {
-		return fmt.Errorf("image = %q: want %s or %s", format, PNG, JPEG)
+		return fmt.Errorf("image: %q; must be %s or %s", format, PNG, JPEG)
 	}
 	return nil
 }
@@ -133,10 +133,10 @@ func Number(v any) (float64, error) {
 			return 0, fmt.Errorf("%s: beyond 64-bit floats", Quote(v.String()))
 		}
 	default:
-		return 0, fmt.Errorf("%s: want a finite number", Show(v))
+		return 0, fmt.Errorf("%s; must be a finite number", Show(v))
 	}
 	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return 0, fmt.Errorf("%v: want a finite number", x)
+		return 0, fmt.Errorf("%v; must be a finite number", x)
 	}
 	return x, nil
 }
@@ -149,7 +149,7 @@ func Text(m map[string]any, key string) (string, error) {
 	case string:
 		return v, nil
 	default:
-		return "", fmt.Errorf("%s = %s: want a text", key, Show(v))
+		return "", fmt.Errorf("%s: %s; must be a text", key, Show(v))
 	}
 }
 
@@ -168,7 +168,7 @@ func List(m map[string]any, key string, samples int) ([]any, error) {
 		}
 		return v, nil
 	default:
-		return nil, fmt.Errorf("%s = %s: want a list", key, Show(v))
+		return nil, fmt.Errorf("%s: %s; must be a list", key, Show(v))
 	}
 }
 
