@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +20,11 @@ type sample struct {
 
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
+	t.Helper()
+	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t))
+}
+
+func requestSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
 		{"prompt-minimal", &schemas.Prompt{Prompt: "a blue sign that says \"4071\""}},
@@ -74,6 +80,12 @@ func samples(t testing.TB) []sample {
 			return e
 		}()},
 		{"request-extremes", extremeRequest(t)},
+	}
+}
+
+func rolloutSamples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
 		{"step-sde", sdeStep()},
 		{"step-ode", &schemas.Step{
 			Run: "run-1", UID: "p17", SampleIndex: 0, Attempt: "a1", StepIndex: 0, NumInferenceSteps: 2,
@@ -99,6 +111,12 @@ func samples(t testing.TB) []sample {
 			Run: "run-1", UID: "p17", SampleIndex: 7, GroupSize: 8, Lane: "tiny", Attempt: "gpu0-3",
 			StopReason: "failed", Error: "model gave NaN at step 3", Group: schemas.Group{Batch: "p17"},
 		}},
+	}
+}
+
+func resultSamples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
 		{"reward-scored", &schemas.Reward{
 			Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Status: "scored", Reward: new(0.75),
 			Scores: []schemas.Score{
@@ -162,6 +180,12 @@ func samples(t testing.TB) []sample {
 			Lane: "signs", Model: "signs", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10, MaxPixels: 1 << 20,
 			Reward: []string{"glyph"},
 		}},
+	}
+}
+
+func groupSamples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
 		{"advantage-complete", completeAdvantage(t)},
 		{"advantage-failed", &schemas.Advantage{
 			Run: "run-1", UID: "p18", Batch: "p18", Status: "failed", Error: "no sample was scored", GroupSize: 2,

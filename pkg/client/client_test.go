@@ -300,6 +300,26 @@ func TestClient_Errors(t *testing.T) {
 			t.Errorf("image: %v; want ErrNoImage", err)
 		}
 	})
+	t.Run("closed", func(t *testing.T) {
+		gone, err := client.Connect(ctx, p.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := gone.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := gone.Publish(ctx, "r", prompt("late")); !errors.Is(err, client.ErrClosed) && !errors.Is(err, nats.ErrConnectionClosed) {
+			t.Errorf("%v; want ErrClosed", err)
+		}
+	})
+}
+
+func TestClient_WhatIsStored(t *testing.T) {
+	t.Parallel()
+	p := newPipeline(t, "")
+	c := connect(t, p.url)
+	ctx := t.Context()
+
 	t.Run("judged", func(t *testing.T) {
 		publish(t, c, "r", prompt("judged", func(p *schemas.Prompt) { p.Reward = []schemas.RewardSpec{{Name: "external"}} }))
 		give := func(value float64) error {
@@ -326,18 +346,6 @@ func TestClient_Errors(t *testing.T) {
 		tr.Steps[1].Digest = tr.Steps[0].Digest
 		if _, err := c.Steps(ctx, tr); !errors.Is(err, client.ErrCorrupt) {
 			t.Errorf("%v; want ErrCorrupt", err)
-		}
-	})
-	t.Run("closed", func(t *testing.T) {
-		gone, err := client.Connect(ctx, p.url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := gone.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := gone.Publish(ctx, "r", prompt("late")); !errors.Is(err, client.ErrClosed) && !errors.Is(err, nats.ErrConnectionClosed) {
-			t.Errorf("%v; want ErrClosed", err)
 		}
 	})
 }

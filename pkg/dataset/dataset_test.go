@@ -33,13 +33,15 @@ func read(t *testing.T, name string, o dataset.Options) *dataset.Dataset {
 	return d
 }
 
-func TestRead_Formats(t *testing.T) {
+type formatCase struct {
+	file   string
+	format dataset.Format
+	want   []dataset.Record
+}
+
+func formatCases() []formatCase {
 	quoted := `A neon sign above a diner that says "OPEN 24 HOURS"`
-	tests := []struct {
-		file   string
-		format dataset.Format
-		want   []dataset.Record
-	}{
+	return []formatCase{
 		{"ocr.txt", dataset.Text, []dataset.Record{
 			{Index: 0, Line: 1, Fields: object{"prompt": quoted}},
 			{Index: 1, Line: 2, Fields: object{"prompt": `A chalkboard in a cafe with "Soup of the day" written on it`}},
@@ -98,7 +100,10 @@ func TestRead_Formats(t *testing.T) {
 			{Index: 2, Line: 5, GroundTruth: "OPEN", Fields: object{"prompt": "a red sign", "metadata": object{"colour": "red"}}},
 		}},
 	}
-	for _, tt := range tests {
+}
+
+func TestRead_Formats(t *testing.T) {
+	for _, tt := range formatCases() {
 		t.Run(tt.file, func(t *testing.T) {
 			d := read(t, tt.file, dataset.Options{})
 			if d.Format != tt.format || d.Total != len(tt.want) {

@@ -106,7 +106,11 @@ func TestField_StandsOnce(t *testing.T) {
 			t.Errorf("the table has no row %s\n%s", row, table)
 		}
 	}
+	testFlags(t, l)
+}
 
+func testFlags(t *testing.T, l lamp) {
+	t.Helper()
 	set, f := flags(t)
 	for name, want := range map[string]string{
 		"warmth": "the colour of the light, in candles; between 0 and 10",

@@ -86,6 +86,9 @@ func TestScorer_Retries(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestScorer_NoConnection(t *testing.T) {
 	t.Run("refused", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -98,7 +101,7 @@ func TestScorer_Retries(t *testing.T) {
 		}
 	})
 	t.Run("a certificate nobody knows", func(t *testing.T) {
-		server := httptest.NewTLSServer(status(200))
+		server := httptest.NewTLSServer(http.NotFoundHandler())
 		defer server.Close()
 		_, err := open(t, config(server.URL)).Score(t.Context(), flat(color.NRGBA{A: 255}))
 		if err == nil || errors.Is(err, scorer.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
