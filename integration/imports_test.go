@@ -126,7 +126,7 @@ var testLayers = map[string][]string{
 	"services/internal/boot":       {"pkg/natsd", "schemas"},
 	"services/internal/instrument": {"pkg/natsd"},
 	"pkg/fieldflag":                {"schemas/document"},
-	"services/command":             {"pkg/model/qwenimage/checkpoint"},
+	"services/command":             {"pkg/bus/bustest", "pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":            {"schemas", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -15,13 +16,15 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // Exit statuses.
 const (
-	exitOK     = 0
-	exitFailed = 1
-	exitUsage  = 2
+	exitOK     = boot.ExitOK
+	exitFailed = boot.ExitFailure
+	exitUsage  = boot.ExitUsage
 )
 
 // exitError carries an exit status with an error that may have been reported already.
@@ -49,7 +52,7 @@ func Main() {
 		fmt.Fprintf(os.Stderr, "meander: still not stopped after %v, ends now; what was stored is there at the next start\n", drainLimit)
 		os.Exit(exitFailed)
 	})
-	os.Exit(execute(ctx, os.Args[1:]))
+	os.Exit(Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
 // drainLimit is how long the process may take to end after the first signal: the
@@ -68,11 +71,15 @@ func untilSignal(limit time.Duration, overdue func()) context.Context {
 	return ctx
 }
 
-// execute runs one command line and returns its exit status.
-func execute(ctx context.Context, args []string) int {
+// Execute runs one command line, without the program's name, until it is done or ctx ends, and
+// returns its exit status. Results go to stdout; errors, progress and logs to stderr.
+func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	zerolog.TimeFieldFormat = time.RFC3339Nano // milliseconds matter here
 	root := newRoot()
 	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
@@ -82,7 +89,7 @@ func execute(ctx context.Context, args []string) int {
 		exit = &exitError{status: exitFailed, err: err}
 	}
 	if exit.err != nil {
-		fmt.Fprintln(os.Stderr, "meander:", exit.err)
+		fmt.Fprintln(stderr, "meander:", exit.err)
 	}
 	return exit.status
 }
@@ -95,10 +102,11 @@ type app struct {
 	creds    string
 	json     bool
 	logLevel string
+	stderr   io.Writer
 }
 
 func newRoot() *cobra.Command {
-	a := &app{}
+	a := &app{stderr: os.Stderr}
 	root := &cobra.Command{
 		Use:   "meander",
 		Short: "event-streamed rollouts for reinforcement learning on diffusion models",
@@ -120,9 +128,17 @@ with an embedded NATS server.`,
   # what happened, and proof that the log-probs are right
   meander show
   meander verify`,
-		Args:          args(noSuchCommand),
-		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
-		Version:       versionLine(),
+		Args:    args(noSuchCommand),
+		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
+		Version: versionLine(),
+
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			a.stderr = c.ErrOrStderr()
+			if err := c.ValidateFlagGroups(); err != nil {
+				return usage(err)
+			}
+			return nil
+		},
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -160,9 +176,9 @@ func (a *app) logger() (zerolog.Logger, error) {
 		return zerolog.Nop(), usage(fmt.Errorf("--log-level: %q; must be debug, info, warn or error", a.logLevel))
 	}
 	if a.json {
-		return zerolog.New(os.Stderr).Level(level).With().Timestamp().Logger(), nil
+		return zerolog.New(a.stderr).Level(level).With().Timestamp().Logger(), nil
 	}
-	w := zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !colourful(os.Stderr)}
+	w := zerolog.ConsoleWriter{Out: a.stderr, TimeFormat: "15:04:05.000", NoColor: !colourful(a.stderr)}
 	return zerolog.New(w).Level(level).With().Timestamp().Logger(), nil
 }
 

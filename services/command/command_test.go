@@ -1,10 +1,115 @@
 package command
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 )
+
+// text is what is written to it, by several goroutines perhaps.
+type text struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (w *text) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.Write(p)
+}
+
+func (w *text) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.String()
+}
+
+// command runs a command line in this process; a status other than 0 is an exitError.
+func command(ctx context.Context, args ...string) (stdout, stderr string, err error) {
+	var out, errs text
+	if status := Execute(ctx, args, strings.NewReader(""), &out, &errs); status != exitOK {
+		err = &exitError{status, fmt.Errorf("%q: exit status %d\n%s", args, status, &errs)}
+	}
+	return out.String(), errs.String(), err
+}
+
+// expect runs a command line and checks its exit status, and that it says what it has to.
+func expect(t *testing.T, status int, say string, args ...string) (stdout string) {
+	t.Helper()
+	var out, errs text
+	if got := Execute(t.Context(), args, strings.NewReader(""), &out, &errs); got != status || !strings.Contains(out.String()+errs.String(), say) {
+		t.Fatalf("%q: exit status %d, want %d, and %q said:\n%s%s", args, got, status, say, &out, &errs)
+	}
+	return out.String()
+}
+
+// linesOf is the JSON lines of a command.
+func linesOf(t *testing.T, stdout string) (lines []map[string]any) {
+	t.Helper()
+	for line := range strings.Lines(stdout) {
+		var v map[string]any
+		if err := json.Unmarshal([]byte(line), &v); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		lines = append(lines, v)
+	}
+	return lines
+}
+
+// inStore moves to a new folder whose store has the run r1: a group of two samples, uid p.
+func inStore(t *testing.T) {
+	t.Helper()
+	inEmptyDir(t)
+	if err := os.WriteFile("p.jsonl", []byte(`{"prompt": "a red fox", "uid": "p"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitOK, "1 of 1 groups complete", append([]string{"run", "--run", "r1"}, small...)...)
+}
+
+// small are flags of a run that takes a moment.
+var small = []string{
+	"--prompts", "p.jsonl", "--model", "synthetic", "-n", "2", "--steps", "3", "--sde-steps", "1", "--return-steps", "1,2", "--out", "-",
+}
+
+var errNotYet = errors.New("not yet")
+
+// serving is meander up on the store of this folder, with these flags, until the test ends.
+func serving(t *testing.T, args ...string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, _, err := command(ctx, append([]string{"up", "--listen", "127.0.0.1:0", "--log-level", "error"}, args...)...)
+		ended <- err
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestExecute(t *testing.T) {
+	inEmptyDir(t)
+	expect(t, exitUsage, `meander has no command "runn"; did you mean 'meander run'?`, "runn")
+	expect(t, exitUsage, "did you mean --run?", "show", "--runn", "x")
+	expect(t, exitUsage, "--log-level: \"loud\"; must be debug, info, warn or error", "streams", "--log-level", "loud")
+	expect(t, exitUsage, "has nothing in it", "show")
+	expect(t, exitOK, "Commands:\n", "--help")
+	ended, stop := context.WithCancel(t.Context())
+	stop()
+	if _, _, err := command(ended, "run", "--model", "synthetic", "a fox"); err == nil {
+		t.Error("a run of an ended context succeeds")
+	}
+}
 
 // A command that does not come to its end after a signal is ended.
 func TestUntilSignal(t *testing.T) {

@@ -1,8 +1,6 @@
 package command
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -10,23 +8,12 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
 )
-
-// command runs a command line in this process.
-func command(ctx context.Context, args ...string) (stdout, stderr string, err error) {
-	var out, errs bytes.Buffer
-	root := newRoot()
-	root.SetArgs(args)
-	root.SetOut(&out)
-	root.SetErr(&errs)
-	err = root.ExecuteContext(ctx)
-	return out.String(), errs.String(), err
-}
 
 // inEmptyDir moves to a new folder, with the shipped models in reach.
 func inEmptyDir(t *testing.T) string {
@@ -271,35 +258,17 @@ func TestEstimate_IsWhatRuns(t *testing.T) {
 // reward functions.
 func TestEstimate_OfAPipeline(t *testing.T) {
 	inEmptyDir(t)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		_, stderr, err := command(ctx, "up", "--listen", "127.0.0.1:0", "--log-level", "error")
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, stderr)
-		}
-		ended <- err
-	}()
-	defer func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	deadline := time.Now().Add(30 * time.Second)
+	serving(t)
 	var stdout string
-	for { // until the sampler has announced its model
-		if _, running := natsd.Running("meander-data"); running {
-			var err error
-			if stdout, _, err = command(t.Context(), "publish", "--dry-run", "--prompts", "demo/verl-ocr.jsonl"); err == nil && strings.Contains(stdout, "signs") {
-				break
-			}
+	bustest.Until(t, "a pipeline that has announced its model", func() (err error) {
+		if _, running := natsd.Running("meander-data"); !running {
+			return errNotYet
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no model was announced:\n%s", stdout)
+		if stdout, _, err = command(t.Context(), "publish", "--dry-run", "--prompts", "demo/verl-ocr.jsonl"); err == nil && !strings.Contains(stdout, "signs") {
+			err = errNotYet
 		}
-		time.Sleep(50 * time.Millisecond)
-	}
+		return err
+	})
 	if !strings.Contains(stdout, "3 groups x 8 samples = 24 images of 128 x 64 pixels, by signs") || !strings.Contains(stdout, "reward     glyph\n") {
 		t.Errorf("estimate\n%s", stdout)
 	}
