@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -40,11 +41,11 @@ func TestBus_blobs(t *testing.T) {
 			if got, err := os.GetBytes(ctx, ref.Digest); err != nil || !bytes.Equal(got, data) {
 				t.Errorf("%s, by the library: got %d bytes, %v; want %d", name, len(got), err, len(data))
 			}
-			before := e.info(t, "OBJ_"+schemas.BlobBucket).State.LastSeq
+			before := e.Info(t, "OBJ_"+schemas.BlobBucket).State.LastSeq
 			if again, err := e.PutBlob(ctx, data); err != nil || again != ref {
 				t.Errorf("%s again: got %+v, %v", name, again, err)
 			}
-			if after := e.info(t, "OBJ_"+schemas.BlobBucket).State.LastSeq; after != before {
+			if after := e.Info(t, "OBJ_"+schemas.BlobBucket).State.LastSeq; after != before {
 				t.Errorf("%s was written again", name)
 			}
 		}
@@ -166,7 +167,7 @@ func TestBus_PutBlob_full(t *testing.T) {
 		t.Errorf("got %v, want ErrStreamFull", err)
 	}
 	// What does not fit leaves nothing behind: two whole blobs and their entries.
-	if state := e.info(t, "OBJ_"+schemas.BlobBucket).State; state.Msgs != 2*(2+1) {
+	if state := e.Info(t, "OBJ_"+schemas.BlobBucket).State; state.Msgs != 2*(2+1) {
 		t.Errorf("%d messages are stored, want 6", state.Msgs)
 	}
 }
@@ -217,7 +218,7 @@ func TestBus_Dead_large(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		dead := deadLetters(t, e)
+		dead := bustest.Dead(t, e.Bus, 0)
 		if len(dead) != 1 || len(dead[0].Data) != 0 || len(dead[0].Headers) != 1 || dead[0].Headers[0].Name != bus.HeaderRef {
 			t.Fatalf("got %d letters: %+v", len(dead), dead)
 		}

@@ -2,16 +2,16 @@ package bus_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
-	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -34,48 +34,17 @@ func eachTransport(t *testing.T, test func(t *testing.T, e *env)) {
 	}
 }
 
-// env is a server on a store of its own and a bus connected to it.
-type env struct {
-	*bus.Bus
-	server    *natsd.Server
-	transport string
-	options   natsd.Options
-}
+// env is an event plane that is reached in one of the ways.
+type env struct{ *bustest.Plane }
 
+// newEnv is a server without streams, which a test sets up.
 func newEnv(t testing.TB, transport string, change ...func(*natsd.Options)) *env {
 	t.Helper()
-	e := &env{transport: transport, options: natsd.Options{StoreDir: t.TempDir(), SyncInterval: time.Minute, Log: testLog(t)}}
+	change = append([]func(*natsd.Options){func(o *natsd.Options) { o.SyncInterval = time.Minute }}, change...)
 	if transport == "tcp" {
-		e.options.Listen = "127.0.0.1:0"
+		change = append(change, bustest.TCP)
 	}
-	for _, f := range change {
-		f(&e.options)
-	}
-	e.start(t)
-	e.Bus = e.connect(t)
-	return e
-}
-
-func testLog(t testing.TB) zerolog.Logger {
-	t.Helper()
-	if testing.Verbose() {
-		return zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.InfoLevel)
-	}
-	return zerolog.Nop()
-}
-
-func (e *env) start(t testing.TB) {
-	t.Helper()
-	server, err := natsd.Start(context.Background(), e.options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.server = server
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	return &env{bustest.Bare(t, change...)}
 }
 
 func (e *env) setup(t testing.TB) {
@@ -85,65 +54,21 @@ func (e *env) setup(t testing.TB) {
 	}
 }
 
-func (e *env) config() bus.Config {
-	if e.transport == "tcp" {
-		return bus.Config{Name: "test", URL: e.server.ClientURL(), Token: e.options.Token}
-	}
-	return bus.Config{Name: "test", InProcess: e.server.InProcess()}
-}
-
-// connect makes another bus to the same server.
-func (e *env) connect(t testing.TB) *bus.Bus {
-	t.Helper()
-	b, err := bus.Connect(context.Background(), e.config(), testLog(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
-}
-
 // resize changes the limits of a stream, to fill it quickly.
 func (e *env) resize(t testing.TB, stream string, maxBytes, maxMsgs int64) {
 	t.Helper()
-	s, err := e.JetStream().Stream(context.Background(), stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := s.CachedInfo().Config
-	c.MaxBytes, c.MaxMsgs = maxBytes, maxMsgs
-	if _, err := e.JetStream().UpdateStream(context.Background(), c); err != nil {
-		t.Fatal(err)
-	}
+	e.Change(t, stream, func(c *jetstream.StreamConfig) { c.MaxBytes, c.MaxMsgs = maxBytes, maxMsgs })
 }
 
-func (e *env) info(t testing.TB, stream string) *jetstream.StreamInfo {
+// eventually waits until the condition holds.
+func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	s, err := e.JetStream().Stream(context.Background(), stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s.CachedInfo()
-}
-
-// patience is how long a test waits, at least: the machine may be busy elsewhere, and a test
-// that passes does not wait.
-const patience = time.Minute
-
-// eventually polls until the condition holds.
-func eventually(t testing.TB, what string, within time.Duration, condition func() bool) {
-	t.Helper()
-	within = max(within, patience)
-	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if condition() {
-			return
+	bustest.Until(t, what, func() error {
+		if !condition() {
+			return errors.New("not yet")
 		}
-	}
-	t.Fatalf("%s: not within %v", what, within)
+		return nil
+	})
 }
 
 var digest = strings.Repeat("0", 64)

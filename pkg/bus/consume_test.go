@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -51,24 +52,7 @@ func publishRequests(t testing.TB, b *bus.Bus, n int) {
 	}
 }
 
-// deadLetters decodes what is in MDR_DEAD.
-func deadLetters(t testing.TB, e *env) []*schemas.Dead {
-	t.Helper()
-	var out []*schemas.Dead
-	for m, err := range e.Read(context.Background(), schemas.StreamDead, nil, bus.ReadOptions{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := &schemas.Dead{}
-		if err := schemas.Decode(m.Data, d); err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, d)
-	}
-	return out
-}
-
-func (e *env) waiting(t testing.TB) uint64 { return e.info(t, schemas.StreamRequests).State.Msgs }
+func (e *env) waiting(t testing.TB) uint64 { return e.Info(t, schemas.StreamRequests).State.Msgs }
 
 func TestBus_Consume_acksOnce(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
@@ -91,7 +75,7 @@ func TestBus_Consume_acksOnce(t *testing.T) {
 			}
 			return nil
 		})
-		eventually(t, "all acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		eventually(t, "all acked", func() bool { return e.waiting(t) == 0 })
 		mu.Lock()
 		defer mu.Unlock()
 		for subject, count := range seen {
@@ -119,14 +103,14 @@ func TestBus_Consume_leavesTheRestToOthers(t *testing.T) {
 			<-release
 			return nil
 		})
-		eventually(t, "two in hand", 3*time.Second, func() bool { return first.Load() == 2 })
-		consume(t, e.connect(t), c, func(context.Context, *bus.Message) error {
+		eventually(t, "two in hand", func() bool { return first.Load() == 2 })
+		consume(t, e.Connect(t), c, func(context.Context, *bus.Message) error {
 			second.Add(1)
 			return nil
 		})
-		eventually(t, "the others take three", 3*time.Second, func() bool { return second.Load() == 3 })
+		eventually(t, "the others take three", func() bool { return second.Load() == 3 })
 		close(release)
-		eventually(t, "all acked", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+		eventually(t, "all acked", func() bool { return e.waiting(t) == 0 })
 		if first.Load() != 2 {
 			t.Errorf("the first replica handled %d, want 2", first.Load())
 		}
@@ -138,15 +122,15 @@ func TestBus_Consume_longWorkStaysAlone(t *testing.T) {
 		publishRequests(t, e.Bus, 1)
 		var calls atomic.Int64
 		c := sampler()
-		c.AckWait = 600 * time.Millisecond // room for a machine that is busy elsewhere
+		c.AckWait = 2 * time.Second
 		h := func(context.Context, *bus.Message) error {
 			calls.Add(1)
-			time.Sleep(3 * c.AckWait)
+			bustest.Redelivers(t, e.Bus, 3*time.Second)
 			return nil
 		}
 		consume(t, e.Bus, c, h)
-		consume(t, e.connect(t), c, h)
-		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+		consume(t, e.Connect(t), c, h)
+		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
 		if calls.Load() != 1 {
 			t.Errorf("handled %d times, want 1", calls.Load())
 		}
@@ -190,9 +174,9 @@ func TestBus_Consume_retries(t *testing.T) {
 			}
 			return nil
 		})
-		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
-		if calls.Load() != 3 || len(deadLetters(t, e)) != 0 {
-			t.Errorf("%d calls, %d dead letters; want 3 and none", calls.Load(), len(deadLetters(t, e)))
+		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
+		if calls.Load() != 3 || len(bustest.Dead(t, e.Bus, 0)) != 0 {
+			t.Errorf("%d calls, %d dead letters; want 3 and none", calls.Load(), len(bustest.Dead(t, e.Bus, 0)))
 		}
 	})
 }
@@ -217,7 +201,7 @@ func TestBus_Consume_givesUp(t *testing.T) {
 				c.MaxDeliver = 3
 				var calls, hooks atomic.Int64
 				c.OnGiveUp = func(ctx context.Context, m *bus.Message, cause error) error {
-					if len(deadLetters(t, e)) != 0 || e.waiting(t) != 1 {
+					if len(bustest.Dead(t, e.Bus, 0)) != 0 || e.waiting(t) != 1 {
 						t.Error("the hook ran after the dead letter or the term")
 					}
 					if !strings.Contains(cause.Error(), "bad seed") || bus.Code(cause) != test.code || bus.Traceparent(ctx) != trace {
@@ -232,11 +216,11 @@ func TestBus_Consume_givesUp(t *testing.T) {
 					calls.Add(1)
 					return test.fail()
 				})
-				eventually(t, "terminated", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+				eventually(t, "terminated", func() bool { return e.waiting(t) == 0 })
 				if hooks.Load() != 2 || calls.Load() != test.calls {
 					t.Errorf("hook ran %d times, handler %d; want 2 and %d", hooks.Load(), calls.Load(), test.calls)
 				}
-				dead := deadLetters(t, e)
+				dead := bustest.Dead(t, e.Bus, 0)
 				if len(dead) != 1 {
 					t.Fatalf("%d dead letters, want 1", len(dead))
 				}
@@ -270,8 +254,8 @@ func TestBus_Consume_hookFailsForGood(t *testing.T) {
 		return fmt.Errorf("tell: %w", bus.Terminal("invalid", errors.New("no such group")))
 	}
 	consume(t, e.Bus, c, func(context.Context, *bus.Message) error { return bus.Terminal("invalid", errors.New("bad seed")) })
-	eventually(t, "terminated", 20*time.Second, func() bool { return e.waiting(t) == 0 })
-	dead := deadLetters(t, e)
+	eventually(t, "terminated", func() bool { return e.waiting(t) == 0 })
+	dead := bustest.Dead(t, e.Bus, 0)
 	if len(dead) != 1 || !strings.Contains(dead[0].Reason, "bad seed") || !strings.Contains(dead[0].Reason, "not told: no such group") {
 		t.Errorf("dead letters: %+v", dead)
 	}
@@ -307,8 +291,8 @@ func TestBus_Consume_crashLoop(t *testing.T) {
 		if cause := <-gaveUp; bus.Code(cause) != "exhausted" {
 			t.Errorf("given up as %s", bus.Code(cause))
 		}
-		eventually(t, "terminated", 3*time.Second, func() bool { return e.waiting(t) == 0 })
-		if dead := deadLetters(t, e); len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Deliveries != 11 {
+		eventually(t, "terminated", func() bool { return e.waiting(t) == 0 })
+		if dead := bustest.Dead(t, e.Bus, 0); len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Deliveries != 11 {
 			t.Errorf("dead letters: %+v", dead)
 		}
 	})
@@ -343,9 +327,9 @@ func TestBus_Consume_lostDeliveriesAreNoFailures(t *testing.T) {
 			}
 			return nil
 		})
-		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
-		if calls.Load() != 2 || len(deadLetters(t, e)) != 0 {
-			t.Errorf("tried %d times, dead letters %+v; want 2, none", calls.Load(), deadLetters(t, e))
+		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
+		if calls.Load() != 2 || len(bustest.Dead(t, e.Bus, 0)) != 0 {
+			t.Errorf("tried %d times, dead letters %+v; want 2, none", calls.Load(), bustest.Dead(t, e.Bus, 0))
 		}
 	})
 }
@@ -370,12 +354,12 @@ func TestBus_Consume_waitsForSpace(t *testing.T) {
 			_, err := e.Publish(ctx, trajectory("u1", 0))
 			return err
 		})
-		eventually(t, "several tries", 5*time.Second, func() bool { return calls.Load() >= 4 })
+		eventually(t, "several tries", func() bool { return calls.Load() >= 4 })
 		if _, err := e.PurgeSubject(t.Context(), schemas.StreamTrajectories, trajectory("other", 0).Subject()); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
-		if dead := deadLetters(t, e); len(dead) != 0 {
+		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
+		if dead := bustest.Dead(t, e.Bus, 0); len(dead) != 0 {
 			t.Errorf("dead letters: %+v", dead)
 		}
 	})
@@ -390,7 +374,7 @@ func TestBus_Consume_drain(t *testing.T) {
 		started := make(chan struct{}, 6)
 		release := make(chan struct{})
 		var finished, cancelled atomic.Int64
-		stop := consume(t, e.connect(t), c, func(ctx context.Context, m *bus.Message) error {
+		stop := consume(t, e.Connect(t), c, func(ctx context.Context, m *bus.Message) error {
 			started <- struct{}{}
 			if m.Seq%2 == 0 {
 				<-ctx.Done() // never finishes by itself
@@ -417,7 +401,7 @@ func TestBus_Consume_drain(t *testing.T) {
 		}
 		var rest atomic.Int64
 		consume(t, e.Bus, c, func(context.Context, *bus.Message) error { rest.Add(1); return nil })
-		eventually(t, "another replica has the rest at once", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+		eventually(t, "another replica has the rest at once", func() bool { return e.waiting(t) == 0 })
 		if rest.Load() != 17 {
 			t.Errorf("the other replica handled %d, want 17", rest.Load())
 		}
@@ -447,7 +431,7 @@ func TestBus_Consume_largeBacklog(t *testing.T) {
 			handled.Add(1)
 			return nil
 		})
-		eventually(t, "all handled", 20*time.Second, func() bool { return handled.Load() == n })
+		eventually(t, "all handled", func() bool { return handled.Load() == n })
 		read := 0
 		for _, err := range e.Read(t.Context(), schemas.StreamSteps, nil, bus.ReadOptions{}) {
 			if err != nil {
@@ -455,8 +439,8 @@ func TestBus_Consume_largeBacklog(t *testing.T) {
 			}
 			read++
 		}
-		if e.server.SlowConsumers() != 0 || redelivered.Load() != 0 || read != n {
-			t.Errorf("%d slow consumers, %d redelivered, %d read; want 0, 0 and %d", e.server.SlowConsumers(), redelivered.Load(), read, n)
+		if e.Server.SlowConsumers() != 0 || redelivered.Load() != 0 || read != n {
+			t.Errorf("%d slow consumers, %d redelivered, %d read; want 0, 0 and %d", e.Server.SlowConsumers(), redelivered.Load(), read, n)
 		}
 	})
 }
@@ -467,14 +451,14 @@ func TestBus_Consume_survives(t *testing.T) {
 			var handled atomic.Int64
 			consume(t, e.Bus, sampler(), func(context.Context, *bus.Message) error { handled.Add(1); return nil })
 			publishRequests(t, e.Bus, 3)
-			eventually(t, "acked", 3*time.Second, func() bool { return e.waiting(t) == 0 })
+			eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
 			if err := e.JetStream().DeleteConsumer(t.Context(), schemas.StreamRequests, "sampler-tiny"); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := e.Publish(t.Context(), request("r1", "after", 0)); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "acked", 5*time.Second, func() bool { return e.waiting(t) == 0 })
+			eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
 			if handled.Load() != 4 {
 				t.Errorf("handled %d, want 4", handled.Load())
 			}
@@ -483,21 +467,21 @@ func TestBus_Consume_survives(t *testing.T) {
 	t.Run("a restart of the server", func(t *testing.T) {
 		e := newEnv(t, "tcp")
 		e.setup(t)
-		e.options.Listen = strings.TrimPrefix(e.server.ClientURL(), "nats://")
+		e.Options.Listen = strings.TrimPrefix(e.Server.ClientURL(), "nats://")
 		var handled sync.Map
 		consume(t, e.Bus, sampler(), func(_ context.Context, m *bus.Message) error { handled.Store(m.Subject, true); return nil })
 		publishRequests(t, e.Bus, 3)
-		eventually(t, "acked", 3*time.Second, func() bool { return e.waiting(t) == 0 })
-		if err := e.server.Close(); err != nil {
+		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
+		if err := e.Server.Close(); err != nil {
 			t.Fatal(err)
 		}
-		e.start(t)
+		e.Start(t)
 		for i := range 20 {
 			if _, err := e.Publish(t.Context(), request("r1", "after", int64(i))); err != nil {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, "acked", 5*time.Second, func() bool {
+		eventually(t, "acked", func() bool {
 			n := 0
 			handled.Range(func(any, any) bool { n++; return true })
 			return n == 23
@@ -527,13 +511,12 @@ func TestBus_Consume_refuses(t *testing.T) {
 func TestBus_Consume_closedBus(t *testing.T) {
 	e := newEnv(t, "in-process")
 	e.setup(t)
-	other := e.connect(t)
+	other := e.Connect(t)
 	done := make(chan error, 1)
 	go func() {
 		done <- other.Consume(context.Background(), sampler(), func(context.Context, *bus.Message) error { return nil })
 	}()
-	eventually(t, "consumer is there", 3*time.Second, func() bool { return e.info(t, schemas.StreamRequests).State.Consumers == 1 })
-	time.Sleep(50 * time.Millisecond)
+	eventually(t, "consumer is there", func() bool { return e.Info(t, schemas.StreamRequests).State.Consumers == 1 })
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -561,8 +544,8 @@ func TestBus_WatchAdvisories(t *testing.T) {
 		if m, err := c.Next(jetstream.FetchMaxWait(300 * time.Millisecond)); !errors.Is(err, nats.ErrTimeout) {
 			t.Fatalf("second delivery: %v, %v", m, err)
 		}
-		eventually(t, "removed from the queue", 5*time.Second, func() bool { return e.waiting(t) == 0 })
-		dead := deadLetters(t, e)
+		eventually(t, "removed from the queue", func() bool { return e.waiting(t) == 0 })
+		dead := bustest.Dead(t, e.Bus, 0)
 		if len(dead) != 1 || dead[0].Code != "exhausted" || dead[0].Stage != "sampler" || dead[0].UID != "u0" || len(dead[0].Data) == 0 {
 			t.Errorf("dead letters: %+v", dead)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -107,7 +108,7 @@ func TestBus_Consume_failingFamiliesShareOneHalf(t *testing.T) {
 				}
 				return errBad
 			})
-			eventually(t, "every slot taken", 10*time.Second, func() bool { return running.Load() == 4 })
+			eventually(t, "every slot taken", func() bool { return running.Load() == 4 })
 			close(release)
 			for range good {
 				if n := <-done; n > bad.most {
@@ -132,8 +133,8 @@ func TestBus_Consume_familyRecovers(t *testing.T) {
 		}
 		return nil
 	})
-	eventually(t, "all acked", 30*time.Second, func() bool { return e.waiting(t) == 0 })
-	if dead := deadLetters(t, e); len(dead) > 0 {
+	eventually(t, "all acked", func() bool { return e.waiting(t) == 0 })
+	if dead := bustest.Dead(t, e.Bus, 0); len(dead) > 0 {
 		t.Errorf("%d dead letters, want none: %+v", len(dead), dead[0])
 	}
 }
@@ -156,7 +157,7 @@ func TestBus_Consume_familyGivenUp(t *testing.T) {
 		tried[r.SampleIndex].Add(1)
 		return errBad
 	})
-	eventually(t, "all given up", 30*time.Second, func() bool { return e.waiting(t) == 0 })
+	eventually(t, "all given up", func() bool { return e.waiting(t) == 0 })
 	total := int64(0)
 	for i := range tried {
 		if tried[i].Load() == 0 {
@@ -164,7 +165,7 @@ func TestBus_Consume_familyGivenUp(t *testing.T) {
 		}
 		total += tried[i].Load()
 	}
-	dead := deadLetters(t, e)
+	dead := bustest.Dead(t, e.Bus, 0)
 	for _, d := range dead {
 		if d.Reason != errBad.Error() {
 			t.Errorf("%s: reason %q, want the cause", d.OriginalSubject, d.Reason)
@@ -198,8 +199,8 @@ func TestBus_Consume_outageMakesNoSuspects(t *testing.T) {
 			}
 			return nil
 		})
-		eventually(t, "the failure", 10*time.Second, func() bool { return tries.Load() == 1 })
+		eventually(t, "the failure", func() bool { return tries.Load() == 1 })
 		publishSamples(t, e.Bus, "r", "late", n) // of the same run
-		eventually(t, "all at once", 10*time.Second, func() bool { return inside.Load() == n })
+		eventually(t, "all at once", func() bool { return inside.Load() == n })
 	})
 }

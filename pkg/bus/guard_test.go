@@ -8,49 +8,11 @@ import (
 	"math"
 	"sync"
 	"testing"
-	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
-
-// letters are the dead letters there are.
-func (e *env) letters(t testing.TB) []*schemas.Dead {
-	t.Helper()
-	var out []*schemas.Dead
-	for m, err := range e.Read(t.Context(), schemas.StreamDead, nil, bus.ReadOptions{}) {
-		d := &schemas.Dead{}
-		if err == nil {
-			err = schemas.DecodeValid(m.Data, d)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, d)
-	}
-	return out
-}
-
-// raw stores bytes on a subject, as a stranger does who knows it, message id and all.
-func (e *env) raw(t testing.TB, subject string, data []byte) bus.Ack {
-	t.Helper()
-	ack, err := e.PublishRaw(t.Context(), subject, data, nats.Header{schemas.HeaderType: {"forged/1"}}, schemas.MessageID(subject))
-	if err != nil || ack.Duplicate {
-		t.Fatalf("%s: got %+v, %v; want stored", subject, ack, err)
-	}
-	return ack
-}
-
-func encoded(t testing.TB, e schemas.Event) []byte {
-	t.Helper()
-	data, err := schemas.Encode(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
 
 func TestBus_Publish_displacesGarbage(t *testing.T) {
 	scored := func(value float64) *schemas.Reward {
@@ -64,25 +26,25 @@ func TestBus_Publish_displacesGarbage(t *testing.T) {
 	}{
 		"request of bytes":                  {request("r1", "u1", 0), []byte("rubbish")},
 		"trajectory of nothing":             {trajectory("u1", 0), nil},
-		"trajectory of another sample":      {trajectory("u1", 0), encoded(t, trajectory("u1", 1))},
-		"trajectory of another kind":        {trajectory("u1", 0), encoded(t, reward("u1", 0))},
-		"reward that is not a number":       {scored(1), encoded(t, scored(math.NaN()))},
-		"reward of an endless group":        {scored(1), encoded(t, func() *schemas.Reward { r := scored(1); r.GroupSize = 1 << 40; return r }())},
-		"verdict that is not a number":      {verdict(0.5), encoded(t, verdict(math.Inf(1)))},
+		"trajectory of another sample":      {trajectory("u1", 0), bustest.Encode(t, trajectory("u1", 1))},
+		"trajectory of another kind":        {trajectory("u1", 0), bustest.Encode(t, reward("u1", 0))},
+		"reward that is not a number":       {scored(1), bustest.Encode(t, scored(math.NaN()))},
+		"reward of an endless group":        {scored(1), bustest.Encode(t, func() *schemas.Reward { r := scored(1); r.GroupSize = 1 << 40; return r }())},
+		"verdict that is not a number":      {verdict(0.5), bustest.Encode(t, verdict(math.Inf(1)))},
 		"advantage of bytes":                {advantage("u1"), bytes.Repeat([]byte{0xc1}, 1000)},
-		"advantage of another group":        {advantage("u1"), encoded(t, advantage("u2"))},
+		"advantage of another group":        {advantage("u1"), bustest.Encode(t, advantage("u2"))},
 		"batch that is no map":              {&schemas.Batch{Run: "r1", Batch: "b1", StdBasis: "sample"}, []byte{0x90}},
 		"trajectory larger than its letter": {trajectory("u1", 0), make([]byte, 1_040_000)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, func(t *testing.T, e *env) {
-				first := e.raw(t, test.event.Subject(), test.first)
+				first := e.Forge(t, test.event.Subject(), test.first)
 				ack, err := e.Publish(t.Context(), test.event)
 				if err != nil || ack.Duplicate || ack.Seq <= first.Seq {
 					t.Fatalf("got %+v, %v; want stored after %d", ack, err, first.Seq)
 				}
 				m, err := e.Get(t.Context(), ack.Stream, ack.Seq)
-				if err != nil || !bytes.Equal(m.Data, encoded(t, test.event)) {
+				if err != nil || !bytes.Equal(m.Data, bustest.Encode(t, test.event)) {
 					t.Errorf("stored %.40q, %v; want the event", m.Data, err)
 				}
 				if _, err := e.Get(t.Context(), first.Stream, first.Seq); !errors.Is(err, bus.ErrNotFound) {
@@ -91,7 +53,7 @@ func TestBus_Publish_displacesGarbage(t *testing.T) {
 				if again, err := e.Publish(t.Context(), test.event); err != nil || !again.Duplicate || again.Seq != ack.Seq {
 					t.Errorf("again: got %+v, %v; want duplicate of %d", again, err, ack.Seq)
 				}
-				letters := e.letters(t)
+				letters := bustest.Dead(t, e.Bus, 0)
 				if len(letters) != 1 {
 					t.Fatalf("%d dead letters, want 1", len(letters))
 				}
@@ -120,7 +82,7 @@ func TestBus_Publish_against(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		forged := reward("u1", 0)
 		forged.GroupSize = 2
-		e.raw(t, forged.Subject(), encoded(t, forged))
+		e.Forge(t, forged.Subject(), bustest.Encode(t, forged))
 		sameSize := bus.Against(func(stored *schemas.Reward) (fault, err error) {
 			if stored.GroupSize != schemas.MaxGroupSize {
 				return fmt.Errorf("group_size: %d; must be %d", stored.GroupSize, schemas.MaxGroupSize), nil
@@ -129,7 +91,7 @@ func TestBus_Publish_against(t *testing.T) {
 		})
 		// Who does not know better leaves it.
 		ack, err := e.Publish(t.Context(), reward("u1", 0))
-		if err != nil || !ack.Duplicate || ack.First == nil || !bytes.Equal(ack.First.Data, encoded(t, forged)) {
+		if err != nil || !ack.Duplicate || ack.First == nil || !bytes.Equal(ack.First.Data, bustest.Encode(t, forged)) {
 			t.Errorf("without a check: got %+v, %v; want duplicate", ack, err)
 		}
 		ack, err = e.Publish(t.Context(), reward("u1", 0), sameSize)
@@ -141,7 +103,7 @@ func TestBus_Publish_against(t *testing.T) {
 		if again, err := e.Publish(t.Context(), other, sameSize); err != nil || !again.Duplicate || again.Seq != ack.Seq {
 			t.Errorf("second: got %+v, %v; want duplicate of %d", again, err, ack.Seq)
 		}
-		if d := e.letters(t); len(d) != 1 || d[0].Reason != "group_size: 2; must be 1024" {
+		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Reason != "group_size: 2; must be 1024" {
 			t.Errorf("letters: %+v", d)
 		}
 	})
@@ -158,7 +120,7 @@ func TestBus_Publish_idOfSomebodyElse(t *testing.T) {
 		if err != nil || ack.Duplicate {
 			t.Fatalf("got %+v, %v; want stored", ack, err)
 		}
-		if m, err := e.Last(t.Context(), ack.Stream, want.Subject()); err != nil || !bytes.Equal(m.Data, encoded(t, want)) {
+		if m, err := e.Last(t.Context(), ack.Stream, want.Subject()); err != nil || !bytes.Equal(m.Data, bustest.Encode(t, want)) {
 			t.Errorf("stored %v, %v; want the event", m, err)
 		}
 	})
@@ -167,12 +129,12 @@ func TestBus_Publish_idOfSomebodyElse(t *testing.T) {
 // Of many who displace at once, one is stored, and what it has stored stays.
 func TestBus_Publish_displacesOnce(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
-		e.raw(t, trajectory("u1", 0).Subject(), []byte("rubbish"))
+		e.Forge(t, trajectory("u1", 0).Subject(), []byte("rubbish"))
 		const n = 8
 		acks := make([]bus.Ack, n)
 		var all sync.WaitGroup
 		for i := range n {
-			b := e.connect(t)
+			b := e.Connect(t)
 			all.Go(func() {
 				v := trajectory("u1", 0)
 				v.Error = fmt.Sprint("writer ", i)
@@ -192,7 +154,7 @@ func TestBus_Publish_displacesOnce(t *testing.T) {
 				t.Errorf("sequences %d and %d; want one", a.Seq, acks[0].Seq)
 			}
 		}
-		if d := e.letters(t); stored != 1 || len(d) != 1 {
+		if d := bustest.Dead(t, e.Bus, 0); stored != 1 || len(d) != 1 {
 			t.Errorf("%d stored, %d letters; want one of each", stored, len(d))
 		}
 	})
@@ -219,9 +181,9 @@ func TestPublisher_PublishStep_displaces(t *testing.T) {
 		small, large := step("u1", 0, "a1", 0, 100), step("u1", 0, "a1", 1, 3_000_000)
 		forged := step("u1", 0, "a1", 0, 100)
 		forged.NoiseLevel = 0.5
-		e.raw(t, small.Subject(), encoded(t, forged))
-		e.raw(t, large.Subject(), []byte("rubbish"))
-		e.raw(t, schemas.PartSubject(large.Subject(), 2), []byte("rubbish"))
+		e.Forge(t, small.Subject(), bustest.Encode(t, forged))
+		e.Forge(t, large.Subject(), []byte("rubbish"))
+		e.Forge(t, schemas.PartSubject(large.Subject(), 2), []byte("rubbish"))
 		for _, s := range []*schemas.Step{small, large} {
 			f, err := p.PublishStep(t.Context(), s)
 			if err != nil {
@@ -236,7 +198,7 @@ func TestPublisher_PublishStep_displaces(t *testing.T) {
 				t.Errorf("step %d: %v; want what was published", s.StepIndex, err)
 			}
 		}
-		if d := e.letters(t); len(d) != 3 {
+		if d := bustest.Dead(t, e.Bus, 0); len(d) != 3 {
 			t.Errorf("%d letters, want 3", len(d))
 		}
 	})
@@ -245,7 +207,7 @@ func TestPublisher_PublishStep_displaces(t *testing.T) {
 func TestBus_Consume_freesTheSubjectOfGarbage(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		want := trajectory("u1", 0)
-		first := e.raw(t, want.Subject(), []byte("rubbish"))
+		first := e.Forge(t, want.Subject(), []byte("rubbish"))
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		taken := make(chan *bus.Message, 1)
@@ -266,7 +228,7 @@ func TestBus_Consume_freesTheSubjectOfGarbage(t *testing.T) {
 				return nil
 			})
 		}()
-		eventually(t, "garbage is deleted", 10*time.Second, func() bool {
+		eventually(t, "garbage is deleted", func() bool {
 			_, err := e.Get(ctx, first.Stream, first.Seq)
 			return errors.Is(err, bus.ErrNotFound)
 		})
@@ -280,7 +242,7 @@ func TestBus_Consume_freesTheSubjectOfGarbage(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if d := e.letters(t); len(d) != 1 || d[0].Code != schemas.CodeDecode || d[0].Stage != "reward" || string(d[0].Data) != "rubbish" {
+		if d := bustest.Dead(t, e.Bus, 0); len(d) != 1 || d[0].Code != schemas.CodeDecode || d[0].Stage != "reward" || string(d[0].Data) != "rubbish" {
 			t.Errorf("letters: %+v; want what was deleted", d)
 		}
 	})
@@ -297,7 +259,7 @@ func TestBus_Claimed(t *testing.T) {
 		if _, err := look(nil); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("nothing there: %v", err)
 		}
-		e.raw(t, reward("u1", 0).Subject(), []byte("rubbish"))
+		e.Forge(t, reward("u1", 0).Subject(), []byte("rubbish"))
 		if _, err := look(nil); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("garbage: %v; want ErrNotFound", err)
 		}

@@ -99,7 +99,7 @@ func TestBus_Publish_workQueueRefusesWhileWaiting(t *testing.T) {
 		if err != nil || !again.Duplicate || again.Seq != ack.Seq {
 			t.Errorf("got %+v, %v; want duplicate of %d", again, err, ack.Seq)
 		}
-		if n := e.info(t, schemas.StreamRequests).State.Msgs; n != 1 {
+		if n := e.Info(t, schemas.StreamRequests).State.Msgs; n != 1 {
 			t.Errorf("%d requests stored, want 1", n)
 		}
 	})

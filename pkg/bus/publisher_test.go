@@ -105,7 +105,7 @@ func TestPublisher_fullStreamIsBackpressure(t *testing.T) {
 				sent.Add(1)
 			}
 		})
-		eventually(t, "the window fills", 3*time.Second, func() bool { return sent.Load() >= 9 })
+		eventually(t, "the window fills", func() bool { return sent.Load() >= 9 })
 		time.Sleep(100 * time.Millisecond)
 		if n := sent.Load(); n > 10 {
 			t.Fatalf("%d steps accepted while 6 are stored and the window is 4", n)
@@ -120,7 +120,7 @@ func TestPublisher_fullStreamIsBackpressure(t *testing.T) {
 				t.Errorf("step %d: got %+v, %v", i, ack, err)
 			}
 		}
-		if n := e.info(t, schemas.StreamSteps).State.Msgs; n != 20 {
+		if n := e.Info(t, schemas.StreamSteps).State.Msgs; n != 20 {
 			t.Errorf("%d steps stored, want 20", n)
 		}
 		if p.Stats().Stalled == 0 {
@@ -152,7 +152,7 @@ func TestPublisher_parts(t *testing.T) {
 					t.Error("the caller's step was modified")
 				}
 				parts := (size + schemas.MaxPartBytes - 1) / schemas.MaxPartBytes
-				if n := e.info(t, schemas.StreamSteps).State.Msgs; n != uint64(parts)+1 || ack.Seq != n {
+				if n := e.Info(t, schemas.StreamSteps).State.Msgs; n != uint64(parts)+1 || ack.Seq != n {
 					t.Errorf("%d messages stored, the step is %d; want %d parts and the step last", n, ack.Seq, parts)
 				}
 				out, err := e.LoadStepRef(ctx, schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest})
@@ -264,7 +264,7 @@ func TestJoinParts_hostile(t *testing.T) {
 func TestPublisher_serverRestart(t *testing.T) {
 	e := newEnv(t, "tcp")
 	e.setup(t)
-	e.options.Listen = e.server.ClientURL()[len("nats://"):] // the same port again
+	e.Options.Listen = e.Server.ClientURL()[len("nats://"):] // the same port again
 	ctx := t.Context()
 	p := e.NewPublisher(32, 4<<20)
 	defer p.Close()
@@ -298,11 +298,11 @@ func TestPublisher_serverRestart(t *testing.T) {
 		}
 	})
 	<-half
-	if err := e.server.Close(); err != nil {
+	if err := e.Server.Close(); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(100 * time.Millisecond)
-	e.start(t)
+	e.Start(t)
 	wg.Wait()
 	if failed != nil {
 		t.Fatal(failed)
@@ -315,10 +315,10 @@ func TestPublisher_serverRestart(t *testing.T) {
 		}
 		seen[ack.Seq] = true
 	}
-	if got := e.info(t, schemas.StreamSteps).State; got.Msgs != n || got.NumSubjects != n {
+	if got := e.Info(t, schemas.StreamSteps).State; got.Msgs != n || got.NumSubjects != n {
 		t.Errorf("%d steps on %d subjects stored, want %d", got.Msgs, got.NumSubjects, n)
 	}
-	if got := e.info(t, schemas.StreamTrajectories).State.Msgs; got != 50 {
+	if got := e.Info(t, schemas.StreamTrajectories).State.Msgs; got != 50 {
 		t.Errorf("%d trajectories stored, want 50", got)
 	}
 }
@@ -336,7 +336,7 @@ func TestPublisher_Close(t *testing.T) {
 		}
 		futures = append(futures, f)
 	}
-	eventually(t, "two of eight are stored", 5*time.Second, func() bool { return p.Stats().Pending == 6 })
+	eventually(t, "two of eight are stored", func() bool { return p.Stats().Pending == 6 })
 	for i := range 2 {
 		if _, err := p.PublishStep(t.Context(), step(uid(8+i), 0, "a1", 0, 4_000)); err != nil {
 			t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -90,7 +91,7 @@ func TestBus_Read(t *testing.T) {
 				t.Error("a stream that is not there can be read")
 			}
 		}
-		eventually(t, "no state left behind", 3*time.Second, func() bool { return e.info(t, schemas.StreamTrajectories).State.Consumers == 0 })
+		eventually(t, "no state left behind", func() bool { return e.Info(t, schemas.StreamTrajectories).State.Consumers == 0 })
 	})
 }
 
@@ -120,13 +121,9 @@ func TestBus_Read_live(t *testing.T) {
 				publishGroup(t, e.Bus, "other", i, 1)
 				publishGroup(t, e.Bus, "u1", i, 1)
 			}
-			select {
-			case s := <-got:
-				if want := "u1." + string(rune('0'+i)); s[len(s)-4:] != want {
-					t.Errorf("got %q, want one that ends in %q", s, want)
-				}
-			case <-time.After(10 * time.Second):
-				t.Fatalf("reward %d did not come", i)
+			s := bustest.Receive(t, "a reward", got)
+			if want := "u1." + string(rune('0'+i)); s[len(s)-4:] != want {
+				t.Errorf("got %q, want one that ends in %q", s, want)
 			}
 		}
 		cancel()
@@ -259,7 +256,7 @@ func TestBus_LastMany_large(t *testing.T) {
 				t.Errorf("message %d: sequence %d, %d bytes", i, m.Seq, len(m.Data))
 			}
 		}
-		if e.server.SlowConsumers() != 0 {
+		if e.Server.SlowConsumers() != 0 {
 			t.Error("cut off as a slow consumer")
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -30,20 +31,14 @@ func refuse(t *testing.T, e *env, stream string) <-chan *bus.Message {
 
 func next(t *testing.T, seen <-chan *bus.Message) *bus.Message {
 	t.Helper()
-	select {
-	case m := <-seen:
-		return m
-	case <-time.After(20 * time.Second):
-		t.Fatal("nothing was delivered")
-		return nil
-	}
+	return bustest.Receive(t, "a delivery", seen)
 }
 
 // letterOf waits for a dead letter and returns its sequence.
 func letterOf(t *testing.T, e *env) uint64 {
 	t.Helper()
 	seq := uint64(0)
-	eventually(t, "dead letter", 20*time.Second, func() bool {
+	eventually(t, "dead letter", func() bool {
 		m, err := e.Newest(t.Context(), schemas.StreamDead)
 		if err == nil {
 			seq = m.Seq
@@ -84,7 +79,7 @@ func TestBus_Replay(t *testing.T) {
 			if got := again.Header.Get(schemas.HeaderType); got != event.Type() {
 				t.Errorf("header %s is %q", schemas.HeaderType, got)
 			}
-			if n := len(deadLetters(t, e)); n != 0 {
+			if n := len(bustest.Dead(t, e.Bus, 0)); n != 0 {
 				t.Errorf("%d letters left", n)
 			}
 		})
@@ -159,7 +154,7 @@ func TestBus_Replay_refuses(t *testing.T) {
 		if _, _, err := e.Replay(ctx, letterOf(t, e)); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v; want %q", test.m.Subject, err, test.want)
 		}
-		if n := len(deadLetters(t, e)); n != i+1 {
+		if n := len(bustest.Dead(t, e.Bus, 0)); n != i+1 {
 			t.Errorf("%s: %d letters, want %d", test.m.Subject, n, i+1)
 		}
 	}

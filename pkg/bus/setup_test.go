@@ -3,14 +3,17 @@ package bus_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -23,14 +26,14 @@ func TestBus_Setup_idempotent(t *testing.T) {
 	// The operator's limits stay.
 	e.resize(t, schemas.StreamSteps, 123<<20, -1)
 	e.setup(t)
-	if got := e.info(t, schemas.StreamSteps).Config.MaxBytes; got != 123<<20 {
+	if got := e.Info(t, schemas.StreamSteps).Config.MaxBytes; got != 123<<20 {
 		t.Errorf("max_bytes is %d after another set-up", got)
 	}
 	if err := e.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for _, spec := range schemas.Streams() {
-		c := e.info(t, spec.Name).Config
+		c := e.Info(t, spec.Name).Config
 		if guarded := c.MaxMsgsPerSubject == 1 && c.DiscardNewPerSubject && c.Discard == jetstream.DiscardNew; guarded != (spec.Guarded || spec.WorkQueue) || !c.AllowDirect {
 			t.Errorf("%s: %+v", spec.Name, c)
 		}
@@ -41,13 +44,13 @@ func TestBus_Setup_repairsAndRefuses(t *testing.T) {
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	ctx := t.Context()
-	c := e.info(t, schemas.StreamRewards).Config
+	c := e.Info(t, schemas.StreamRewards).Config
 	c.AllowDirect = false
 	if _, err := e.JetStream().UpdateStream(ctx, c); err != nil {
 		t.Fatal(err)
 	}
 	e.setup(t)
-	if !e.info(t, schemas.StreamRewards).Config.AllowDirect {
+	if !e.Info(t, schemas.StreamRewards).Config.AllowDirect {
 		t.Error("direct gets were not put right")
 	}
 	if err := e.JetStream().DeleteStream(ctx, schemas.StreamSteps); err != nil {
@@ -118,7 +121,7 @@ func TestBus_Stats(t *testing.T) {
 		}
 		return nil
 	})
-	eventually(t, "in hand", 5*time.Second, func() bool {
+	eventually(t, "in hand", func() bool {
 		stats, err := e.Stats(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -150,7 +153,7 @@ func TestBus_policies(t *testing.T) {
 		if err != nil || len(got) != 2 || got[0].Lane != "big" || got[1].PolicyVersion != 2 {
 			t.Errorf("got %+v, %v", got, err)
 		}
-		if n := e.info(t, schemas.StreamPolicies).State.Msgs; n != 3 {
+		if n := e.Info(t, schemas.StreamPolicies).State.Msgs; n != 3 {
 			t.Errorf("history has %d, want 3", n)
 		}
 		updates, err := e.WatchPolicies(ctx)
@@ -162,12 +165,8 @@ func TestBus_policies(t *testing.T) {
 		}
 		seen := map[string]int64{}
 		for seen["big"] != 7 || seen["tiny"] != 3 {
-			select {
-			case p := <-updates:
-				seen[p.Lane] = p.PolicyVersion
-			case <-time.After(10 * time.Second):
-				t.Fatalf("seen %v", seen)
-			}
+			p := bustest.Receive(t, fmt.Sprintf("a policy after %v", seen), updates)
+			seen[p.Lane] = p.PolicyVersion
 		}
 		cancel()
 		for range updates {
@@ -179,24 +178,24 @@ func TestConnect_refuses(t *testing.T) {
 	e := newEnv(t, "tcp", func(o *natsd.Options) { o.Token = "secret" })
 	for name, c := range map[string]bus.Config{
 		"nothing":       {},
-		"both":          {URL: "nats://127.0.0.1:1", InProcess: e.server.InProcess()},
+		"both":          {URL: "nats://127.0.0.1:1", InProcess: e.Server.InProcess()},
 		"token twice":   {URL: "nats://127.0.0.1:1", Token: "x", CredsFile: "y"},
 		"half a key":    {URL: "nats://127.0.0.1:1", CertFile: "x"},
-		"no such creds": {URL: e.server.ClientURL(), CredsFile: "does-not-exist"},
-		"wrong token":   {URL: e.server.ClientURL(), Token: "guess"},
+		"no such creds": {URL: e.Server.ClientURL(), CredsFile: "does-not-exist"},
+		"wrong token":   {URL: e.Server.ClientURL(), Token: "guess"},
 		"nobody there":  {URL: "nats://127.0.0.1:1", ConnectTimeout: 200 * time.Millisecond},
 	} {
 		if c.ConnectTimeout == 0 {
 			c.ConnectTimeout = -1 // it would try for ever, if it tried again
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		b, err := bus.Connect(ctx, c, testLog(t))
+		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+		b, err := bus.Connect(ctx, c, zerolog.Nop())
 		if err == nil {
 			t.Errorf("%s: connected", name)
 			_ = b.Close()
 		}
 		if ctx.Err() != nil {
-			t.Errorf("%s: still tries after %v", name, patience)
+			t.Errorf("%s: still tries after %v", name, bustest.Patience)
 		}
 		cancel()
 	}

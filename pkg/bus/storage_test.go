@@ -24,7 +24,7 @@ func TestBus_SetLimits(t *testing.T) {
 	}
 	check := func(stream string, maxBytes int64, maxAge time.Duration) {
 		t.Helper()
-		if c := e.info(t, stream).Config; c.MaxBytes != maxBytes && maxBytes > 0 || c.MaxAge != maxAge {
+		if c := e.Info(t, stream).Config; c.MaxBytes != maxBytes && maxBytes > 0 || c.MaxAge != maxAge {
 			t.Errorf("%s: max_bytes %d, max_age %v; want %d, %v", stream, c.MaxBytes, c.MaxAge, maxBytes, maxAge)
 		}
 	}
@@ -86,7 +86,7 @@ func TestBus_Faults_full(t *testing.T) {
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	ctx := t.Context()
-	other := e.connect(t)
+	other := e.Connect(t)
 	if f := fault(t, e.Bus, schemas.StreamSteps); f != nil {
 		t.Fatalf("an empty stream: %+v", f)
 	}

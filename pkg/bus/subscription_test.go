@@ -8,7 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -67,12 +70,15 @@ func publishGroup(t testing.TB, b *bus.Bus, uid string, from, n int) {
 func TestSubscription_holdsUntilSettled(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishGroup(t, e.Bus, "u1", 0, 8)
-		s := subscribe(t, e.Bus, partition("u1"))
-		held := take(t, s, 8, 10*time.Second)
+		c := partition("u1")
+		c.AckWait = 2 * time.Second
+		s := subscribe(t, e.Bus, c)
+		held := take(t, s, 8, bustest.Patience)
 		if len(held) != 8 || s.Held() != 8 {
 			t.Fatalf("got %d messages, %d held; want 8", len(held), s.Held())
 		}
-		if again := take(t, s, 1, 1500*time.Millisecond); len(again) != 0 { // three times AckWait
+		bustest.Redelivers(t, e.Bus, 2*c.AckWait)
+		if again := take(t, s, 1, 10*time.Millisecond); len(again) != 0 {
 			t.Errorf("%s came again while held, delivery %d", again[0].Subject, again[0].Delivered)
 		}
 		for _, m := range held[1:] {
@@ -89,7 +95,8 @@ func TestSubscription_holdsUntilSettled(t *testing.T) {
 		if s.Held() != 0 {
 			t.Errorf("%d held after all were acked", s.Held())
 		}
-		if again := take(t, s, 1, 800*time.Millisecond); len(again) != 0 {
+		bustest.Redelivers(t, e.Bus, 2*c.AckWait)
+		if again := take(t, s, 1, 10*time.Millisecond); len(again) != 0 {
 			t.Errorf("%s came again after its ack", again[0].Subject)
 		}
 	})
@@ -99,14 +106,14 @@ func TestSubscription_nakBringsItBack(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		publishGroup(t, e.Bus, "u1", 0, 1)
 		s := subscribe(t, e.Bus, partition("u1"))
-		first := take(t, s, 1, 10*time.Second)
+		first := take(t, s, 1, bustest.Patience)
 		if len(first) != 1 {
 			t.Fatal("nothing came")
 		}
 		if err := first[0].NakWithDelay(50 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
-		again := take(t, s, 1, 10*time.Second)
+		again := take(t, s, 1, bustest.Patience)
 		if len(again) != 1 || again[0].Delivered != 2 || again[0].Seq != first[0].Seq {
 			t.Fatalf("got %+v, want the same message, second delivery", again)
 		}
@@ -131,7 +138,7 @@ func TestSubscription_pinnedFailover(t *testing.T) {
 				if name == "by closing" { // who says goodbye hands over at once
 					c.AckWait, c.PinnedTTL = time.Minute, time.Minute
 				}
-				activeBus, err := bus.Connect(t.Context(), e.config(), testLog(t))
+				activeBus, err := bus.Connect(t.Context(), e.Config(), zerolog.Nop())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -141,13 +148,13 @@ func TestSubscription_pinnedFailover(t *testing.T) {
 					t.Fatal(err)
 				}
 				publishGroup(t, e.Bus, "u1", 0, 4)
-				held := take(t, active, 4, 10*time.Second)
+				held := take(t, active, 4, bustest.Patience)
 				if len(held) != 4 {
 					t.Fatalf("the first client got %d of 4", len(held))
 				}
 				standby := subscribe(t, e.Bus, c)
 				publishGroup(t, e.Bus, "u1", 4, 2)
-				if got := take(t, active, 2, 10*time.Second); len(got) != 2 {
+				if got := take(t, active, 2, bustest.Patience); len(got) != 2 {
 					t.Fatalf("the pinned client got %d of 2", len(got))
 				}
 				if got := take(t, standby, 1, 300*time.Millisecond); len(got) != 0 {
@@ -156,7 +163,7 @@ func TestSubscription_pinnedFailover(t *testing.T) {
 				leave(t, active, activeBus)
 				publishGroup(t, e.Bus, "u1", 6, 2)
 				seen := map[string]bool{}
-				for _, m := range take(t, standby, 8, 10*time.Second) {
+				for _, m := range take(t, standby, 8, bustest.Patience) {
 					seen[m.Subject] = true
 				}
 				if len(seen) != 8 {
@@ -174,14 +181,14 @@ func TestSubscription_closedBeforeTheFirstMessage(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
 		c := partition("u1")
 		c.AckWait, c.PinnedTTL = time.Minute, time.Minute
-		first := subscribe(t, e.connect(t), c)
+		first := subscribe(t, e.Connect(t), c)
 		time.Sleep(100 * time.Millisecond) // its pull is with the server
 		if err := first.Close(); err != nil {
 			t.Fatal(err)
 		}
 		publishGroup(t, e.Bus, "u1", 0, 2)
 		time.Sleep(100 * time.Millisecond)
-		if got := take(t, subscribe(t, e.Bus, c), 2, 10*time.Second); len(got) != 2 {
+		if got := take(t, subscribe(t, e.Bus, c), 2, bustest.Patience); len(got) != 2 {
 			t.Errorf("the next client got %d of 2", len(got))
 		}
 	})
@@ -196,13 +203,13 @@ func TestSubscription_lostPin(t *testing.T) {
 		c.OnRelease = func() { released++ }
 		slow := subscribe(t, e.Bus, c)
 		publishGroup(t, e.Bus, "u1", 0, 6)
-		if got := take(t, slow, 1, 10*time.Second); len(got) != 1 {
+		if got := take(t, slow, 1, bustest.Patience); len(got) != 1 {
 			t.Fatal("nothing came")
 		}
 		// Its fetch-ahead is full, so it does not ask any more.
 		c.OnRelease = nil
 		c.Slots = 64
-		other := subscribe(t, e.connect(t), c)
+		other := subscribe(t, e.Connect(t), c)
 		seen := map[uint64]bool{}
 		deadline := time.Now().Add(10 * time.Second)
 		for len(seen) < 6 && time.Now().Before(deadline) {
@@ -216,7 +223,7 @@ func TestSubscription_lostPin(t *testing.T) {
 		if len(seen) == 0 {
 			t.Error("nobody took over")
 		}
-		eventually(t, "told", 5*time.Second, func() bool { _ = take(t, slow, 1, time.Millisecond); return released == 1 })
+		eventually(t, "told", func() bool { _ = take(t, slow, 1, time.Millisecond); return released == 1 })
 	})
 }
 
@@ -230,12 +237,12 @@ func TestSubscription_pinnedAgain(t *testing.T) {
 		c.OnRelease = func() { released++ }
 		s := subscribe(t, e.Bus, c)
 		publishGroup(t, e.Bus, "u1", 0, 1)
-		eventually(t, "the first message is there", 5*time.Second, func() bool { return s.Held() == 1 })
+		eventually(t, "the first message is there", func() bool { return s.Held() == 1 })
 		if _, err := e.Conn().Request("$JS.API.CONSUMER.UNPIN."+c.Stream+"."+c.Durable, []byte(`{"group":"advantage"}`), time.Second); err != nil {
 			t.Fatal(err)
 		}
 		publishGroup(t, e.Bus, "u1", 1, 6)
-		eventually(t, "the queue is full", 5*time.Second, func() bool { return s.Held() == c.Slots })
+		eventually(t, "the queue is full", func() bool { return s.Held() == c.Slots })
 		if got := take(t, s, 7, 5*time.Second); len(got) != 7 || released != 1 {
 			t.Errorf("got %d of 7, told %d times; want once", len(got), released)
 		}
@@ -245,7 +252,7 @@ func TestSubscription_pinnedAgain(t *testing.T) {
 func TestSubscription_Next_ends(t *testing.T) {
 	e := newEnv(t, "in-process")
 	e.setup(t)
-	other := e.connect(t)
+	other := e.Connect(t)
 	s := subscribe(t, other, partition("u1"))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
