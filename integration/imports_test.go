@@ -114,7 +114,8 @@ var testLayers = map[string][]string{
 
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
-	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage"},
+	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage"},
+	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
 	"pkg/scheduled":                {"pkg/tensor"},
 	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline

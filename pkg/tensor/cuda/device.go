@@ -18,6 +18,10 @@ import (
 type Options struct {
 	// Ceiling is the most device memory in bytes that is taken; 0 is all there is.
 	Ceiling int
+	// Factors is the element type in which factors meet: F32 (the default), or BF16 for
+	// tensor cores, with weights of projections kept in it. Sums, and all that a session
+	// holds, are float32.
+	Factors tensor.DType
 }
 
 // Device is one GPU. Its sessions come one after another; each has all of it.
@@ -25,6 +29,7 @@ type Device struct {
 	driver  driver.Driver
 	pool    *pool
 	kernels map[string]driver.Function
+	bf16    bool
 	turn    chan struct{} // holds the right to a session
 	staging []byte
 }
@@ -34,16 +39,22 @@ var _ tensor.Device = (*Device)(nil)
 // names of the kernels that sessions launch.
 var names = []string{
 	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32", "silu_mul_f32", "copy_f32", "upsample2_f32",
+	"linear_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128", "copy_bf16",
 }
 
 // New makes a device of a driver, which belongs to it from then on.
 func New(d driver.Driver, o Options) (*Device, error) {
+	switch o.Factors {
+	case "", tensor.F32, tensor.BF16:
+	default:
+		return nil, fmt.Errorf("factors: %q; must be %s or %s", o.Factors, tensor.F32, tensor.BF16)
+	}
 	d = &locked{d: d}
 	m, err := d.LoadModule(kernels.PTX)
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
 	}
-	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), kernels: map[string]driver.Function{}, turn: make(chan struct{}, 1)}
+	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), kernels: map[string]driver.Function{}, bf16: o.Factors == tensor.BF16, turn: make(chan struct{}, 1)}
 	for _, name := range names {
 		if dev.kernels[name], err = m.Function(name); err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Name(), err)
@@ -102,8 +113,14 @@ func (l *locked) Sync() error {
 	return l.d.Sync()
 }
 
-// Name is cuda/ and what the driver calls the GPU.
-func (d *Device) Name() string { return "cuda/" + d.driver.Name() }
+// Name is cuda/, what the driver calls the GPU, and /bf16 where factors are.
+func (d *Device) Name() string {
+	name := "cuda/" + d.driver.Name()
+	if d.bf16 {
+		name += "/bf16"
+	}
+	return name
+}
 
 // Parallel is 1: one pass keeps all of a GPU busy.
 func (d *Device) Parallel() int { return 1 }
@@ -150,6 +167,7 @@ type array struct {
 	n, k   int // out, kh*kw*in of a kernel
 	kh, kw int
 	in     int
+	stride int // of rows in bf16, 0 where they are float32
 	at     driver.Pointer
 	err    error // why it is not there: what uses it fails
 }
@@ -157,35 +175,59 @@ type array struct {
 func (a *array) N() int                  { return a.n }
 func (a *array) K() int                  { return a.k }
 func (a *array) Len() int                { return a.n * a.k }
-func (a *array) Bytes() int              { return 4 * a.n * a.k }
 func (a *array) Size() (kh, kw int)      { return a.kh, a.kw }
 func (a *array) Channels() (in, out int) { return a.in, a.n }
 
+func (a *array) Bytes() int {
+	if a.stride > 0 {
+		return 2 * a.n * a.stride
+	}
+	return 4 * a.n * a.k
+}
+
 // put copies numbers to the device.
 func (d *Device) put(a *array, x []float32) *array {
-	if len(x) == 0 {
+	return d.putBytes(a, tensor.F32.AppendFloats(nil, x))
+}
+
+func (d *Device) putBytes(a *array, b []byte) *array {
+	if len(b) == 0 {
 		return a
 	}
-	if a.at, a.err = d.pool.take(4 * len(x)); a.err != nil {
+	if a.at, a.err = d.pool.take(len(b)); a.err != nil {
 		return a
 	}
 	runtime.AddCleanup(a, d.pool.give, a.at)
-	a.err = d.driver.CopyIn(a.at, tensor.F32.AppendFloats(nil, x))
+	a.err = d.driver.CopyIn(a.at, b)
 	return a
 }
+
+// padded is the stride of rows in bf16: kernels copy 8 elements at a time.
+func padded(cols int) int { return (cols + 7) / 8 * 8 }
 
 // Weight stacks the parts, which have one K.
 func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
 	w := &array{k: parts[0].Shape[1]}
-	var x []float32
+	if d.bf16 {
+		w.stride = padded(w.k)
+	}
+	var b []byte
 	for _, p := range parts {
 		if len(p.Shape) != 2 || p.Shape[1] != w.k {
 			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
 		}
 		w.n += p.Shape[0]
-		x = append(x, p.Decode()...)
+		x := p.Decode()
+		if !d.bf16 {
+			b = tensor.F32.AppendFloats(b, x)
+			continue
+		}
+		for i := range p.Shape[0] {
+			b = tensor.BF16.AppendFloats(b, x[i*w.k:(i+1)*w.k])
+			b = append(b, make([]byte, 2*(w.stride-w.k))...)
+		}
 	}
-	return d.put(w, x)
+	return d.putBytes(w, b)
 }
 
 // Read copies a weight back; what could not be put on the device is NaN.
@@ -194,14 +236,20 @@ func (d *Device) Read(dst []float32, w tensor.Weight) {
 	if len(dst) != a.Len() {
 		panic(fmt.Sprintf("tensor: read %d x %d to %d elements", a.n, a.k, len(dst)))
 	}
-	b := make([]byte, 4*len(dst))
+	b := make([]byte, a.Bytes())
 	if a.err != nil || len(b) > 0 && d.driver.CopyOut(b, a.at) != nil {
 		for i := range dst {
 			dst[i] = float32(math.NaN())
 		}
 		return
 	}
-	decode(dst, b)
+	if a.stride == 0 {
+		decode(dst, b)
+		return
+	}
+	for i := range dst {
+		dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*(i/a.k*a.stride+i%a.k):])) << 16)
+	}
 }
 
 func decode(dst []float32, b []byte) {

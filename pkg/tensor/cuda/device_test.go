@@ -12,6 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
+	"github.com/meander-rl/meander/pkg/tensor/reference"
 	"github.com/meander-rl/meander/pkg/tensor/tensortest"
 )
 
@@ -29,8 +30,36 @@ func newDevice(t *testing.T, o ptxvm.Options) *cuda.Device {
 	return d
 }
 
-// All operations, with every access checked.
+// All operations, with every access checked. Float32 uses no instruction whose result
+// depends on the GPU.
 func TestDevice_Conformance(t *testing.T) { tensortest.Run(t, newDevice(t, ptxvm.Options{})) }
+
+// With factors in bf16 an operation is off by their rounding, whichever way a tensor core
+// adds and whatever its approximations are.
+func TestDevice_ConformanceInBF16(t *testing.T) {
+	modes := []ptxvm.Options{{Numerics: ptxvm.Ampere, Jitter: true}, {Numerics: ptxvm.Hopper}, {}}
+	var devices []*cuda.Device
+	for _, o := range modes {
+		d, err := cuda.New(ptxvm.New(o), cuda.Options{Factors: tensor.BF16})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		devices = append(devices, d)
+	}
+	if name := devices[0].Name(); name != "cuda/ptxvm/bf16" {
+		t.Errorf("the name is %s", name)
+	}
+	for i, cs := range tensortest.Cases() {
+		t.Run(cs.Name, func(t *testing.T) {
+			want := cs.Output(t, reference.Device{}, false)
+			got := cs.Output(t, devices[i%len(devices)], false)
+			if e := distance(got, want); len(want) > 0 && !(e < 1e-2) {
+				t.Errorf("relative L2 distance %.3g, want less than 0.01", e)
+			}
+		})
+	}
+}
 
 // pass computes something of everything; it makes its weights itself.
 func pass(t *testing.T, d *cuda.Device) ([]float32, error) {

@@ -3,8 +3,10 @@
 //
 // The GPU is behind an interface, package driver, so that all of this also runs without
 // one: package ptxvm interprets the same PTX. Computation is in float32 with IEEE
-// operations only, and every sum has one order, whatever the batch: the interpreter's bits
-// are those that IEEE 754 asks of a GPU.
+// operations only: the interpreter's bits are those that IEEE 754 asks of a GPU. With
+// [Options].Factors BF16, products and attention round their factors and run on tensor
+// cores, whose sums differ from one GPU to another. Every sum has one order, whatever the
+// batch.
 //
 // Memory comes from a pool with a ceiling. An operation of a session cannot fail; what
 // goes wrong in one (no memory, a faulty kernel, a lost device) makes the operations after

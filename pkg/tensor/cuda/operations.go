@@ -8,8 +8,19 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 )
 
-// tile is the rows and columns of a product that a block makes.
-const tile = 64
+// Rows and columns of a product that a block makes.
+const (
+	tile    = 64
+	mmaTile = 128 // in bf16
+)
+
+// rounded is a copy of m in bf16, and the stride of its rows.
+func (s *session) rounded(m tensor.Matrix) (at driver.Arg, stride int) {
+	stride = padded(m.Cols)
+	at = driver.Address(s.take(2 * m.Rows * stride))
+	s.each("copy_bf16", m.Rows*m.Cols, at, i32(stride), s.at(m), i32(m.Stride), 0, i32(m.Rows), i32(m.Cols))
+	return at, stride
+}
 
 // epilogue is the last arguments of a product of m rows and n columns.
 func (s *session) epilogue(op string, e tensor.Epilogue, m, n int) []driver.Arg {
@@ -40,6 +51,13 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 	want("linear", "x", x, x.Rows, a.k)
 	want("linear", "dst", dst, x.Rows, a.n)
 	m := x.Rows
+	if a.stride > 0 {
+		factor, stride := s.rounded(x)
+		args := append([]driver.Arg{s.at(dst), i32(dst.Stride), factor, i32(stride), s.array(a), i32(a.stride), i32(m), i32(a.n), i32(a.k)},
+			s.epilogue("linear", e, m, a.n)...)
+		s.launch("linear_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, args...)
+		return
+	}
 	args := append([]driver.Arg{s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.array(a), i32(m), i32(a.n), i32(a.k)},
 		s.epilogue("linear", e, m, a.n)...)
 	s.launch("linear_f32", blocks(a.n, tile), blocks(m, tile), 64, args...)
@@ -161,6 +179,10 @@ func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 	if n == 0 || dv == 0 {
 		return
 	}
+	if s.d.bf16 && d == dv && d%8 == 0 && d <= 128 {
+		s.flash(dst, q, k, v, queries, keys, a.Heads, kv, scale)
+		return
+	}
 	if dst.Memory == q.Memory && (d != dv || dv > valueColumns) {
 		// A warp would write what others still read.
 		own := tensor.NewMatrix(s, q.Rows, q.Cols)
@@ -169,6 +191,36 @@ func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 	}
 	s.warps("attention_f32", n*a.Heads, blocks(dv, valueColumns), s.at(dst), i32(dst.Stride), s.at(q), i32(q.Stride), s.at(k), i32(k.Stride),
 		s.at(v), i32(v.Stride), s.ints(queries), s.ints(keys), i32(n), i32(a.Heads), i32(kv), i32(d), i32(dv), driver.Float(scale))
+}
+
+// queryTile is the queries that a block of flash attention takes.
+const queryTile = 64
+
+// flash is attention with factors in bf16, for heads of a multiple of 8 columns.
+func (s *session) flash(dst, q, k, v tensor.Matrix, queries, keys []int32, heads, kv int, scale float32) {
+	// A tile's queries see the first of one list of keys.
+	var tiles []int32
+	for i := 0; i < len(queries); i += 3 {
+		last := len(tiles) - 2
+		if last < 0 || tiles[last+1] == queryTile || queries[3*tiles[last]+1] != queries[i+1] {
+			tiles = append(tiles, int32(i/3), 0)
+			last += 2
+		}
+		tiles[last+1]++
+	}
+	d := q.Cols / heads
+	name := "attention_bf16_128"
+	switch {
+	case d <= 32:
+		name = "attention_bf16_32"
+	case d <= 64:
+		name = "attention_bf16_64"
+	}
+	fq, sq := s.rounded(q)
+	fk, sk := s.rounded(k)
+	fv, sv := s.rounded(v)
+	s.launch(name, len(tiles)/2, heads, 128, s.at(dst), i32(dst.Stride), fq, i32(sq), fk, i32(sk), fv, i32(sv),
+		s.ints(tiles), s.ints(queries), s.ints(keys), i32(heads), i32(kv), i32(d), driver.Float(scale))
 }
 
 // attended lists, for each query, its row, where its keys begin in keys, and how many they

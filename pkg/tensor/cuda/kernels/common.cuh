@@ -48,8 +48,6 @@ DEVICE bf16 to_bf16(float x) { bf16 y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bi
 // The first argument is the lower half.
 DEVICE u32 to_bf16x2(float low, float high) { u32 y; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); return y; }
 
-DEVICE float get(const float* p) { return *p; }
-DEVICE float get(const bf16* p) { return from_bits((u32)p->bits << 16); }
 DEVICE void put(float* p, float x) { *p = x; }
 DEVICE void put(bf16* p, float x) { *p = to_bf16(x); }
 

@@ -3,3 +3,4 @@
 #include "rows.cu"
 #include "product.cu"
 #include "attention.cu"
+#include "mma.cu"

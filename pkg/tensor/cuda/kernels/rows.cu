@@ -1,19 +1,18 @@
 // Operations on rows. A warp takes a row, or a group of columns of one: lane l has columns
 // l, l+32, ... in ascending order, and the lanes are added as warp_sum does.
 
-template <class T>
-DEVICE void layer_norm(T* dst, int dst_stride, const T* x, int x_stride, const float* scale, int scale_stride,
-                       const float* shift, int shift_stride, const int* group, int rows, int cols, float eps) {
+KERNEL(128) layer_norm_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* scale, int scale_stride,
+                            const float* shift, int shift_stride, const int* group, int rows, int cols, float eps) {
   int row = block_x() * 4 + thread_x() / 32, lane = thread_x() % 32;
   if (row >= rows) return;
   x += (u64)row * x_stride;
   dst += (u64)row * dst_stride;
   float sum = 0;
-  for (int j = lane; j < cols; j += 32) sum = sum + get(x + j);
+  for (int j = lane; j < cols; j += 32) sum = sum + x[j];
   float mean = divide(warp_sum(sum), (float)cols);
   float squares = 0;
   for (int j = lane; j < cols; j += 32) {
-    float d = get(x + j) - mean;
+    float d = x[j] - mean;
     squares = fma(d, d, squares);
   }
   float deviation = root(divide(warp_sum(squares), (float)cols) + eps);
@@ -21,24 +20,13 @@ DEVICE void layer_norm(T* dst, int dst_stride, const T* x, int x_stride, const f
   scale += (u64)g * scale_stride;
   shift += (u64)g * shift_stride;
   for (int j = lane; j < cols; j += 32)
-    put(dst + j, fma(divide(get(x + j) - mean, deviation), 1.0f + scale[j], shift[j]));
-}
-
-KERNEL(128) layer_norm_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* scale, int scale_stride,
-                           const float* shift, int shift_stride, const int* group, int rows, int cols, float eps) {
-  layer_norm(dst, dst_stride, x, x_stride, scale, scale_stride, shift, shift_stride, group, rows, cols, eps);
-}
-
-KERNEL(128) layer_norm_bf16(bf16* dst, int dst_stride, const bf16* x, int x_stride, const float* scale, int scale_stride,
-                            const float* shift, int shift_stride, const int* group, int rows, int cols, float eps) {
-  layer_norm(dst, dst_stride, x, x_stride, scale, scale_stride, shift, shift_stride, group, rows, cols, eps);
+    dst[j] = fma(divide(x[j] - mean, deviation), 1.0f + scale[j], shift[j]);
 }
 
 // norm divides groups of n columns by the root of their mean square plus eps, or, with
 // length, by the length, at least eps, over the root of n; and multiplies by w.
-template <class T>
-DEVICE void norm(T* dst, int dst_stride, const T* x, int x_stride, const float* w, int rows, int groups, int n, int length,
-                 float eps, int act) {
+KERNEL(128) norm_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* w, int rows, int groups, int n,
+                      int length, float eps, int act) {
   int item = block_x() * 4 + thread_x() / 32, lane = thread_x() % 32;
   if (item >= rows * groups) return;
   int row = item / groups, first = (item - row * groups) * n;
@@ -46,29 +34,18 @@ DEVICE void norm(T* dst, int dst_stride, const T* x, int x_stride, const float* 
   dst += (u64)row * dst_stride + first;
   float squares = 0;
   for (int j = lane; j < n; j += 32) {
-    float v = get(x + j);
+    float v = x[j];
     squares = fma(v, v, squares);
   }
   squares = warp_sum(squares);
   float divisor = length ? larger(root(squares), eps) : root(divide(squares, (float)n) + eps);
   float factor = length ? root((float)n) : 1.0f;
-  for (int j = lane; j < n; j += 32) put(dst + j, activate(act, divide(get(x + j) * factor, divisor) * w[j]));
-}
-
-KERNEL(128) norm_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* w, int rows, int groups, int n,
-                     int length, float eps, int act) {
-  norm(dst, dst_stride, x, x_stride, w, rows, groups, n, length, eps, act);
-}
-
-KERNEL(128) norm_bf16(bf16* dst, int dst_stride, const bf16* x, int x_stride, const float* w, int rows, int groups, int n,
-                      int length, float eps, int act) {
-  norm(dst, dst_stride, x, x_stride, w, rows, groups, n, length, eps, act);
+  for (int j = lane; j < n; j += 32) dst[j] = activate(act, divide(x[j] * factor, divisor) * w[j]);
 }
 
 // rope rotates pairs of columns of each head: 2j and 2j+1, or, with halves, j and j+half.
-template <class T>
-DEVICE void rope(T* dst, int dst_stride, const T* x, int x_stride, const float* cosines, int cos_stride, const float* sines,
-                 int sin_stride, const int* table_rows, int rows, int pairs, int half, int halves) {
+KERNEL(128) rope_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* cosines, int cos_stride, const float* sines,
+                      int sin_stride, const int* table_rows, int rows, int pairs, int half, int halves) {
   int i = block_x() * 128 + thread_x();
   if (i >= rows * pairs) return;
   int row = i / pairs, pair = i - row * pairs;
@@ -76,60 +53,33 @@ DEVICE void rope(T* dst, int dst_stride, const T* x, int x_stride, const float* 
   int a = 2 * head * half + (halves ? j : 2 * j), b = a + (halves ? half : 1);
   int at = table_rows ? table_rows[row] : row;
   float c = cosines[(u64)at * cos_stride + j], s = sines[(u64)at * sin_stride + j];
-  float xa = get(x + (u64)row * x_stride + a), xb = get(x + (u64)row * x_stride + b);
-  put(dst + (u64)row * dst_stride + a, fma(-xb, s, xa * c));
-  put(dst + (u64)row * dst_stride + b, fma(xa, s, xb * c));
-}
-
-KERNEL(128) rope_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* cosines, int cos_stride,
-                     const float* sines, int sin_stride, const int* table_rows, int rows, int pairs, int half, int halves) {
-  rope(dst, dst_stride, x, x_stride, cosines, cos_stride, sines, sin_stride, table_rows, rows, pairs, half, halves);
-}
-
-KERNEL(128) rope_bf16(bf16* dst, int dst_stride, const bf16* x, int x_stride, const float* cosines, int cos_stride,
-                      const float* sines, int sin_stride, const int* table_rows, int rows, int pairs, int half, int halves) {
-  rope(dst, dst_stride, x, x_stride, cosines, cos_stride, sines, sin_stride, table_rows, rows, pairs, half, halves);
-}
-
-template <class T>
-DEVICE void silu_mul(T* dst, int dst_stride, const T* x, int x_stride, const T* y, int y_stride, int rows, int cols) {
-  int i = block_x() * 128 + thread_x();
-  if (i >= rows * cols) return;
-  int row = i / cols, j = i - row * cols;
-  put(dst + (u64)row * dst_stride + j, activate(1, get(x + (u64)row * x_stride + j)) * get(y + (u64)row * y_stride + j));
+  float xa = x[(u64)row * x_stride + a], xb = x[(u64)row * x_stride + b];
+  dst[(u64)row * dst_stride + a] = fma(-xb, s, xa * c);
+  dst[(u64)row * dst_stride + b] = fma(xa, s, xb * c);
 }
 
 KERNEL(128) silu_mul_f32(float* dst, int dst_stride, const float* x, int x_stride, const float* y, int y_stride, int rows, int cols) {
-  silu_mul(dst, dst_stride, x, x_stride, y, y_stride, rows, cols);
-}
-
-KERNEL(128) silu_mul_bf16(bf16* dst, int dst_stride, const bf16* x, int x_stride, const bf16* y, int y_stride, int rows, int cols) {
-  silu_mul(dst, dst_stride, x, x_stride, y, y_stride, rows, cols);
-}
-
-// copy_rows copies row ids[i] (0: row i) of src to row i of dst, and converts.
-template <class D, class S>
-DEVICE void copy_rows(D* dst, int dst_stride, const S* src, int src_stride, const int* ids, int rows, int cols) {
   int i = block_x() * 128 + thread_x();
   if (i >= rows * cols) return;
   int row = i / cols, j = i - row * cols;
-  put(dst + (u64)row * dst_stride + j, get(src + (u64)(ids ? ids[row] : row) * src_stride + j));
+  dst[(u64)row * dst_stride + j] = activate(1, x[(u64)row * x_stride + j]) * y[(u64)row * y_stride + j];
+}
+
+// copy copies row ids[i] (0: row i) of src to row i of dst, and rounds where dst is bf16.
+template <class T>
+DEVICE void copy(T* dst, int dst_stride, const float* src, int src_stride, const int* ids, int rows, int cols) {
+  int i = block_x() * 128 + thread_x();
+  if (i >= rows * cols) return;
+  int row = i / cols, j = i - row * cols;
+  put(dst + (u64)row * dst_stride + j, src[(u64)(ids ? ids[row] : row) * src_stride + j]);
 }
 
 KERNEL(128) copy_f32(float* dst, int dst_stride, const float* src, int src_stride, const int* ids, int rows, int cols) {
-  copy_rows(dst, dst_stride, src, src_stride, ids, rows, cols);
+  copy(dst, dst_stride, src, src_stride, ids, rows, cols);
 }
 
-KERNEL(128) copy_bf16(bf16* dst, int dst_stride, const bf16* src, int src_stride, const int* ids, int rows, int cols) {
-  copy_rows(dst, dst_stride, src, src_stride, ids, rows, cols);
-}
-
-KERNEL(128) cast_f32_bf16(bf16* dst, int dst_stride, const float* src, int src_stride, const int* ids, int rows, int cols) {
-  copy_rows(dst, dst_stride, src, src_stride, ids, rows, cols);
-}
-
-KERNEL(128) cast_bf16_f32(float* dst, int dst_stride, const bf16* src, int src_stride, const int* ids, int rows, int cols) {
-  copy_rows(dst, dst_stride, src, src_stride, ids, rows, cols);
+KERNEL(128) copy_bf16(bf16* dst, int dst_stride, const float* src, int src_stride, const int* ids, int rows, int cols) {
+  copy(dst, dst_stride, src, src_stride, ids, rows, cols);
 }
 
 // upsample2 takes each pixel of [n, h, w, c] four times.

@@ -144,6 +144,12 @@ var alu = map[string]any{
 	"shr.u16": func(d, a, b *v32) {
 		each2(d, a, b, func(x, n uint32) uint32 { return x & 0xffff >> min(n, 16) })
 	},
+	"mul.wide.s16": func(d, a, b *v32) {
+		each2(d, a, b, func(x, y uint32) uint32 { return uint32(int32(int16(x)) * int32(int16(y))) })
+	},
+	"shr.s16": func(d, a, b *v32) {
+		each2(d, a, b, func(x, n uint32) uint32 { return uint32(int16(x)>>min(n, 15)) & 0xffff })
+	},
 	"shl.b16": func(d, a, b *v32) {
 		each2(d, a, b, func(x, n uint32) uint32 { return x << min(n, 16) & 0xffff })
 	},
@@ -215,6 +221,8 @@ var alu = map[string]any{
 	},
 	"cvt.u32.u16": func(d, a *v32) { each1(d, a, func(x uint32) uint32 { return x & 0xffff }) },
 	"cvt.s32.s16": func(d, a *v32) { each1(d, a, func(x uint32) uint32 { return uint32(int32(int16(x))) }) },
+	"cvt.s32.s8":  func(d, a *v32) { each1(d, a, func(x uint32) uint32 { return uint32(int32(int8(x))) }) },
+	"cvt.s16.s8":  func(d, a *v32) { each1(d, a, func(x uint32) uint32 { return uint32(int16(int8(x))) & 0xffff }) },
 	"cvt.u64.u32": func(d *v64, a *v32) { widen(d, a, func(x uint32) uint64 { return uint64(x) }) },
 	"cvt.s64.s32": func(d *v64, a *v32) { widen(d, a, func(x uint32) uint64 { return uint64(int64(int32(x))) }) },
 	"cvt.u64.u16": func(d *v64, a *v32) { widen(d, a, func(x uint32) uint64 { return uint64(x & 0xffff) }) },
@@ -246,6 +254,7 @@ var aliases = map[string][]string{
 	"mov.b32":     {"mov.u32", "mov.s32", "mov.f32", "mov.b16", "mov.u16"},
 	"mov.b64":     {"mov.u64", "mov.s64", "mov.f64"},
 	"cvt.u32.u16": {"cvt.u16.u32"},
+	"cvt.s16.s8":  {"cvt.s8.s32"},
 	"cvt.u32.u64": {"cvt.s32.s64"},
 }
 

@@ -152,6 +152,10 @@ var instructions = []struct {
 	{"cvt.rn.bf16.f32 %r20, %r10;", inf + 1, 0, 0, 0x7fff},
 	{"cvt.rn.bf16x2.f32 %r20, %r10, %r11;", one, two, 0, 0x3f804000}, // the first is the upper half
 	{"cvt.s32.s16 %r20, %r10;", 0x18000, 0, 0, 0xffff8000},
+	{"cvt.s8.s32 %r20, %r10;", 0x1f0, 0, 0, 0xfff0},
+	{"cvt.s32.s8 %r20, %r10;", 0x1f0, 0, 0, 0xfffffff0},
+	{"shr.s16 %r20, %r10, 4;", 0x18000, 0, 0, 0xf800},
+	{"mul.wide.s16 %r20, %r10, %r11;", 0x1ffff, 3, 0, 0xfffffffd},
 	{"cvt.u32.u16 %r20, %r10;", 0x18000, 0, 0, 0x8000},
 	{"mov.b32 {%rs1, %rs2}, %r10; mov.b32 %r20, {%rs2, %rs1};", 0x12345678, 0, 0, 0x56781234},
 	{"setp.lt.s32 %p1, %r10, %r11; selp.b32 %r20, 1, 0, %p1;", minus, 1, 0, 1},

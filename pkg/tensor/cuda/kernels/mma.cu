@@ -1,0 +1,274 @@
+// Products and attention in bf16 on tensor cores: factors are bf16, sums float32. The
+// order of a sum is that of the hardware within 16 products, and ascending from there.
+// Rows of bf16 matrices begin at multiples of 8 elements; what lies beyond the last
+// column is not read.
+
+// Copies up to 16 bytes to shared memory, the rest of 16 is zeros.
+DEVICE void copy16(u64 to, const bf16* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"l"(to), "l"(from), "r"(bytes) : "memory");
+}
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+DEVICE void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+DEVICE void load_matrices(u32 (&r)[4], u64 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "l"(a) : "memory");
+}
+DEVICE void load_transposed(u32 (&r)[4], u64 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "l"(a) : "memory");
+}
+DEVICE void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEVICE float exp2_approx(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
+DEVICE int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+
+// A block of 256 threads makes 128 x 128 elements, in slabs of 32 of k, two in flight.
+// Warp w makes rows 64 (w/4) to +63, columns 32 (w%4) to +31, in tiles of 16 x 8.
+enum { MMA_TILE = 128, MMA_SLAB = 32, MMA_ROW = 40 };
+
+union __attribute__((aligned(16))) MmaTile {
+  struct {
+    bf16 a[2][MMA_TILE][MMA_ROW], b[2][MMA_TILE][MMA_ROW];
+  };
+  float sum[32][MMA_TILE + 4];
+};
+
+DEVICE void load_slab(bf16 (*tile)[MMA_ROW], const bf16* p, int stride, int first, int rows, int k0, int k) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    int chunk = thread_x() + 256 * i, row = chunk / 4, col = k0 + chunk % 4 * 8;
+    int bytes = first + row < rows ? clamp(2 * (k - col), 0, 16) : 0;
+    copy16(in_shared(&tile[row][chunk % 4 * 8]), bytes > 0 ? p + (u64)(first + row) * stride + col : p, bytes);
+  }
+}
+
+// linear_bf16 is dst [m, n] = x [m, k] w[n, k]^T with an epilogue in float32.
+KERNEL(256) linear_bf16(float* dst, int dst_stride, const bf16* x, int x_stride, const bf16* w, int w_stride, int m, int n,
+                        int k, const float* bias, int act, const float* gate, int gate_stride, const int* group,
+                        const float* residual, int residual_stride) {
+  SHARED MmaTile tile;
+  int t = thread_x(), warp = t / 32, lane = t % 32;
+  int row0 = block_y() * MMA_TILE, col0 = block_x() * MMA_TILE, wm = warp / 4 * 64, wn = warp % 4 * 32;
+  float sum[4][4][4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
+
+  int slabs = (k + MMA_SLAB - 1) / MMA_SLAB;
+  load_slab(tile.a[0], x, x_stride, row0, m, 0, k);
+  load_slab(tile.b[0], w, w_stride, col0, n, 0, k);
+  commit();
+  for (int s = 0; s < slabs; s++) {
+    if (s + 1 < slabs) {
+      load_slab(tile.a[(s + 1) & 1], x, x_stride, row0, m, (s + 1) * MMA_SLAB, k);
+      load_slab(tile.b[(s + 1) & 1], w, w_stride, col0, n, (s + 1) * MMA_SLAB, k);
+    }
+    commit();
+    wait<1>();
+    sync_block();
+    u64 as = in_shared(&tile.a[s & 1][wm + lane % 16][lane / 16 * 8]);
+    u64 bs = in_shared(&tile.b[s & 1][wn + lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
+#pragma unroll
+    for (int kk = 0; kk < MMA_SLAB; kk += 16) {
+      u32 b[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; j++) load_matrices(b[j], bs + (j * 16 * MMA_ROW + kk) * 2);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        u32 a[4];
+        load_matrices(a, as + (i * 16 * MMA_ROW + kk) * 2);
+#pragma unroll
+        for (int j = 0; j < 4; j++) mma(sum[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+      }
+    }
+    sync_block();
+  }
+
+  wait<0>(); // without a k nothing has waited for the first slab
+  sync_block();
+
+  // Through shared memory, 16 rows of each half at a time, so that rows are written whole.
+  Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    int r = warp / 4 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      int c = wn + j * 8 + lane % 4 * 2;
+      tile.sum[r][c] = sum[i][j][0];
+      tile.sum[r][c + 1] = sum[i][j][1];
+      tile.sum[r + 8][c] = sum[i][j][2];
+      tile.sum[r + 8][c + 1] = sum[i][j][3];
+    }
+    sync_block();
+    int col = t % MMA_TILE;
+    for (int q = t / MMA_TILE; q < 32; q += 2) {
+      int row = row0 + q / 16 * 64 + i * 16 + q % 16;
+      if (row < m && col0 + col < n) dst[(u64)row * dst_stride + col0 + col] = finish(e, row, col0 + col, tile.sum[q][col]);
+    }
+    sync_block();
+  }
+}
+
+// Flash attention. A block of 4 warps takes up to 64 queries that see the first of one
+// list of keys, and one head; a warp 16 queries, keys in chunks of 32. As in
+// attention_f32 the maximum moves from chunk to chunk; weights of keys are bf16 when they
+// meet the values, float32 in their sum: lane 4r+c adds keys 8i+2c, 8i+2c+1 of a chunk in
+// their order, then the four lanes of a row are added as warp_sum does.
+enum { QUERIES = 64, KEYS = 32 };
+
+// Rows of a head to shared memory; bytes beyond d, and rows that are not there, are zeros.
+template <int D>
+DEVICE void load_rows(bf16 (*tile)[D + 8], const bf16* p, int stride, const int* rows, int step, int n, int most, int d) {
+  for (int i = thread_x(); i < most * (D / 8); i += 128) {
+    int row = i / (D / 8), col = i % (D / 8) * 8;
+    int bytes = row < n ? clamp(2 * (d - col), 0, 16) : 0;
+    copy16(in_shared(&tile[row][col]), bytes > 0 ? p + (u64)rows[row * step] * stride + col : p, bytes);
+  }
+}
+
+template <int D>
+DEVICE void flash(bf16 (*shared)[D + 8], float* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v,
+                  int v_stride, const int* tiles, const int* queries, const int* keys, int heads, int kv_heads, int d, float scale) {
+  int lane = thread_x() % 32, warp = thread_x() / 32, head = block_y(), kv = head * kv_heads / heads;
+  int first_query = tiles[2 * block_x()], n = tiles[2 * block_x() + 1];
+  queries += 3 * first_query;
+  keys += queries[1];
+  int most = queries[3 * n - 1]; // counts do not fall
+  q += head * d;
+  k += kv * d;
+  v += kv * d;
+
+  u32 qf[D / 16][4];
+  load_rows<D>(shared, q, q_stride, queries, 3, n, QUERIES, d);
+  commit();
+  wait<0>();
+  sync_block();
+#pragma unroll
+  for (int i = 0; i < D / 16; i++) load_matrices(qf[i], in_shared(&shared[warp * 16 + lane % 16][i * 16 + lane / 16 * 8]));
+  sync_block();
+
+  int mine = warp * 16 + lane / 4; // and mine + 8
+  int count[2] = {mine < n ? queries[3 * mine + 2] : 0, mine + 8 < n ? queries[3 * (mine + 8) + 2] : 0};
+  float top[2] = {0, 0}, total[2] = {0, 0}, acc[D / 8][4];
+#pragma unroll
+  for (int i = 0; i < D / 8; i++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) acc[i][e] = 0;
+  scale = scale * 1.44269504088896341f; // powers of 2 from here on
+
+  int chunks = (most + KEYS - 1) / KEYS;
+  for (int c = -1; c < chunks; c++) {
+    // stage c & 1: keys, then values
+    if (c + 1 < chunks) {
+      bf16(*stage)[D + 8] = shared + ((c + 1) & 1) * 2 * KEYS;
+      int from = (c + 1) * KEYS, left = most - from;
+      load_rows<D>(stage, k, k_stride, keys + from, 1, left, KEYS, d);
+      load_rows<D>(stage + KEYS, v, v_stride, keys + from, 1, left, KEYS, d);
+    }
+    commit();
+    if (c < 0) continue;
+    wait<1>();
+    sync_block();
+    u64 ks = in_shared(shared + (c & 1) * 2 * KEYS), vs = ks + KEYS * (D + 8) * 2;
+    float s[4][4];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) s[j][e] = 0;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        u32 b[4];
+        load_matrices(b, ks + ((j * 16 + lane % 8 + lane / 16 * 8) * (D + 8) + i * 16 + lane / 8 % 2 * 8) * 2);
+        mma(s[2 * j], qf[i], b[0], b[1]);
+        mma(s[2 * j + 1], qf[i], b[2], b[3]);
+      }
+
+    u32 p[2][4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) { // rows lane/4 and lane/4 + 8
+      float here = -__builtin_inff();
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          int key = c * KEYS + j * 8 + lane % 4 * 2 + e;
+          float x = s[j][2 * half + e] * scale;
+          s[j][2 * half + e] = key < count[half] ? x : -__builtin_inff();
+          here = larger(here, s[j][2 * half + e]);
+        }
+      here = larger(here, from_partner(here, 1));
+      here = larger(here, from_partner(here, 2));
+      // A row that sees no key of this chunk keeps what it has.
+      float now = c == 0 ? here : larger(top[half], here);
+      bool any = now > -__builtin_inff();
+      float shrink = c > 0 && any ? exp2_approx(top[half] - now) : 0.0f;
+      top[half] = now;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        float p0 = any ? exp2_approx(s[j][2 * half] - now) : 0.0f, p1 = any ? exp2_approx(s[j][2 * half + 1] - now) : 0.0f;
+        sum = sum + p0;
+        sum = sum + p1;
+        p[j / 2][j % 2 * 2 + half] = to_bf16x2(p0, p1);
+      }
+      total[half] = fma(total[half], shrink, sum);
+#pragma unroll
+      for (int i = 0; i < D / 8; i++) {
+        acc[i][2 * half] = acc[i][2 * half] * shrink;
+        acc[i][2 * half + 1] = acc[i][2 * half + 1] * shrink;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+      for (int i = 0; i < D / 16; i++) {
+        u32 b[4];
+        load_transposed(b, vs + ((j * 16 + lane % 16) * (D + 8) + i * 16 + lane / 16 * 8) * 2);
+        mma(acc[2 * i], p[j], b[0], b[1]);
+        mma(acc[2 * i + 1], p[j], b[2], b[3]);
+      }
+    sync_block();
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    float sum = total[half] + from_partner(total[half], 2);
+    sum = sum + from_partner(sum, 1);
+    int row = mine + 8 * half;
+    if (row < n) {
+      float* out = dst + (u64)queries[3 * row] * dst_stride + head * d;
+#pragma unroll
+      for (int i = 0; i < D / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          int col = i * 8 + lane % 4 * 2 + e;
+          if (col < d) out[col] = count[half] > 0 ? divide(acc[i][2 * half + e], sum) : 0.0f;
+        }
+    }
+  }
+}
+
+// attention_bf16_D is for heads of at most D columns, a multiple of 8. tiles are pairs:
+// the first query, and how many; queries and keys are those of attention_f32.
+#define ATTENTION(D)                                                                                                              \
+  KERNEL(128) attention_bf16_##D(float* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v, \
+                                 int v_stride, const int* tiles, const int* queries, const int* keys, int heads, int kv_heads,     \
+                                 int d, float scale) {                                                                             \
+    SHARED __attribute__((aligned(16))) bf16 shared[4 * KEYS][D + 8];                                                               \
+    flash<D>(shared, dst, dst_stride, q, q_stride, k, k_stride, v, v_stride, tiles, queries, keys, heads, kv_heads, d, scale);       \
+  }
+
+ATTENTION(32)
+ATTENTION(64)
+ATTENTION(128)
