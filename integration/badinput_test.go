@@ -47,7 +47,7 @@ var badPrompts = []struct{ name, line, want string }{
 	{"unknown model", `{"prompt": "a", "model": "dream"}`, "model"},
 	{"height not divisible", `{"prompt": "a", "height": 65}`, "height"},
 	{"negative width", `{"prompt": "a", "width": -64}`, "width"},
-	{"huge picture", `{"prompt": "a", "height": 8192, "width": 8192}`, "height"},
+	{"huge image", `{"prompt": "a", "height": 8192, "width": 8192}`, "height"},
 	{"sigmas not decreasing", `{"prompt": "a", "sigmas": [1, 0.5, 0.7]}`, "sigmas"},
 	{"sigma above 1", `{"prompt": "a", "sigmas": [1.5, 0.5]}`, "sigmas"},
 	{"empty sigmas", `{"prompt": "a", "sigmas": []}`, "sigmas"},

@@ -73,7 +73,7 @@ func TestRefill_ToAnExactBatch(t *testing.T) {
 // An evaluation reports the mean, the best and the majority of the samples of a prompt.
 func TestEvaluation_FromTheCommandLine(t *testing.T) {
 	t.Parallel()
-	args := []string{"run", "--model", signs(t), "-n", "4", "--seed", "3", "--reward", "glyph", "--validate", "--out", "-", `a black sign that says "SCHOOL"`}
+	args := []string{"run", "--model", signs(t), "-n", "4", "--seed", "3", "--reward", "glyph", "--validation", "--out", "-", `a black sign that says "SCHOOL"`}
 	groups, sum := meander(t, t.TempDir(), append(args, "--json")...).must(t, 0).parse(t)
 	votes, mean := map[string]int{}, 0.0
 	for _, m := range groups[0].Members {

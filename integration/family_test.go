@@ -13,7 +13,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// A checkpoint that is not shaped like the published ones: its autoencoder halves a picture
+// A checkpoint that is not shaped like the published ones: its autoencoder halves an image
 // twice, so that sizes are multiples of 8, and its schedule has a static shift, under which
 // the pipeline of diffusers takes 1, 3/4, 1/2, 1/4. Its prompt is empty.
 func TestFamily_OtherShape(t *testing.T) {
@@ -50,7 +50,7 @@ func TestFamily_OtherShape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if picture, err := png.Decode(bytes.NewReader(data)); err != nil || picture.Bounds().Dx() != 40 || picture.Bounds().Dy() != 24 {
-		t.Errorf("picture %v, %v; want 40x24", picture.Bounds(), err)
+	if img, err := png.Decode(bytes.NewReader(data)); err != nil || img.Bounds().Dx() != 40 || img.Bounds().Dy() != 24 {
+		t.Errorf("image %v, %v; want 40x24", img.Bounds(), err)
 	}
 }

@@ -18,9 +18,9 @@ import (
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	const groups, size, room = 3, 4, 5
-	steps, pictures, side := int64(800), int64(10), 2048
+	steps, images, side := int64(800), int64(10), 2048
 	if raceEnabled {
-		steps, pictures, side = 150, 6, 1024
+		steps, images, side = 150, 6, 1024
 	}
 	dir := t.TempDir()
 	c := assemble(t)
@@ -99,26 +99,26 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Reward: busy with large pictures.
-	ref := bigPicture(t, b, side)
-	for i := range pictures {
+	// Reward: busy with large images.
+	ref := bigImage(t, b, side)
+	for i := range images {
 		e := *one
-		e.Run, e.SampleIndex, e.GroupSize = "pictures", i, pictures
+		e.Run, e.SampleIndex, e.GroupSize = "images", i, images
 		e.Image = &schemas.Image{Format: schemas.ImagePNG, Width: int64(side), Height: int64(side), Digest: digest, Ref: &ref}
 		oneStep(t, b, &e)
 		if _, err := b.Publish(t.Context(), &e); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// The stream has the records of the groups, too; that of the pictures is not intake's.
+	// The stream has the records of the groups, too; that of the images is not intake's.
 	if _, err := b.Publish(t.Context(), &schemas.Opening{
-		Run: "pictures", UID: one.UID, GroupSize: pictures, PromptDigest: digest, Prompt: one.Prompt, Lane: one.Lane,
+		Run: "images", UID: one.UID, GroupSize: images, PromptDigest: digest, Prompt: one.Prompt, Lane: one.Lane,
 		ScheduleDigest: one.ScheduleDigest, Group: one.Group,
 	}); err != nil {
 		t.Fatal(err)
 	}
 	const records = groups + 1
-	trajectories := groups*size + int(pictures)
+	trajectories := groups*size + int(images)
 	all := uint64(records + trajectories)
 	busy := run("reward", "1", "--workers", "2", "--drain-timeout", "10ms")
 	bustest.Until(t, "some rewards", func() error {
@@ -129,7 +129,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	})
 	stop(busy)
 	if n := c.messages(t, schemas.StreamRewards); n == all {
-		t.Error("the first reward service had nothing in hand; make the pictures larger")
+		t.Error("the first reward service had nothing in hand; make the images larger")
 	}
 	run("reward", "2")
 	bustest.Until(t, "all rewards", func() error {
@@ -200,16 +200,16 @@ func oneStep(t *testing.T, b *bus.Bus, e *schemas.Trajectory) {
 	e.Steps = []schemas.StepRef{{Seq: ack.Seq, Digest: ack.Digest}}
 }
 
-// bigPicture stores a picture that takes a while to decode.
-func bigPicture(t *testing.T, b *bus.Bus, side int) schemas.Ref {
+// bigImage stores an image that takes a while to decode.
+func bigImage(t *testing.T, b *bus.Bus, side int) schemas.Ref {
 	t.Helper()
-	picture := image.NewNRGBA(image.Rect(0, 0, side, side))
+	img := image.NewNRGBA(image.Rect(0, 0, side, side))
 	r := rand.New(rand.NewPCG(1, 2))
-	for i := range picture.Pix {
-		picture.Pix[i] = byte(r.Uint32()) | byte(i&3/3*255) // opaque noise
+	for i := range img.Pix {
+		img.Pix[i] = byte(r.Uint32()) | byte(i&3/3*255) // opaque noise
 	}
 	var buf bytes.Buffer
-	if err := png.Encode(&buf, picture); err != nil {
+	if err := png.Encode(&buf, img); err != nil {
 		t.Fatal(err)
 	}
 	ref, err := b.PutBlob(t.Context(), buf.Bytes())

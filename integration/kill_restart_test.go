@@ -57,7 +57,7 @@ func (c *crew) messages(t *testing.T, stream string) uint64 {
 // slowPrompt is a group that takes a while: small steps, many of them.
 func slowPrompt(uid string, n, steps int64) *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: uid, Prompt: "picture " + uid, GroupSize: &n, Seed: new(int64(3)), NumInferenceSteps: &steps,
+		UID: uid, Prompt: "image " + uid, GroupSize: &n, Seed: new(int64(3)), NumInferenceSteps: &steps,
 		Height: new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2}},
 	}
 }

@@ -232,7 +232,7 @@ func (f *feed) wait(t *testing.T) {
 
 func killPrompt(i int) *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: fmt.Sprintf("g%d", i), Prompt: fmt.Sprintf("picture %d", i), GroupSize: new(int64(killGroup)), Seed: new(int64(7)),
+		UID: fmt.Sprintf("g%d", i), Prompt: fmt.Sprintf("image %d", i), GroupSize: new(int64(killGroup)), Seed: new(int64(7)),
 		Height: new(int64(128)), Width: new(int64(128)), NumInferenceSteps: new(int64(killSteps)),
 		Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3}},
 	}

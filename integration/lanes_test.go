@@ -54,7 +54,7 @@ func TestLane_MissingLatents(t *testing.T) {
 	}
 	const good = 4
 	for i := range good {
-		if _, err := c.client.Publish(t.Context(), "r", onePicture(fmt.Sprintf("good%d", i), "")); err != nil {
+		if _, err := c.client.Publish(t.Context(), "r", oneImage(fmt.Sprintf("good%d", i), "")); err != nil {
 			t.Fatal(err)
 		}
 	}

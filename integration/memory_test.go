@@ -17,11 +17,11 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// beside is what the reward service may take beside its pictures, in MiB, as its setting
+// beside is what the reward service may take beside its images, in MiB, as its setting
 // image_mib and ARCHITECTURE.md say.
 const beside = 512
 
-// However many samples have large pictures, and however many are scored at once, the
+// However many samples have large images, and however many are scored at once, the
 // reward service stays below its ceiling; what is above it by itself fails by name.
 // A soak takes the largest images that an event may have.
 func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
@@ -57,7 +57,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	large := flatPicture(t, side, side)
+	large := flatImage(t, side, side)
 	for i := range int64(samples) {
 		put("g", i, samples, side, side, large)
 	}
@@ -75,7 +75,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 		return nil
 	})
 	peak := peakMiB(t, v)
-	t.Logf("peak of %d MiB with %d pictures of %dx%d, image_mib %d", peak, samples, side, side, mib)
+	t.Logf("peak of %d MiB with %d images of %dx%d, image_mib %d", peak, samples, side, side, mib)
 	if ceiling := mib + beside; peak > ceiling {
 		t.Errorf("peak of %d MiB; must stay below %d", peak, ceiling)
 	}
@@ -98,7 +98,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 }
 
 // The other programs have ceilings of their own, as ARCHITECTURE.md says: prompts as long
-// and groups as large as they may be, and pictures of 1024 x 1024 with every state kept.
+// and groups as large as they may be, and images of 1024 x 1024 with every state kept.
 func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the peak of a program's memory is read from /proc")
@@ -153,15 +153,15 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 	}
 }
 
-// flatPicture is a PNG file of one grey: few bytes for many pixels.
-func flatPicture(t *testing.T, width, height int) []byte {
+// flatImage is a PNG file of one grey: few bytes for many pixels.
+func flatImage(t *testing.T, width, height int) []byte {
 	t.Helper()
-	picture := image.NewNRGBA(image.Rect(0, 0, width, height))
-	for i := range picture.Pix {
-		picture.Pix[i] = byte(100 + i&3/3*155)
+	img := image.NewNRGBA(image.Rect(0, 0, width, height))
+	for i := range img.Pix {
+		img.Pix[i] = byte(100 + i&3/3*155)
 	}
 	var file bytes.Buffer
-	if err := (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&file, picture); err != nil {
+	if err := (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&file, img); err != nil {
 		t.Fatal(err)
 	}
 	return file.Bytes()

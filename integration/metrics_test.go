@@ -177,7 +177,7 @@ func checkLittleRun(t *testing.T, families map[string]*family) {
 	steps := total(families, "meander_sampler_steps_total")
 	evaluations, filled := total(families, "meander_sampler_step_seconds"), total(families, "meander_sampler_batch_fill_ratio")
 	if steps < 8 || evaluations < 1 || evaluations > steps || filled != evaluations {
-		t.Errorf("%v steps in %v evaluations, %v fills; want at least a step for each picture, and a fill for each evaluation", steps, evaluations, filled)
+		t.Errorf("%v steps in %v evaluations, %v fills; want at least a step for each image, and a fill for each evaluation", steps, evaluations, filled)
 	}
 	stages := map[string]bool{}
 	for labels := range families["meander_queue_in_hand_messages"].samples {
@@ -418,7 +418,7 @@ func TestMetrics_OfARun(t *testing.T) {
 		_ = run.Wait()
 	}()
 	addr := healthAddr(t, log)
-	bustest.Until(t, "two pictures", func() error {
+	bustest.Until(t, "two images", func() error {
 		if n := total(scrape(t, addr), "meander_sampler_images_total"); n != 2 {
 			return fmt.Errorf("%v", n)
 		}

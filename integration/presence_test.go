@@ -72,7 +72,7 @@ func (w *world) standIn(t *testing.T, lane string) {
 	})
 }
 
-func onePicture(uid, model string) *schemas.Prompt {
+func oneImage(uid, model string) *schemas.Prompt {
 	return &schemas.Prompt{UID: uid, Prompt: "a red fox", Model: model, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2))}
 }
 
@@ -90,7 +90,7 @@ func TestLane_Ghost(t *testing.T) {
 	ghost := sampler("ghost", "ghost")
 	sampler("alive", "alive")
 	w.services(t, schemas.ServiceSampler, 2)
-	if _, err := w.client.Publish(t.Context(), "r", onePicture("first", "ghost")); err != nil {
+	if _, err := w.client.Publish(t.Context(), "r", oneImage("first", "ghost")); err != nil {
 		t.Fatal(err)
 	}
 	ghost.end(syscall.SIGKILL)
@@ -98,14 +98,14 @@ func TestLane_Ghost(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	_, err := w.client.Publish(ctx, "r", onePicture("held", "ghost"))
+	_, err := w.client.Publish(ctx, "r", oneImage("held", "ghost"))
 	var held *client.HeldError
 	if !errors.As(err, &held) || !strings.Contains(held.Reason, `model: no sampler serves "ghost" now; start one (the last announced itself at `) ||
 		!strings.Contains(held.Reason, "or name one of alive; held until") {
 		t.Fatalf("a prompt for a lane that nobody serves: %v", err)
 	}
 	for i := range 100 { // more than wait in hand
-		data, err := schemas.Encode(onePicture(fmt.Sprintf("more%d", i), "ghost"))
+		data, err := schemas.Encode(oneImage(fmt.Sprintf("more%d", i), "ghost"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,10 +113,10 @@ func TestLane_Ghost(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r, err := w.client.Publish(t.Context(), "r", onePicture("other", "alive")); err != nil || !r.Accepted {
+	if r, err := w.client.Publish(t.Context(), "r", oneImage("other", "alive")); err != nil || !r.Accepted {
 		t.Fatalf("a prompt for another lane: %+v, %v", r, err)
 	}
-	if r, err := w.client.Publish(t.Context(), "r", onePicture("unnamed", "")); err != nil || !r.Accepted {
+	if r, err := w.client.Publish(t.Context(), "r", oneImage("unnamed", "")); err != nil || !r.Accepted {
 		t.Fatalf("a prompt that names no model: %+v, %v", r, err)
 	}
 
@@ -157,7 +157,7 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}()
-	r, err := w.client.Publish(t.Context(), "r", onePicture("u", "gone"))
+	r, err := w.client.Publish(t.Context(), "r", oneImage("u", "gone"))
 	var refused *client.RefusedError
 	if !errors.As(err, &refused) || r.Code != schemas.CodeUnknownModel || !strings.Contains(r.Error, `model: no sampler serves "gone" now; start one (the last announced itself at `) {
 		t.Errorf("receipt %+v, %v", r, err)
@@ -173,7 +173,7 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 	}
 }
 
-// Intake asks the reward services that run what they can score, before a picture is made.
+// Intake asks the reward services that run what they can score, before an image is made.
 func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	w, url := plane(t)
 	service := func(name string, args ...string) *victim {

@@ -100,11 +100,11 @@ func TestPythonWorker_Credentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	var picture bytes.Buffer
-	if err := png.Encode(&picture, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
+	var img bytes.Buffer
+	if err := png.Encode(&img, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
 		t.Fatal(err)
 	}
-	request, err := msgpack.Marshal(map[string]any{"v": 1, "name": "colour", "prompt": "fog", "image": picture.Bytes(), "image_format": "png"})
+	request, err := msgpack.Marshal(map[string]any{"v": 1, "name": "colour", "prompt": "fog", "image": img.Bytes(), "image_format": "png"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func TestPythonWorker_Credentials(t *testing.T) {
 	}
 	var reply map[string]any
 	if err := msgpack.Unmarshal(m.Data, &reply); err != nil || reply["score"] != 0.0 {
-		t.Errorf("%v, %v; a grey picture scores 0", reply, err)
+		t.Errorf("%v, %v; a grey image scores 0", reply, err)
 	}
 
 	out, err := worker(t, "--url", url).CombinedOutput()

@@ -188,7 +188,7 @@ func TestReward_External(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	human, picture := schemas.RewardSpec{Name: "external:human"}, schemas.RewardSpec{Name: "jpeg_compressibility"}
+	human, img := schemas.RewardSpec{Name: "external:human"}, schemas.RewardSpec{Name: "jpeg_compressibility"}
 	bustest.Before(t, func(made time.Time) {
 		run += "r"
 		prompt := func(uid string, deadline time.Time, rewards ...schemas.RewardSpec) *schemas.Prompt {
@@ -200,8 +200,8 @@ func TestReward_External(t *testing.T) {
 		give("before", 0, "human", new(0.25))
 		give("before", 1, "human", new(0.5))
 		w.publish(t, run,
-			prompt("before", made.Add(time.Hour), human), prompt("never", soon, human), prompt("some", soon, human, picture),
-			prompt("left-out", soon, picture, schemas.RewardSpec{Name: "external", Required: new(false)}))
+			prompt("before", made.Add(time.Hour), human), prompt("never", soon, human), prompt("some", soon, human, img),
+			prompt("left-out", soon, img, schemas.RewardSpec{Name: "external", Required: new(false)}))
 		give("before", 2, "human", new(0.75))
 		give("some", 3, "human", new(1.0))
 		give("some", 2, "human", nil)

@@ -43,7 +43,7 @@ func TestRun_GatedSteps(t *testing.T) {
 				t.Errorf("%s sample %d: latents %v, want 2, 3, 4", g.UID, m.SampleIndex, m.Latents)
 			}
 			if _, err := os.Stat(filepath.Join(dir, m.Image)); err != nil {
-				t.Errorf("picture: %v", err)
+				t.Errorf("image: %v", err)
 			}
 		}
 		if math.Abs(total) > 1e-9 {

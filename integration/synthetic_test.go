@@ -12,11 +12,11 @@ import (
 )
 
 // The sampler against what the synthetic model's mixtures predict, at the smallest
-// picture: 16x16 pixels, one token, 64 elements. Seeds are fixed, so a test that
+// image: 16x16 pixels, one token, 64 elements. Seeds are fixed, so a test that
 // passes keeps passing; "within k standard errors" says how surprised to be.
 const (
-	pictureEdge = 16
-	dims        = 64
+	imageEdge = 16
+	dims      = 64
 )
 
 // field is the velocity of a prompt.
@@ -26,12 +26,12 @@ func field(t *testing.T, m *synthetic.Model, prompt string) (flow.Velocity, *syn
 	if err != nil {
 		t.Fatal(err)
 	}
-	mix, err := m.Mixture(prompt, pictureEdge, pictureEdge)
+	mix, err := m.Mixture(prompt, imageEdge, imageEdge)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return func(ctx context.Context, dst, x []float32, sigma float32) error {
-		return m.Velocity(ctx, [][]float32{dst}, [][]float32{x}, []float32{sigma}, cond, pictureEdge, pictureEdge)
+		return m.Velocity(ctx, [][]float32{dst}, [][]float32{x}, []float32{sigma}, cond, imageEdge, imageEdge)
 	}, mix
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
-// People list what waits for them, look at the pictures, and give verdicts; the group
+// People list what waits for them, look at the images, and give verdicts; the group
 // closes with the last of them.
 func TestVerdict_FromTheCommandLine(t *testing.T) {
 	t.Parallel()
@@ -21,7 +21,7 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 	meander(t, dir, "publish", "--run", "demo", "-n", "3", "--steps", "2", "--reward", "external:human", "--reward", "external:robot", "a red fox").must(t, 0)
 	var uid string
 	bustest.Until(t, "six scores are waited for", func() error {
-		out := meander(t, dir, "verdict", "--run", "demo", "--out", "pictures", "--json").must(t, 0)
+		out := meander(t, dir, "verdict", "--run", "demo", "--out", "images", "--json").must(t, 0)
 		lines := strings.Split(strings.TrimSpace(out.stdout), "\n")
 		if len(lines) == 6 {
 			var first, last struct{ UID, Name, Image string }
@@ -34,8 +34,8 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 			if uid = first.UID; first.Name != "human" || last.Name != "robot" {
 				t.Errorf("%s\n%s", lines[0], lines[5])
 			}
-			if picture, err := os.ReadFile(filepath.Join(dir, last.Image)); err != nil || !strings.HasPrefix(string(picture), "\x89PNG") {
-				t.Errorf("picture %s: %v", last.Image, err)
+			if img, err := os.ReadFile(filepath.Join(dir, last.Image)); err != nil || !strings.HasPrefix(string(img), "\x89PNG") {
+				t.Errorf("image %s: %v", last.Image, err)
 			}
 			return nil
 		}

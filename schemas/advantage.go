@@ -49,8 +49,8 @@ type Advantage struct {
 	// for this one.
 	Refill     *Refill `msgpack:"refill,omitempty"`
 	RefilledBy string  `msgpack:"refilled_by,omitempty" form:"token"`
-	// Evaluation marks a group that was made to measure, not to train on; the prompt said so.
-	Evaluation bool `msgpack:"validate,omitempty"`
+	// Validation marks a group that was made to measure, not to train on; the prompt said so.
+	Validation bool `msgpack:"validation,omitempty"`
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
 	SourceRun string `msgpack:"source_run,omitempty" form:"token"`

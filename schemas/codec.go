@@ -155,7 +155,7 @@ func copied[T any](e *T, version func(*T) *int64) (*int64, *T) {
 // floating-point fields. Fields that are not known are skipped, fields that are absent
 // stay zero. An error names the field, as in "rollout.sde_step_indices[2]: ...".
 //
-// Byte strings (latents, pictures, a dead letter's data) alias data: they hold as
+// Byte strings (latents, images, a dead letter's data) alias data: they hold as
 // long as data is not modified. Everything else is copied. Decode does not Validate.
 func Decode(data []byte, e Event) error {
 	if e == nil {

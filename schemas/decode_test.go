@@ -53,7 +53,7 @@ func TestDecode_wrongType(t *testing.T) {
 		{"string for float", &schemas.Request{}, object{"noise_level": "0.7"}, `noise_level: "0.7"; must be a number`},
 		{"null for float", &schemas.Request{}, object{"noise_level": nil}, "noise_level: null; must be a number"},
 		{"float32 overflow", &schemas.Request{}, object{"sigmas": []float64{1e39}}, "sigmas[0]: 1e+39; must fit 32 bits"},
-		{"int for flag", &schemas.Prompt{}, object{"validate": 1}, "validate: 1; must be true or false"},
+		{"int for flag", &schemas.Prompt{}, object{"validation": 1}, "validation: 1; must be true or false"},
 		{"null for required flag", &schemas.Receipt{}, object{"accepted": nil}, "accepted: null; must be true or false"},
 		{"string for bytes", &schemas.Dead{}, object{"data": "abc"}, `data: "abc"; must be bytes`},
 		{"list for bytes", &schemas.Dead{}, object{"data": []int{1}}, "data: a list; must be bytes"},
@@ -165,7 +165,7 @@ func TestDecode_nullForOptional(t *testing.T) {
 	in := object{"prompt": "x", "metadata": nil, "reward": nil, "rollout": object{"debug": nil}}
 	for _, name := range []string{
 		"uid", "negative_prompt", "model", "group_size", "seed", "height", "width", "num_inference_steps", "true_cfg_scale",
-		"initial_noise", "start", "stop", "batch", "deadline", "priority", "min_policy_version", "validate",
+		"initial_noise", "start", "stop", "batch", "deadline", "priority", "min_policy_version", "validation",
 	} {
 		in[name] = nil
 	}

@@ -66,7 +66,7 @@ func TestContentDigest_fields(t *testing.T) {
 		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS"},
 		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "TruncatePrompt", "Steps", "Sampler", "Backend", "Group", "Timings"},
 		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored", "SampleStarted", "SampleFinished"},
-		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed", "BatchSamples", "Refill", "Evaluation", "SourceRun"},
+		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed", "BatchSamples", "Refill", "Validation", "SourceRun"},
 		"batch":      {"V", "Run", "Metrics", "Closed", "Step", "Epoch"},
 	}
 	t.Run("step", func(t *testing.T) {

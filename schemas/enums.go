@@ -81,7 +81,7 @@ const (
 	CFGPlain    = "plain"
 )
 
-// ImagePNG is the format of pictures.
+// ImagePNG is the format of images.
 const ImagePNG = "png"
 
 // Classes of reasons in a dead letter or a refused receipt.

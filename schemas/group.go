@@ -96,7 +96,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		{"group_policy", a.GroupPolicy, b.GroupPolicy},
 		{"refill", a.Refill, b.Refill},
 		{"metadata", a.Metadata, b.Metadata},
-		{"validate", a.Validate, b.Validate},
+		{"validation", a.Validation, b.Validation},
 	} {
 		if !reflect.DeepEqual(part.a, part.b) {
 			names = append(names, part.name)

@@ -75,7 +75,7 @@ const (
 	// the event's subject followed by ".<n>".
 	MaxPartBytes = 512 << 10
 	MaxParts     = 4096
-	// MaxInlineImage is the size of a picture carried inside the trajectory; larger ones are blobs.
+	// MaxInlineImage is the size of an image carried inside the trajectory; larger ones are blobs.
 	MaxInlineImage = 512 << 10
 	// MaxBlobBytes is the size of an object in the blob bucket that an event may point to.
 	MaxBlobBytes = 1 << 36

@@ -56,11 +56,11 @@ type Prompt struct {
 	// UnknownFields is what becomes of fields that no prompt has, of this map and of those in it:
 	// they are refused, or the receipt warns of them.
 	UnknownFields string `msgpack:"unknown_fields,omitempty" enum:"UnknownPolicies" default:"refuse" flag:"unknown-fields"`
-	// Evaluation asks for samples to measure, not to train on: every step is ode, whatever Rollout
+	// Validation asks for samples to measure, not to train on: every step is ode, whatever Rollout
 	// says, so that there are no log-probs. The group counts though its rewards be all equal; and
 	// the metrics of its batch are verl's of a validation, val-core/... and val-aux/..., apart
 	// from those of training.
-	Evaluation bool `msgpack:"validate,omitempty" default:"false" flag:"validate"`
+	Validation bool `msgpack:"validation,omitempty" default:"false" flag:"validation"`
 	// GroupPolicy says which groups count, and what becomes of the others.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
 	// Refill is set on prompts that the advantage service publishes in place of a group that

@@ -64,9 +64,9 @@ type Group struct {
 	Advantage   AdvantageSpec `msgpack:"advantage"`
 	// Deadline is Unix nanoseconds; 0: none.
 	Deadline int64 `msgpack:"deadline" range:"0.."`
-	// Validate marks a group that is made to measure, not to train on: see Prompt.
-	Validate bool     `msgpack:"validate"`
-	Metadata Metadata `msgpack:"metadata,omitempty"`
+	// Validation marks a group that is made to measure, not to train on: see Prompt.
+	Validation bool     `msgpack:"validation"`
+	Metadata   Metadata `msgpack:"metadata,omitempty"`
 	// PromptSeq is the MDR_PROMPTS sequence of the prompt.
 	PromptSeq uint64 `msgpack:"prompt_seq"`
 	// Created is when the prompt was stored, Unix nanoseconds.
@@ -91,7 +91,7 @@ func (g *Group) Same(other *Group) bool {
 }
 
 // AnsweredBy joins what a trajectory has otherwise than the request says. Whether its
-// steps are stored, and its picture, is not in it.
+// steps are stored, and its image, is not in it.
 func (e *Request) AnsweredBy(t *Trajectory) error {
 	var errs []error
 	same := func(field string, got, want any) {

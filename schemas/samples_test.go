@@ -41,7 +41,7 @@ func requestSamples(t testing.TB) []sample {
 		}},
 		{"prompt-zeros", &schemas.Prompt{
 			Prompt: "explicit zeros are not defaults", NegativePrompt: new(""), Seed: new(int64(0)), TrueCFGScale: new(0.0),
-			Priority: new(int64(0)), MinPolicyVersion: new(int64(0)), Evaluation: true,
+			Priority: new(int64(0)), MinPolicyVersion: new(int64(0)), Validation: true,
 			Rollout: schemas.Rollout{SDEType: "ode", NoiseLevel: new(0.0)},
 			Reward:  []schemas.RewardSpec{{Name: "ocr", Weight: new(1.0), Required: new(false)}, {Name: "length", Weight: new(0.0)}},
 		}},
@@ -162,7 +162,7 @@ func resultSamples(t testing.TB) []sample {
 			Run: "run-1", UID: "p19-r1", Batch: "b3", Status: "complete", GroupSize: 1,
 			Members: []schemas.Member{{SampleIndex: 0, Status: "scored", Reward: new(1.0), Advantage: new(0.75), StepAdvantages: []float64{0.5, 1}, TrajectorySeq: 9}},
 			Mean:    new(1.0), Std: new(0.5), Scale: "none", StdBasis: "expanded", Estimator: "reinforce_plus_plus", TrainedSteps: 2,
-			Gamma: new(0.9), AdvClipMax: new(5.0), Mode: "x", BatchSamples: 16, Refill: &schemas.Refill{Root: "p19", Round: 1}, Evaluation: true, SourceRun: "run-0", Metadata: metadata(t),
+			Gamma: new(0.9), AdvClipMax: new(5.0), Mode: "x", BatchSamples: 16, Refill: &schemas.Refill{Root: "p19", Round: 1}, Validation: true, SourceRun: "run-0", Metadata: metadata(t),
 		}},
 		{"prompt-singleton", &schemas.Prompt{
 			V: schemas.Version, UID: "p20", Prompt: "a sign", GroupSize: new(int64(1)), Advantage: schemas.AdvantageSpec{Estimator: "rloo", Singleton: "zero"},
@@ -273,7 +273,7 @@ func fullGroup(t testing.TB) schemas.Group {
 	return schemas.Group{
 		Batch: "b0", BatchGroups: 2, Reward: rewardSpecs(),
 		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "global", StdBasis: "sample", Epsilon: new(1e-4)},
-		Deadline:  1_763_690_700_000_000_000, Validate: false, Metadata: metadata(t), PromptSeq: 17, Created: 1_763_690_390_000_000_000,
+		Deadline:  1_763_690_700_000_000_000, Validation: false, Metadata: metadata(t), PromptSeq: 17, Created: 1_763_690_390_000_000_000,
 	}
 }
 

@@ -13,7 +13,7 @@ type Trajectory struct {
 	// StopReason is completed; failed: the sample cannot be made; or cancelled: someone
 	// called its uid or run off.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
-	// Error says why there is no picture, unless completed.
+	// Error says why there is no image, unless completed.
 	Error          string `msgpack:"error,omitempty" size:"0..MaxText"`
 	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
 	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
@@ -51,7 +51,7 @@ type Trajectory struct {
 	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
 	// for equal rollouts, whoever sampled them and when. Empty unless completed.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
-	// Image is the decoded picture; absent unless completed, and where the sample stops with noise
+	// Image is the decoded image; absent unless completed, and where the sample stops with noise
 	// in it unless Stop asks for one.
 	Image *Image `msgpack:"image,omitempty"`
 	// Conditioning are the stored prompt embeddings, once per prompt; empty for models that take text.
@@ -76,7 +76,7 @@ type StepRef struct {
 	Digest string `msgpack:"digest" form:"digest"`
 }
 
-// Image is an encoded picture. Exactly one of Data and Ref carries the bytes.
+// Image is an encoded image. Exactly one of Data and Ref carries the bytes.
 type Image struct {
 	// Format of the bytes: always png.
 	Format string `msgpack:"format" enum:"ImageFormats"`

@@ -17,7 +17,7 @@ func (p *Prompt) Validate() error { return CheckFields(p) }
 
 func (p *Prompt) rules(f *faults) {
 	p.sigmas(f)
-	p.Rollout.across(f.in("rollout"), p.steps(), p.Evaluation)
+	p.Rollout.across(f.in("rollout"), p.steps(), p.Validation)
 	p.segment(f)
 	rewards(f, p.Reward)
 	p.Advantage.across(f.in("advantage"), p.Batch != nil)

@@ -179,7 +179,7 @@ func TestRollout_Validate(t *testing.T) {
 		{"squared without noise", func(p *P) { p.Rollout.NoiseLevel, p.Rollout.LogProbKind = new(0.0), "squared" }, ""},
 		{"ode without noise", func(p *P) { p.Rollout.NoiseLevel, p.Rollout.SDEType = new(0.0), "ode" }, ""},
 		{"no stochastic step and no noise", func(p *P) { p.Rollout.NoiseLevel, p.Rollout.SDEStepIndices = new(0.0), []int64{} }, ""},
-		{"evaluation without noise", func(p *P) { p.Rollout.NoiseLevel, p.Evaluation = new(0.0), true }, ""},
+		{"validation without noise", func(p *P) { p.Rollout.NoiseLevel, p.Validation = new(0.0), true }, ""},
 		{"cps on the last step", func(p *P) { p.Rollout.SDEType, p.Rollout.SDEStepIndices = "cps", []int64{3} }, "rollout.sde_step_indices: 3; " + last},
 		{"cps on all steps", unknownSteps(func(r *schemas.Rollout) { r.SDEType, r.SDEStepIndices = "cps", nil }), "rollout.sde_step_indices: null, all steps; " + last},
 		{"cps squared on all steps", func(p *P) {
@@ -328,8 +328,8 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"stop reason", func(e *T) { e.StopReason, e.Image, e.Error = "done", nil, "x" }, `stop_reason: "done"; must be one of completed, failed, cancelled`},
 		{"completed with an error", func(e *T) { e.Error = "x" }, `error: "x"; must be empty when completed`},
 		{"failed without an error", func(e *T) { e.StopReason, e.Image = "failed", nil }, `error: ""; must not be empty`},
-		{"failed with a picture", func(e *T) { e.StopReason, e.Error = "failed", "x" }, "image: present; must be absent unless completed"},
-		{"completed without a picture", func(e *T) { e.Image = nil }, "image: null; must be present when completed"},
+		{"failed with an image", func(e *T) { e.StopReason, e.Error = "failed", "x" }, "image: present; must be absent unless completed"},
+		{"completed without an image", func(e *T) { e.Image = nil }, "image: null; must be present when completed"},
 		{"guidance rule", func(e *T) { e.CFGRule = "" }, `cfg_rule: ""; must be one of rescaled, plain`},
 		{"few timesteps", func(e *T) { e.Timesteps = e.Timesteps[:4] }, "timesteps: 4 items; must be 5, one per sigma"},
 		{"timestep", func(e *T) { e.Timesteps[1] = 751 }, "timesteps[1]: 751; must be 750, 1000 * sigma"},
@@ -343,10 +343,10 @@ func TestTrajectory_Validate(t *testing.T) {
 		{"step sequence", func(e *T) { e.Steps[2].Seq = 0 }, "steps[2].seq: 0; must be positive"},
 		{"step digest", func(e *T) { e.Steps[2].Digest = "" }, `steps[2].digest: ""; must be a sha-256 of 64 lower-case hex digits`},
 		{"content digest", func(e *T) { e.ContentDigest = "" }, `content_digest: ""; must be a sha-256 of 64 lower-case hex digits`},
-		{"picture format", func(e *T) { e.Image.Format = "jpeg" }, `image.format: "jpeg"; must be one of png`},
-		{"picture in two places", func(e *T) { e.Image.Data = []byte{1} }, "image.data: both; must be exactly one of data and ref"},
-		{"picture nowhere", func(e *T) { e.Image.Ref = nil }, "image.data: none; must be exactly one of data and ref"},
-		{"empty picture", func(e *T) { e.Image.Ref.Size = 0 }, "image.ref.size: 0; must be between 1 and 68719476736"},
+		{"image format", func(e *T) { e.Image.Format = "jpeg" }, `image.format: "jpeg"; must be one of png`},
+		{"image in two places", func(e *T) { e.Image.Data = []byte{1} }, "image.data: both; must be exactly one of data and ref"},
+		{"image nowhere", func(e *T) { e.Image.Ref = nil }, "image.data: none; must be exactly one of data and ref"},
+		{"empty image", func(e *T) { e.Image.Ref.Size = 0 }, "image.ref.size: 0; must be between 1 and 68719476736"},
 		{"conditioning", func(e *T) { e.Conditioning[0].Name = "" }, `conditioning[0].name: ""; must not be empty`},
 		{"policy span", func(e *T) { e.PolicyVersionMax = 4 }, "policy_version_max: 4; must not be below policy_version_min, 5"},
 		{"timings", func(e *T) { e.Timings.DenoiseNS = -1 }, "timings.denoise_ns: -1; must not be negative"},
@@ -460,7 +460,7 @@ func TestValidate_boundsTheReport(t *testing.T) {
 	}
 }
 
-// No zero event is valid but the prompt, which asks for pictures of no text, and none makes
+// No zero event is valid but the prompt, which asks for images of no text, and none makes
 // Validate panic.
 func TestValidate_zero(t *testing.T) {
 	for _, e := range schemas.Events() {

@@ -96,7 +96,7 @@ def by_meander(a, prompts, noise, tmp):
     command = [
         a.meander, "run", "--store", os.path.join(tmp, "store"), "--run", "compare", "--out", out, "--json",
         "--model", a.model, "--height", str(a.height), "--width", str(a.width), "--steps", str(a.steps),
-        "--validate", "--sde-type", "ode", "--true-cfg-scale", str(a.scale), "--negative-prompt", a.negative,
+        "--validation", "--sde-type", "ode", "--true-cfg-scale", str(a.scale), "--negative-prompt", a.negative,
         "--group-size", str(a.samples), "--start-latents", x_t, "--return-steps", str(a.steps), "--save-latents", kept,
     ]
     done = subprocess.run([*command, "--", *prompts], stdout=subprocess.PIPE, text=True)

@@ -14,7 +14,7 @@ type measures struct {
 }
 
 func (x *measures) sample(a *schemas.Advantage, m *schemas.Member, r *schemas.Reward) {
-	if r.Reward == nil || a.Evaluation || a.Status != schemas.StatusComplete && a.Status != schemas.StatusPartial {
+	if r.Reward == nil || a.Validation || a.Status != schemas.StatusComplete && a.Status != schemas.StatusPartial {
 		return
 	}
 	s := estimator.SampleStats{
@@ -38,7 +38,7 @@ func (x *measures) sample(a *schemas.Advantage, m *schemas.Member, r *schemas.Re
 
 // group takes the groups of evaluations.
 func (x *measures) group(a *schemas.Advantage, rewards map[Sample]*schemas.Reward) {
-	if !a.Evaluation {
+	if !a.Validation {
 		return
 	}
 	g := estimator.ValidationGroup{Source: "unknown", Variables: []estimator.Variable{{Name: "reward"}}}

@@ -79,7 +79,7 @@ func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) 
 				rewards = append(rewards, *m.Reward)
 			}
 		}
-		if g.spec.Validate {
+		if g.spec.Validation {
 			evaluation = append(evaluation, validationOf(g))
 			continue
 		}

@@ -19,7 +19,7 @@ func (g *group) config() estimator.Config {
 		Name: a.Estimator, Std: a.Std, StdBasis: a.StdBasis, Epsilon: or(a.Epsilon, 0), Columns: int(max(g.model().trainedSteps, 1)),
 		Mode: a.Mode, AdvClipMax: or(a.AdvClipMax, 0), Gamma: or(a.Gamma, 1), Singleton: a.Singleton,
 	}
-	if !g.spec.Validate && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1) {
+	if !g.spec.Validation && (c.StdBasis == estimator.BasisExpanded || c.Gamma != 1) {
 		c.Columns = int(g.model().trainedSteps) // without any the estimator refuses
 	}
 	if c.Name == estimator.GDPO {
@@ -49,7 +49,7 @@ func (g *group) outline() *schemas.Advantage {
 		Run: g.run, UID: g.uid, Batch: g.spec.Batch, GroupSize: g.size,
 		Scale: spec.Std, StdBasis: spec.StdBasis, Estimator: spec.Estimator, Epsilon: or(spec.Epsilon, 0),
 		Mode: spec.Mode, AdvClipMax: spec.AdvClipMax, Gamma: spec.Gamma, Singleton: spec.Singleton,
-		Metadata: g.spec.Metadata, Refill: g.spec.Refill, Evaluation: g.spec.Validate, SourceRun: g.spec.SourceRun,
+		Metadata: g.spec.Metadata, Refill: g.spec.Refill, Validation: g.spec.Validation, SourceRun: g.spec.SourceRun,
 	}
 	policy := policyOf(g.spec)
 	members := g.members()
@@ -102,7 +102,7 @@ func (g *group) outline() *schemas.Advantage {
 		a.Status = schemas.StatusStale
 		a.Error = fmt.Sprintf("policy versions %d to %d are a span of %d; max_policy_span is %d",
 			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
-	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validate && slices.Min(scored) == slices.Max(scored):
+	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validation && slices.Min(scored) == slices.Max(scored):
 		a.Status, a.Mean, a.Std = schemas.StatusFiltered, new(scored[0]), new(0.0)
 	case int64(len(scored)) < g.size:
 		a.Status = schemas.StatusPartial

@@ -367,7 +367,7 @@ func TestService_BatchMetrics(t *testing.T) {
 		for i, v := range values {
 			p.put(t, made("r", fmt.Sprint("g", g), int64(i), 4, v, func(s *schemas.Group) {
 				s.Batch, s.BatchGroups, s.BatchStep, s.BatchEpoch = "b", 4, new(int64(12)), new(int64(1))
-				s.Validate, s.Metadata = g == 3, source
+				s.Validation, s.Metadata = g == 3, source
 			}))
 		}
 	}

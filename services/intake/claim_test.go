@@ -270,7 +270,7 @@ func TestClaim_Again(t *testing.T) {
 		{"advantage", func(p *schemas.Prompt) { p.Advantage.Estimator = "grpo" }},
 		{"batch", func(p *schemas.Prompt) { p.Batch = &schemas.BatchSpec{ID: "b", Groups: 2} }},
 		{"group_policy", func(p *schemas.Prompt) { p.GroupPolicy = &schemas.GroupPolicy{ZeroStd: schemas.GroupDrop} }},
-		{"schedule, validate", func(p *schemas.Prompt) { p.Evaluation = true }},
+		{"schedule, validation", func(p *schemas.Prompt) { p.Validation = true }},
 		{"rollout, start or stop", func(p *schemas.Prompt) { p.Rollout.Debug = []string{"noise"} }},
 		{"rollout, start or stop", func(p *schemas.Prompt) { p.Stop = &schemas.Stop{StepIndex: new(int64(3))} }},
 		{"prompt, advantage", func(p *schemas.Prompt) { p.Prompt, p.Advantage.Std = "a green fox", schemas.StdNone }},

@@ -64,7 +64,7 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 		Mean: x, Std: x, Scale: longest, StdBasis: longest, Estimator: longest, Epsilon: *x, TrainedSteps: math.MaxInt64, ScheduleDigest: longest,
 		PolicyVersionMin: math.MaxInt64, PolicyVersionMax: math.MaxInt64, Metadata: r.Group.Metadata, Opened: math.MaxInt64, Closed: math.MaxInt64,
 		Mode: longest, AdvClipMax: x, Gamma: x, BatchSamples: math.MaxInt64, Refill: &schemas.Refill{Root: longest, Round: math.MaxInt64}, RefilledBy: longest,
-		Evaluation: true, SourceRun: longest, Singleton: longest,
+		Validation: true, SourceRun: longest, Singleton: longest,
 	}
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{SampleIndex: math.MaxInt64, Reward: x, Advantage: x, Status: schemas.StatusMissing, TrajectorySeq: math.MaxUint64, StepAdvantages: steps}

@@ -47,7 +47,7 @@ func TestResolveGroup_Estimators(t *testing.T) {
 func TestResolveGroup_BasisWithoutSteps(t *testing.T) {
 	for _, name := range estimator.Names() {
 		g, err := groupOf(&schemas.Prompt{
-			UID: "u", Prompt: says, Evaluation: true, Advantage: schemas.AdvantageSpec{Estimator: name}, Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
+			UID: "u", Prompt: says, Validation: true, Advantage: schemas.AdvantageSpec{Estimator: name}, Batch: &schemas.BatchSpec{ID: "b", Groups: 2},
 		})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -111,9 +111,9 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		}, "batch.groups: 1; must be above 1 with group_size 1"},
 		{"a choice it has not", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Singleton: "reward"}}, `advantage.singleton: "reward"; estimator flow_grpo`},
 		{"discount without steps", schemas.Prompt{
-			Prompt: says, Batch: batch, Evaluation: true, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.5)},
+			Prompt: says, Batch: batch, Validation: true, Advantage: schemas.AdvantageSpec{Estimator: "reinforce_plus_plus", Gamma: new(0.5)},
 		}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
-		{"no trained steps", schemas.Prompt{Prompt: says, Evaluation: true, Advantage: schemas.AdvantageSpec{StdBasis: "expanded"}}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
+		{"no trained steps", schemas.Prompt{Prompt: says, Validation: true, Advantage: schemas.AdvantageSpec{StdBasis: "expanded"}}, `advantage.std_basis: "expanded"; must be sample or population: it counts trained steps`},
 		{"gdpo with an optional reward", schemas.Prompt{
 			Prompt: says, Batch: batch, Reward: []schemas.RewardSpec{{Name: "ocr"}, {Name: "synthetic", Required: new(false)}}, Advantage: schemas.AdvantageSpec{Estimator: "gdpo"},
 		}, "reward[1].required: false; must be true: gdpo"},

@@ -38,7 +38,7 @@ func refused(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecor
 		Group: schemas.Group{
 			Batch: uid, PromptSeq: m.Seq, Created: m.Time.UnixNano(), Deadline: max(0, value(p.Deadline, 0)),
 			Advantage: schemas.AdvantageSpec{Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon},
-			Metadata:  p.Metadata, Validate: p.Evaluation,
+			Metadata:  p.Metadata, Validation: p.Validation,
 		},
 	}
 	if r.GroupSize < 1 || r.GroupSize > schemas.MaxGroupSize {

@@ -47,7 +47,7 @@ func Resolve(run string, prompt *schemas.Prompt, policy *schemas.Policy, o Origi
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
-	if !p.Evaluation { // which has no stochastic steps, whatever it names
+	if !p.Validation { // which has no stochastic steps, whatever it names
 		if err := p.Rollout.ValidateSteps(int64(steps)); err != nil {
 			return nil, err
 		}
@@ -163,7 +163,7 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 func stochasticSteps(run string, p *schemas.Prompt, steps int) ([]int, error) {
 	r := p.Rollout
 	switch {
-	case p.Evaluation || r.SDEType == string(flow.ODE):
+	case p.Validation || r.SDEType == string(flow.ODE):
 		return nil, nil
 	case r.SDEWindow == nil:
 		return flow.StepIndices(narrow(r.SDEStepIndices), steps)

@@ -55,10 +55,10 @@ func TestResolve_Defaults(t *testing.T) {
 
 func TestResolve_Steps(t *testing.T) {
 	for _, c := range []struct {
-		name      string
-		rollout   schemas.Rollout
-		validate  bool
-		sde, kept []int64
+		name       string
+		rollout    schemas.Rollout
+		validation bool
+		sde, kept  []int64
 	}{
 		{"all", schemas.Rollout{}, false, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 		{"list", schemas.Rollout{SDEStepIndices: []int64{5, 2}}, false, []int64{2, 5}, []int64{2, 3, 5, 6}},
@@ -68,10 +68,10 @@ func TestResolve_Steps(t *testing.T) {
 		{"window of one place", schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3, Range: []int64{4, 7}}}, false, []int64{4, 5, 6}, []int64{4, 5, 6, 7}},
 		{"progressive", schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2, Range: []int64{0, 5}, Strategy: "progressive", Iteration: 3, ItersPerGroup: 2}}, false, []int64{2, 3}, []int64{2, 3, 4}},
 		{"ode", schemas.Rollout{SDEType: "ode"}, false, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
-		{"validate", schemas.Rollout{SDEStepIndices: []int64{1}}, true, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		{"validation", schemas.Rollout{SDEStepIndices: []int64{1}}, true, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Rollout: c.rollout, Evaluation: c.validate})[0]
+			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a", Rollout: c.rollout, Validation: c.validation})[0]
 			if got := r.StochasticSteps(); !slices.Equal(got, c.sde) {
 				t.Errorf("stochastic steps %v, want %v", got, c.sde)
 			}

@@ -199,8 +199,8 @@ func TestService_ReplicasLeaveNoSampleWaiting(t *testing.T) {
 	}
 }
 
-// A picture that has been evicted fails its sample, at once and with the reason.
-func TestService_PictureIsGone(t *testing.T) {
+// An image that has been evicted fails its sample, at once and with the reason.
+func TestService_ImageIsGone(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())

@@ -50,7 +50,7 @@ func (p *plane) serve(t testing.TB, cfg Config) *bustest.Service {
 // prompted is when the prompts of all tests came.
 var prompted = time.Now()
 
-// trajectory is a finished sample whose picture is of one grey.
+// trajectory is a finished sample whose image is of one grey.
 func trajectory(t testing.TB, run, uid string, i, n int64, shade uint8, rewards ...string) *schemas.Trajectory {
 	t.Helper()
 	im := image.NewNRGBA(image.Rect(0, 0, 32, 16))

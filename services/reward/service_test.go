@@ -41,7 +41,7 @@ func broken(t *testing.T, p *plane) (scorers string) {
 			_ = c.Close()
 		}
 	})
-	garbage := web(t, func(w http.ResponseWriter, _ *http.Request, _ int) { fmt.Fprint(w, "<html>nice picture</html>") })
+	garbage := web(t, func(w http.ResponseWriter, _ *http.Request, _ int) { fmt.Fprint(w, "<html>nice image</html>") })
 	nan := web(t, func(w http.ResponseWriter, _ *http.Request, n int) { scores(w, "NaN", n) })
 	refuse := web(t, func(w http.ResponseWriter, _ *http.Request, _ int) {
 		http.Error(w, "what is this", http.StatusBadRequest)
@@ -73,7 +73,7 @@ func broken(t *testing.T, p *plane) (scorers string) {
 	answer("hang", nil)
 	answer("garbage", []byte{0xc1, 0xff})
 	answer("nan", map[string]any{"v": 1, "score": math.NaN()})
-	answer("sorry", map[string]any{"v": 1, "error": "no face in the picture"})
+	answer("sorry", map[string]any{"v": 1, "error": "no face in the image"})
 
 	return file(t, fmt.Sprintf(`
 http:
@@ -105,7 +105,7 @@ func TestService_BrokenScorers(t *testing.T) {
 		"http:nan": {"failed", "NaN", 0}, "http:refuse": {"failed", "400", 0}, "http:fine": {"scored", "", 0.25},
 		"http:unknown": {"failed", "not configured here", 0},
 		"nats:fine":    {"scored", "", 0.75}, "nats:hang": {"failed", "nats:hang", 0}, "nats:garbage": {"failed", "nats:garbage", 0}, "nats:nan": {"failed", "NaN", 0},
-		"nats:sorry": {"failed", "no face in the picture", 0}, "nats:nobody": {"failed", "nats:nobody", 0},
+		"nats:sorry": {"failed", "no face in the image", 0}, "nats:nobody": {"failed", "nats:nobody", 0},
 	}
 	uid := func(name, kind string) string { return strings.ReplaceAll(name, ":", "-") + kind }
 	samples := 0

@@ -220,11 +220,11 @@ class Client:
         store = await self.js.object_store(ref["bucket"])
         return _checked((await store.get(ref["digest"])).data, ref)
 
-    async def picture(self, trajectory: dict) -> bytes:
+    async def image(self, trajectory: dict) -> bytes:
         """The PNG file of a sample."""
         image = trajectory.get("image")
         if not image:
-            raise EventError(f"sample {trajectory['sample_index']} has no picture: it {trajectory['stop_reason']}")
+            raise EventError(f"sample {trajectory['sample_index']} has no image: it {trajectory['stop_reason']}")
         return image["data"] if image.get("data") else await self.blob(image["ref"])
 
     async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "", timeout: float = 10) -> None:
