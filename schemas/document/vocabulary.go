@@ -24,7 +24,7 @@ var vocabulary = map[string]string{
 	"sigma":               "noise scale before the step, in (0, 1]",
 	"sigma_next":          "noise scale after the step, in [0, 1)",
 	"log_prob_kind":       "density (full Gaussian), scaled (without the logarithms) or squared (a score)",
-	"solver":              "what integrates ode steps: euler, heun, unipc, dpm or rk4",
+	"solver":              "what integrates ode steps",
 	"latents_dtype":       "F32, F16 or BF16: states are rounded to it before they are scored",
 	"debug":               "tensors added to the step because the prompt named them",
 	"element_count":       "number of latent elements of the sample",

@@ -66,6 +66,15 @@ func factsOf(ctx context.Context, conn *connection, s *services) (*estimate.Fact
 	return f, nil
 }
 
+// estimate adds up what the prompts take of the pipeline that conn leads to, or that s is.
+func (d *datasetFlags) estimate(ctx context.Context, conn *connection, s *services, prompts []prompt) (*estimated, error) {
+	f, err := factsOf(ctx, conn, s)
+	if err != nil {
+		return nil, err
+	}
+	return d.settle(prompts, f)
+}
+
 // settle gives answers to reward functions that only the pipeline knows, and adds up.
 func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, error) {
 	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Estimate: estimate.New(f)}
@@ -134,11 +143,7 @@ func shorten(s string, most int) string {
 // show prints the estimate of what is about to run, and refuses what cannot fit, unless it
 // is told not to, or the run goes on with what it began.
 func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run string, prompts []prompt, out io.Writer) error {
-	f, err := factsOf(ctx, conn, s)
-	if err != nil {
-		return err
-	}
-	p, err := d.settle(prompts, f)
+	p, err := d.estimate(ctx, conn, s, prompts)
 	if err != nil {
 		return err
 	}
@@ -186,11 +191,7 @@ func (a *app) dryRun(ctx context.Context, d *datasetFlags, s *services, prompts 
 		}
 		defer conn.Close()
 	}
-	f, err := factsOf(ctx, conn, s)
-	if err != nil {
-		return err
-	}
-	p, err := d.settle(prompts, f)
+	p, err := d.estimate(ctx, conn, s, prompts)
 	if err != nil {
 		return err
 	}

@@ -94,21 +94,28 @@ func Resolve(run string, prompt *schemas.Prompt, policy *schemas.Policy, o Origi
 	}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 
-	requests := make([]*schemas.Request, n)
-	for i := range n {
-		r := request
-		r.SampleIndex = i
-		r.SampleSeed = flow.SampleSeed(base, p.UID, int(i))
-		r.NoiseSeed = r.SampleSeed
-		if p.InitialNoise == schemas.NoiseShared {
-			r.NoiseSeed = flow.GroupSeed(base, p.UID)
-		}
-		requests[i] = &r
-	}
+	requests := samples(request, base, p.InitialNoise == schemas.NoiseShared)
 	if err := requests[0].Validate(); err != nil {
 		return nil, fmt.Errorf("resolved request: %w", err)
 	}
 	return requests, nil
+}
+
+// samples are the requests of a group, each with its seeds; shared says that all begin
+// with the same noise.
+func samples(of schemas.Request, base string, shared bool) []*schemas.Request {
+	requests := make([]*schemas.Request, of.GroupSize)
+	for i := range of.GroupSize {
+		r := of
+		r.SampleIndex = i
+		r.SampleSeed = flow.SampleSeed(base, of.UID, int(i))
+		r.NoiseSeed = r.SampleSeed
+		if shared {
+			r.NoiseSeed = flow.GroupSeed(base, of.UID)
+		}
+		requests[i] = &r
+	}
+	return requests
 }
 
 // planOf is the plan of a prompt with its defaults, whose stochastic steps were chosen.

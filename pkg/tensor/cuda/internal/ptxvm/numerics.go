@@ -76,18 +76,8 @@ func maxF32(x, y uint32) uint32 {
 }
 
 func minF32(x, y uint32) uint32 {
-	a, b := f32(x), f32(y)
-	switch {
-	case a != a:
-		return y
-	case b != b:
-		return x
-	case a == b:
-		return x | y
-	case a < b:
-		return x
-	}
-	return y
+	const sign = 1 << 31
+	return maxF32(x^sign, y^sign) ^ sign
 }
 
 // toInt converts with saturation, a NaN to 0.
