@@ -157,7 +157,7 @@ func parseLoRAConfig(config []byte) (func(module string, r int) float64, error) 
 	patterns := slices.Sorted(maps.Keys(c.AlphaPattern))
 	for _, k := range patterns {
 		f.Check(!strings.ContainsAny(k, `*+?()[]{}|^$\`), "alpha_pattern %q: patterns are not supported, only names", k)
-		f.Check(Finite(c.AlphaPattern[k]), "alpha_pattern %q: %g; must be a number", k, c.AlphaPattern[k])
+		f.Check(finite(c.AlphaPattern[k]), "alpha_pattern %q: %g; must be a number", k, c.AlphaPattern[k])
 	}
 	if err := f.Of("adapter configuration"); err != nil {
 		return nil, err
@@ -221,7 +221,7 @@ func readLowRank(archive *safetensors.Archive, scale func(string, int) float64) 
 		}
 	}
 	if len(unexpected) > 0 {
-		return nil, fmt.Errorf("%d tensors that are no LoRA: %s", len(unexpected), Shorten(unexpected))
+		return nil, fmt.Errorf("%d tensors that are no LoRA: %s", len(unexpected), shorten(unexpected))
 	}
 	if len(found) == 0 {
 		return nil, errors.New("no tensors")
@@ -251,7 +251,7 @@ func readLowRank(archive *safetensors.Archive, scale func(string, int) float64) 
 			if err != nil {
 				return nil, err
 			}
-			if len(alpha) != 1 || !Finite(float64(alpha[0])) {
+			if len(alpha) != 1 || !finite(float64(alpha[0])) {
 				return nil, fmt.Errorf("module %s: alpha is not a number", module)
 			}
 			low.scale = float64(alpha[0]) / float64(low.r)
@@ -288,7 +288,7 @@ func Adapt(d tensor.Device, places map[string]Place, adapters []Weighted) error 
 			return fmt.Errorf("adapter %d: none", i)
 		}
 		var f Faults
-		f.Check(Finite(a.Weight), "weight %g", a.Weight)
+		f.Check(finite(a.Weight), "weight %g", a.Weight)
 		for _, module := range slices.Sorted(maps.Keys(a.Adapter.modules)) {
 			low := a.Adapter.modules[module]
 			p, ok := places[module]

@@ -47,5 +47,5 @@ func (f Faults) Of(name string) error {
 	return fmt.Errorf("%s: %w", name, errors.Join(f...))
 }
 
-// Finite reports whether v is a number.
-func Finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+// finite reports whether v is a number.
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }

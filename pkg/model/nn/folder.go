@@ -11,8 +11,8 @@ import (
 
 // Files that a folder of any family has beside its networks.
 const (
-	// SchedulerFile is that of diffusers.
-	SchedulerFile = "scheduler/scheduler_config.json"
+	// schedulerFile is that of diffusers.
+	schedulerFile = "scheduler/scheduler_config.json"
 	// DefaultsFile is optional, and diffusers ignores it.
 	DefaultsFile = "meander.json"
 )
@@ -35,11 +35,11 @@ func (d *Defaults) Read(folder *safetensors.Folder) error {
 	return nil
 }
 
-// ReadScheduler returns the folder's SchedulerFile, unread but for being JSON.
+// ReadScheduler returns the folder's schedulerFile, unread but for being JSON.
 func ReadScheduler(folder *safetensors.Folder) ([]byte, error) {
-	b, err := folder.Read(SchedulerFile, MaxConfigFile)
+	b, err := folder.Read(schedulerFile, MaxConfigFile)
 	if err == nil && !json.Valid(b) {
-		return nil, fmt.Errorf("read %s: not JSON", SchedulerFile)
+		return nil, fmt.Errorf("read %s: not JSON", schedulerFile)
 	}
 	return b, err
 }

@@ -127,7 +127,7 @@ func (l *Loader) Finish() error {
 		names []string
 	}{{"missing", l.missing}, {"unexpected", unexpected}, {"of another shape", l.shapes}} {
 		if len(p.names) > 0 {
-			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what, Shorten(p.names)))
+			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what, shorten(p.names)))
 		}
 	}
 	if len(parts) > 0 {
@@ -136,8 +136,8 @@ func (l *Loader) Finish() error {
 	return nil
 }
 
-// Shorten joins names, leaving out what no reader needs.
-func Shorten(names []string) string {
+// shorten joins names, leaving out what no reader needs.
+func shorten(names []string) string {
 	const most = 12
 	if len(names) <= most {
 		return strings.Join(names, ", ")
