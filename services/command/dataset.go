@@ -101,24 +101,9 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	if err := p.check(defaults); err != nil {
 		return nil, err
 	}
-	records, err := p.records(texts, stdin, specs)
+	batches, err := p.selected(texts, stdin, specs, choice)
 	if err != nil {
 		return nil, err
-	}
-	switch {
-	case len(records) > 0:
-	case p.file != "":
-		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, count(len(p.loaded.bad), "bad record"))
-	default:
-		return nil, errors.New("no prompts; give some as arguments, or a file with --prompts")
-	}
-	batches, report, err := dataset.Choose(records, choice)
-	if err != nil {
-		return nil, err
-	}
-	p.loaded.Report = report
-	if len(batches) == 0 {
-		return nil, fmt.Errorf("no prompts left of %d: %d too short, %d too long, %d duplicates, %d after --offset and --limit", report.Records, report.Short, report.Long, report.Duplicates, report.Chosen)
 	}
 	var out []prompt
 	uids := map[string]int{}
@@ -149,11 +134,35 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 			}
 			out = append(out, q)
 		}
-		if err := p.join(out[begin:], batch, report, adv.NeedsBatch()); err != nil {
+		if err := p.join(out[begin:], batch, p.loaded.Report, adv.NeedsBatch()); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
+}
+
+// selected reads the records and makes the choice; the report of it is in loaded.
+func (p *promptFlags) selected(texts []string, stdin io.Reader, specs []any, choice dataset.Choice) ([]dataset.Batch, error) {
+	records, err := p.records(texts, stdin, specs)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(records) > 0:
+	case p.file != "":
+		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, count(len(p.loaded.bad), "bad record"))
+	default:
+		return nil, errors.New("no prompts; give some as arguments, or a file with --prompts")
+	}
+	batches, report, err := dataset.Choose(records, choice)
+	if err != nil {
+		return nil, err
+	}
+	p.loaded.Report = report
+	if len(batches) == 0 {
+		return nil, fmt.Errorf("no prompts left of %d: %d too short, %d too long, %d duplicates, %d after --offset and --limit", report.Records, report.Short, report.Long, report.Duplicates, report.Chosen)
+	}
+	return batches, nil
 }
 
 // choiceOf is the choice of the flags.

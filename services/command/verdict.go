@@ -223,48 +223,10 @@ type waitingSample struct {
 }
 
 func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out, stderr io.Writer) error {
-	rewards, err := results.Rewards(ctx, b, run, "*")
+	waiting, err := waitingIn(ctx, b, run, dir)
 	if err != nil {
 		return err
 	}
-	if dir != "" {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("--out: %w", err)
-		}
-	}
-	var waiting []waitingSample
-	for t, err := range results.Trajectories(ctx, b, run, "*") {
-		if err != nil {
-			return err
-		}
-		if rewards[results.Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.Image == nil {
-			continue
-		}
-		for _, name := range externals(&t.Group) {
-			m, err := b.Last(ctx, schemas.StreamVerdicts, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
-			if err != nil && !errors.Is(err, bus.ErrNotFound) {
-				return fmt.Errorf("look up verdict: %w", err)
-			}
-			if err == nil && bus.Fits(m, &schemas.Verdict{}) == nil {
-				continue // one that does not fit is as good as none
-			}
-			w := waitingSample{UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline}
-			if dir != "" {
-				w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", t.UID, t.SampleIndex))
-				img, err := client.New(b).Image(ctx, t.Trajectory)
-				if err == nil {
-					err = os.WriteFile(w.Image, img, 0o644)
-				}
-				if err != nil {
-					return fmt.Errorf("image of %s sample %d: %w", t.UID, t.SampleIndex, err)
-				}
-			}
-			waiting = append(waiting, w)
-		}
-	}
-	slices.SortFunc(waiting, func(a, b waitingSample) int {
-		return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.SampleIndex, b.SampleIndex), cmp.Compare(a.Name, b.Name))
-	})
 	if a.json {
 		lines := json.NewEncoder(out)
 		for _, w := range waiting {
@@ -288,4 +250,52 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out,
 		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\n", w.UID, w.SampleIndex, w.Name, until, shorten(w.Prompt, 60))
 	}
 	return t.Flush()
+}
+
+// waitingIn finds the verdicts that finished samples of a run wait for, sorted. With a folder
+// it writes their images there.
+func waitingIn(ctx context.Context, b *bus.Bus, run, dir string) ([]waitingSample, error) {
+	rewards, err := results.Rewards(ctx, b, run, "*")
+	if err != nil {
+		return nil, err
+	}
+	if dir != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("--out: %w", err)
+		}
+	}
+	var waiting []waitingSample
+	for t, err := range results.Trajectories(ctx, b, run, "*") {
+		if err != nil {
+			return nil, err
+		}
+		if rewards[results.Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.Image == nil {
+			continue
+		}
+		for _, name := range externals(&t.Group) {
+			m, err := b.Last(ctx, schemas.StreamVerdicts, schemas.VerdictSubject(run, t.UID, t.SampleIndex, name))
+			if err != nil && !errors.Is(err, bus.ErrNotFound) {
+				return nil, fmt.Errorf("look up verdict: %w", err)
+			}
+			if err == nil && bus.Fits(m, &schemas.Verdict{}) == nil {
+				continue // one that does not fit is as good as none
+			}
+			w := waitingSample{UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline}
+			if dir != "" {
+				w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", t.UID, t.SampleIndex))
+				img, err := client.New(b).Image(ctx, t.Trajectory)
+				if err == nil {
+					err = os.WriteFile(w.Image, img, 0o644)
+				}
+				if err != nil {
+					return nil, fmt.Errorf("image of %s sample %d: %w", t.UID, t.SampleIndex, err)
+				}
+			}
+			waiting = append(waiting, w)
+		}
+	}
+	slices.SortFunc(waiting, func(a, b waitingSample) int {
+		return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.SampleIndex, b.SampleIndex), cmp.Compare(a.Name, b.Name))
+	})
+	return waiting, nil
 }
