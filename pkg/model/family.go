@@ -52,8 +52,10 @@ var ErrUnknown = errors.New("no such model")
 const maxIndexFile = 1 << 20
 
 // Find returns the folder of the model called name, "" for a family that needs none, and
-// its family. A name is that of a family without folders, a folder with a
-// model_index.json, or the name of one that ships (see findFolder).
+// its family. A name is that of a family without folders, or of a folder with a
+// model_index.json. One without a path separator is looked for in the working directory,
+// in the folder that MEANDER_MODELS names, and in deploy/models of the project, seen from
+// the working directory and from the program.
 func (r Registry) Find(name string) (dir string, f Family, err error) {
 	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
 		return "", r[i], nil

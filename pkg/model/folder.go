@@ -6,10 +6,7 @@ import (
 	"strings"
 )
 
-// findFolder returns the folder of a model, "" where there is none, and where it looked. A
-// name without a path separator is looked for in the working directory, in the folder
-// that MEANDER_MODELS names, and in deploy/models of the project, seen from the working
-// directory and from the program.
+// findFolder returns the folder of a model, "" where there is none, and where it looked.
 func findFolder(name string) (dir string, tried []string) {
 	tried = []string{name}
 	if name != "" && !strings.ContainsAny(name, `/\`) {
