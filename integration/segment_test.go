@@ -1,8 +1,14 @@
 package integration_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"testing"
 
@@ -194,5 +200,58 @@ func TestSegments(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The example of the README does what it says: the tail's images are those of the whole, and its
+// log-probs.
+func TestExamples_Segment(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	lines := regexp.MustCompile(`(?m)^bin/meander (run .*-latents whole\.safetensors .*)$`).FindAllStringSubmatch(read(t, "README.md"), -1)
+	if len(lines) != 2 {
+		t.Fatalf("%d lines of the example, want 2", len(lines))
+	}
+	for _, m := range lines {
+		c := exec.Command("sh", "-c", program(t, "meander")+" "+m[1]+" --model "+signs(t))
+		c.Dir = dir
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("meander %s: %v\n%s", m[1], err, out)
+		}
+	}
+	images, err := filepath.Glob(filepath.Join(dir, "meander-out/whole/*.png"))
+	if err != nil || len(images) != 9 { // with the sheet
+		t.Fatalf("%d images, %v", len(images), err)
+	}
+	for _, image := range images {
+		whole, err1 := os.ReadFile(image)
+		tail, err2 := os.ReadFile(filepath.Join(dir, "meander-out/tail", filepath.Base(image)))
+		if err1 != nil || err2 != nil || !bytes.Equal(whole, tail) {
+			t.Errorf("%s is another image in the tail (%v, %v)", filepath.Base(image), err1, err2)
+		}
+	}
+	logProbs := func(run string) (all [][]*float64) {
+		data, err := os.ReadFile(filepath.Join(dir, "meander-out", run, "results.jsonl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group struct {
+			Members []struct {
+				LogProbs []*float64 `json:"log_probs"`
+			}
+		}
+		if err := json.NewDecoder(bytes.NewReader(data)).Decode(&group); err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range group.Members {
+			all = append(all, m.LogProbs)
+		}
+		return all
+	}
+	whole, tail := logProbs("whole"), logProbs("tail")
+	for i := range whole {
+		if !reflect.DeepEqual(tail[i][5:], whole[i][5:]) || slices.ContainsFunc(tail[i][:5], func(p *float64) bool { return p != nil }) {
+			t.Errorf("sample %d: log-probs of the tail %v, of the whole %v", i, tail[i], whole[i])
+		}
 	}
 }

@@ -56,6 +56,14 @@ type Receipt struct {
 	Warnings []string `msgpack:"warnings,omitempty" size:"0..MaxWarnings"`
 }
 
+// Steps is how many steps each sample runs.
+func (e *Receipt) Steps() int64 {
+	if e.StopStepIndex > 0 {
+		return e.StopStepIndex - e.StartStepIndex
+	}
+	return e.NumInferenceSteps - e.StartStepIndex
+}
+
 // Policy announces what a lane serves. The latest one of each lane is kept in
 // the key-value bucket PolicyBucket; MDR_POLICIES keeps the history.
 type Policy struct {

@@ -81,7 +81,7 @@ type Rollout struct {
 	// SDEWindow draws the stochastic steps instead of naming them; the two exclude each other.
 	SDEWindow *SDEWindow `msgpack:"sde_window,omitempty" flag:"sde-window"`
 	// ReturnStepIndices are the latents kept; T is the final one.
-	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" absent:"those before and after each stochastic step where these are a list or a window, else all of 0..T" flag:"return-steps"`
+	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" absent:"those before and after each stochastic step where these are a list or a window, and what a sample stops with before T; else all that it has" flag:"return-steps"`
 	// LogProbKind is the full Gaussian density, that without its logarithms (scaled), or a score
 	// that is no density (squared).
 	LogProbKind string `msgpack:"log_prob_kind,omitempty" enum:"LogProbKinds" default:"density" flag:"log-prob-kind"`

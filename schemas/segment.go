@@ -48,12 +48,19 @@ type SegmentStop struct {
 
 // Segment returns the steps that the request asks for, [begin, end): all of 0..T where it
 // has neither start nor stop.
-func (e *Request) Segment() (begin, end int64) { return segment(e.Start, e.Stop, len(e.Transitions)) }
+func (e *Request) Segment() (begin, end int64) { return clamped(e.Start, e.Stop, len(e.Transitions)) }
 
 // Segment returns the steps that the sample ran, or was to run, [begin, end). Steps[i] is
 // step begin+i.
 func (e *Trajectory) Segment() (begin, end int64) {
-	return segment(e.Start, e.Stop, len(e.Transitions))
+	return clamped(e.Start, e.Stop, len(e.Transitions))
+}
+
+// clamped is a segment of the steps that there are, whatever an event says.
+func clamped(start *SegmentStart, stop *SegmentStop, steps int) (begin, end int64) {
+	begin, end = segment(start, stop, steps)
+	end = max(0, min(end, int64(steps)))
+	return max(0, min(begin, end)), end
 }
 
 func segment(start *SegmentStart, stop *SegmentStop, steps int) (begin, end int64) {

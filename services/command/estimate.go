@@ -225,7 +225,7 @@ func (p *estimated) print(out io.Writer) error {
 	}
 	var parts []string
 	for _, s := range p.Streams {
-		if s.Name == schemas.StreamSteps || s.Name == bus.BlobStream || !s.Fits() { // the others are small
+		if s.Name == schemas.StreamSteps || s.Name == bus.BlobStream && s.Bytes > 0 || !s.Fits() { // the others are small
 			parts = append(parts, streamLine(s))
 		}
 	}
@@ -248,8 +248,12 @@ func (p *estimated) print(out io.Writer) error {
 // printPrompts says what is made, and of what.
 func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", count(p.Groups, "group"), count(int(p.Samples), "sample"))
+	made := "image"
+	if p.Cost != nil && p.ImageBytes == 0 {
+		made = "sample"
+	}
 	if len(p.GroupSizes) == 1 {
-		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.GroupSizes[0]), "sample"), count(int(p.Samples), "image"))
+		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), count(int(p.GroupSizes[0]), "sample"), count(int(p.Samples), made))
 	}
 	if p.Cost != nil && p.ImageSize != "" {
 		what += " of " + p.ImageSize

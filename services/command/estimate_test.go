@@ -47,6 +47,7 @@ func TestEstimate_Text(t *testing.T) {
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	states := writeStates(t, []string{"x"}, 2, 16, 64)
 	for _, tt := range []struct {
 		name string
 		args []string
@@ -60,6 +61,16 @@ latents    11 states of F32 [16, 64] kept; a sample stores 64.4 KiB
 storage    209.8 KiB of steps (of 8.0 GiB); 48.0 KiB of images at most
 reward     jpeg_compressibility (default)
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
+`},
+		{"a part", []string{"--model", "synthetic", "-n", "2", "--solver", "heun", "--sde-steps", "3,7", "--start-latents", states, "--start-step", "2", "--stop-step", "5", "a red fox"}, `
+estimate   1 group x 2 samples = 2 samples of 64 x 64 pixels, by synthetic
+prompts    1 prompt, 0 duplicates
+steps      3 a sample, from 2 to 5 of 10, 6 in all, 2 stochastic; 10 model evaluations
+latents    3 states of F32 [16, 64] kept; a sample stores 14.5 KiB
+storage    29.0 KiB of steps (of 8.0 GiB)
+reward     jpeg_compressibility (default)
+advantage  flow_grpo, std group (sample, epsilon 0.0001)
+warning    reward: jpeg_compressibility will fail: it looks at images, and a sample that stops at step 5 of 10 has none; stop.decode makes one
 `},
 		{"a table", []string{
 			"--prompts", "demo/words.csv", "--template", `a {colour} sign that says "{prompt}"`, "--batch-size", "2", "--shard", "0/2", "--dedup",

@@ -95,6 +95,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	d := p.top.Values()
 	d["v"] = int64(schemas.Version)
 	p.flagOf = p.top.Flags("")
+	p.flagOf["start.latents"] = "start-latents" // which the others need
 	for _, part := range []struct {
 		name string
 		*fieldflag.Set

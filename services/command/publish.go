@@ -68,7 +68,7 @@ func (a *app) publishAll(c *cobra.Command, conn *connection, run string, prompts
 				return err
 			}
 		} else if receipt.Accepted {
-			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.NumInferenceSteps, prompt.text)
+			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.Steps(), prompt.text)
 		} else {
 			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
 		}

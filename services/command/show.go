@@ -144,6 +144,22 @@ func failuresOf(ctx context.Context, b *bus.Bus, run, uid string, adv *schemas.A
 	return failures(members), nil
 }
 
+// segmentLine says what part of the steps ran; empty: all.
+func segmentLine(t *schemas.Trajectory) string {
+	if t.Start == nil && t.Stop == nil {
+		return ""
+	}
+	begin, end := t.Segment()
+	s := fmt.Sprintf("ran from %d to %d", begin, end)
+	if t.Start != nil {
+		s += ", beginning with given states"
+	}
+	if !t.Decoded() {
+		s += "; no image, for the latents have noise in them"
+	}
+	return s
+}
+
 func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
 	line := func(format string, args ...any) {
 		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out), "\n  "))
@@ -157,6 +173,9 @@ func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajecto
 		line("prompt %q", t.Prompt)
 		line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
 			t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale)
+		if ran := segmentLine(t); ran != "" {
+			line("%s", ran)
+		}
 		line("schedule %.16s weights %.16s", t.ScheduleDigest, t.WeightsDigest)
 	}
 	if adv == nil {
@@ -187,14 +206,15 @@ func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajecto
 		heads[i] = fmt.Sprintf("#%d", tr.SampleIndex)
 	}
 	steps.row("step   sigma  runs", heads)
-	for i, kind := range trajectories[0].Transitions {
+	begin, end := trajectories[0].Segment()
+	for i := begin; i < min(end, int64(len(trajectories[0].Sigmas))); i++ { // a failed one may lack them
 		cells := make([]string, len(trajectories))
 		for k, tr := range trajectories {
-			if i < len(tr.LogProbs) {
+			if i < int64(len(tr.LogProbs)) {
 				cells[k] = results.Number(tr.LogProbs[i], "%.6f")
 			}
 		}
-		steps.row(fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], kind), cells)
+		steps.row(fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], trajectories[0].Transitions[i]), cells)
 	}
 	steps.print(out, width(out))
 	return nil

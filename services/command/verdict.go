@@ -269,7 +269,7 @@ func waitingIn(ctx context.Context, b *bus.Bus, run, dir string) ([]waitingSampl
 		if err != nil {
 			return nil, err
 		}
-		if rewards[results.Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.Image == nil {
+		if rewards[results.Sample{UID: t.UID, Index: t.SampleIndex}] != nil || t.StopReason != schemas.StopCompleted {
 			continue
 		}
 		for _, name := range externals(&t.Group) {
@@ -281,7 +281,7 @@ func waitingIn(ctx context.Context, b *bus.Bus, run, dir string) ([]waitingSampl
 				continue // one that does not fit is as good as none
 			}
 			w := waitingSample{UID: t.UID, SampleIndex: t.SampleIndex, Name: name, Prompt: t.Prompt, Deadline: t.Group.Deadline}
-			if dir != "" {
+			if dir != "" && t.Image != nil {
 				w.Image = filepath.Join(dir, fmt.Sprintf("%s-%03d.png", t.UID, t.SampleIndex))
 				img, err := client.New(b).Image(ctx, t.Trajectory)
 				if err == nil {

@@ -107,6 +107,9 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		if err != nil {
 			return err
 		}
+		for _, w := range intake.Unscored(requests[0]) {
+			note(&p.Warnings, w)
+		}
 		cost, err := costOf(requests[0], policy)
 		if err != nil {
 			return err

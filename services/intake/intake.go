@@ -177,18 +177,22 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", run).Str("uid", p.UID).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
+	return s.answer(m, accepted(requests[0], append(warnings, Unscored(requests[0])...)))
+}
+
+// accepted is the receipt of a prompt, given a request of its group.
+func accepted(q *schemas.Request, warnings []string) *schemas.Receipt {
 	r := &schemas.Receipt{
-		Accepted: true, Run: run, UID: p.UID, Samples: int64(len(requests)),
-		NumInferenceSteps: int64(len(requests[0].Transitions)), SDEStepIndices: requests[0].StochasticSteps(),
-		Warnings: warnings,
+		Accepted: true, Run: q.Run, UID: q.UID, Samples: q.GroupSize,
+		NumInferenceSteps: int64(len(q.Transitions)), SDEStepIndices: q.StochasticSteps(), Warnings: warnings,
 	}
-	if start := requests[0].Start; start != nil {
-		r.StartStepIndex = start.StepIndex
+	if q.Start != nil {
+		r.StartStepIndex = q.Start.StepIndex
 	}
-	if stop := requests[0].Stop; stop != nil {
-		r.StopStepIndex = stop.StepIndex
+	if q.Stop != nil {
+		r.StopStepIndex = q.Stop.StepIndex
 	}
-	return s.answer(m, r)
+	return r
 }
 
 // publish stores a request. A full stream of them is backpressure, no fault of the

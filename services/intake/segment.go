@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -109,4 +110,19 @@ func returnedSteps(p *schemas.Prompt, steps, begin, end int, stochastic []int) (
 		wide[i] = int64(k)
 	}
 	return wide, nil
+}
+
+// Unscored says which reward functions of a request look at images where its sample will have
+// none: their scores fail.
+func Unscored(r *schemas.Request) []string {
+	if r.Stop == nil || r.Stop.Decode {
+		return nil
+	}
+	var warnings []string
+	for _, spec := range r.Group.Reward {
+		if scorer.VerdictName(spec.Name) == "" {
+			warnings = append(warnings, fmt.Sprintf("reward: %s will fail: it looks at images, and a sample that stops at step %d of %d has none; stop.decode makes one", spec.Name, r.Stop.StepIndex, len(r.Transitions)))
+		}
+	}
+	return warnings
 }

@@ -25,22 +25,36 @@ const steps, stochastic, samples = 4, 2, 2
 // sampled is a bus that holds the run r1.
 func sampled(t *testing.T) *bus.Bus {
 	t.Helper()
+	return sampledPlane(t).Bus
+}
+
+func sampledPlane(t *testing.T) *bustest.Plane {
+	t.Helper()
 	plane := bustest.New(t)
-	b := plane.Bus
-	config := pipeline.DefaultConfig()
-	config.Sampler.Model = "synthetic"
-	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
-	prompt := &schemas.Prompt{
+	sample(t, plane, "r1", prompt())
+	return plane
+}
+
+// prompt asks for a group whose samples have their states around the steps 1 and 2.
+func prompt() *schemas.Prompt {
+	return &schemas.Prompt{
 		UID: "p1", Prompt: "a red fox", Seed: new(int64(5)), GroupSize: new(int64(samples)), NumInferenceSteps: new(int64(steps)),
 		Height: new(int64(64)), Width: new(int64(64)), TrueCFGScale: new(2.0), NegativePrompt: new("a fox"),
 		Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 2}},
 	}
-	if _, err := client.New(b).Publish(t.Context(), "r1", prompt); err != nil {
+}
+
+// sample serves one prompt to its end.
+func sample(t *testing.T, plane *bustest.Plane, run string, prompt *schemas.Prompt) {
+	t.Helper()
+	config := pipeline.DefaultConfig()
+	config.Sampler.Model = "synthetic"
+	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
+	if _, err := client.New(plane.Bus).Publish(t.Context(), run, prompt); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Await(t, b, 1, schemas.StreamAdvantages)
+	bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
 	service.Stop() // it would put away what is forged
-	return b
 }
 
 // forge stores the first trajectory of r1 once more, changed, in a run of its own.
@@ -50,11 +64,25 @@ func forge(t *testing.T, b *bus.Bus, run string, change func(*schemas.Trajectory
 	if err != nil {
 		t.Fatal(err)
 	}
-	trajectory.Run = run
-	change(trajectory)
+	store(t, b, run, trajectory, change)
+}
+
+// store stores a trajectory once more, changed, in a run of its own.
+func store(t *testing.T, b *bus.Bus, run string, trajectory *schemas.Trajectory, change func(*schemas.Trajectory)) {
+	t.Helper()
+	data, err := schemas.Encode(trajectory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e schemas.Trajectory
+	if err := schemas.Decode(data, &e); err != nil {
+		t.Fatal(err)
+	}
+	e.Run = run
+	change(&e)
 	p := b.NewPublisher(1, 1<<20)
 	defer p.Close()
-	if _, err := p.Publish(t.Context(), trajectory); err != nil {
+	if _, err := p.Publish(t.Context(), &e); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Flush(t.Context()); err != nil {
