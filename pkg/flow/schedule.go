@@ -257,7 +257,7 @@ func terminate(sigmas []float32) ([]float32, error) {
 }
 
 // MaxSigma is the largest sigma of a rollout: 1, and what the roundings of a schedule may
-// add to it. schemas.MaxSigma says the same.
+// add to it. Those of schemas and model say the same.
 const MaxSigma = 1 + 1.0/(1<<19)
 
 // checkSigmas holds for every list of sigmas a rollout runs on.

@@ -117,7 +117,7 @@ func (c Card) CheckRows(dst, x [][]float32, sigma []float32, cond []*Conditionin
 		switch {
 		case len(x[i]) != size || len(dst[i]) != size:
 			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(x[i]), len(dst[i]), size)
-		case !(sigma[i] >= 0 && sigma[i] <= maxSigma):
+		case !(sigma[i] >= 0 && sigma[i] <= MaxSigma):
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be 0 to 1", i, sigma[i])
 		}
 		if err := cond[i].fits(c.Conditioning); err != nil {
@@ -176,8 +176,9 @@ var ErrPrompt = errors.New("prompt that the model cannot take")
 // that is tried.
 var ErrLatents = errors.New("latents that are no image")
 
-// maxSigma is 1, and what the roundings of a schedule may add to it.
-const maxSigma = 1 + 1.0/(1<<19)
+// MaxSigma is the largest sigma that a velocity is asked for: 1, and what the roundings of a
+// schedule may add to it. Package flow makes such schedules.
+const MaxSigma = 1 + 1.0/(1<<19)
 
 // Model is a network ready to sample. All methods are safe for concurrent use, except
 // that Close must come last.

@@ -122,14 +122,11 @@ func (g *group) whyFailed(members []*sample) string {
 // policyOf fills in the defaults of a group's policy. A pass over stored trajectories
 // cannot ask for fresh ones.
 func policyOf(spec *schemas.Group) schemas.GroupPolicy {
-	p := schemas.GroupPolicy{ZeroStd: schemas.GroupKeep, Failed: schemas.GroupKeep, RefillRounds: new(int64(0)), MaxPolicySpan: new(int64(1))}
-	if given := spec.GroupPolicy; given != nil {
-		p = *given
-		p.RefillRounds, p.MaxPolicySpan = new(or(given.RefillRounds, 0)), new(or(given.MaxPolicySpan, 1))
-		if p.ZeroStd == "" {
-			p.ZeroStd = schemas.GroupKeep
-		}
+	var p schemas.GroupPolicy
+	if spec.GroupPolicy != nil {
+		p = *spec.GroupPolicy
 	}
+	schemas.SetDefaults(&p)
 	return p
 }
 

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -171,13 +170,6 @@ func TestTokens(t *testing.T) {
 		if got != c.want || (err == nil) != (c.fault == "") || err != nil && err.Error() != c.fault {
 			t.Errorf("%dx%d: %d, %v; want %d, %q", c.height, c.width, got, err, c.want, c.fault)
 		}
-	}
-}
-
-// What a schedule may give, events may carry.
-func TestMaxSigma(t *testing.T) {
-	if schemas.MaxSigma != flow.MaxSigma {
-		t.Errorf("schemas has %v, flow %v", schemas.MaxSigma, flow.MaxSigma)
 	}
 }
 

@@ -8,7 +8,10 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler"
 )
 
@@ -22,5 +25,14 @@ func TestRun_RefusesScheduler(t *testing.T) {
 	cfg.Model = dir
 	if err := sampler.Run(t.Context(), cfg, nil, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "use_karras_sigmas: true") {
 		t.Errorf("Run = %v, want an error that names use_karras_sigmas", err)
+	}
+}
+
+// Who makes a schedule, who carries it and who computes with it agree on its largest sigma.
+func TestMaxSigma(t *testing.T) {
+	for name, sigma := range map[string]float64{"schemas": schemas.MaxSigma, "model": model.MaxSigma} {
+		if sigma != flow.MaxSigma {
+			t.Errorf("%s has %v, flow %v", name, sigma, flow.MaxSigma)
+		}
 	}
 }
