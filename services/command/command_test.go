@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/natsd"
 )
 
 // text is what is written to it, by several goroutines perhaps.
@@ -94,6 +97,12 @@ func serving(t *testing.T, args ...string) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
+	})
+	bustest.Until(t, "a pipeline on the store", func() error {
+		if _, running := natsd.Running("meander-data"); !running {
+			return errNotYet
+		}
+		return nil
 	})
 }
 

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
 )
@@ -272,9 +271,6 @@ func TestEstimate_OfAPipeline(t *testing.T) {
 	serving(t)
 	var stdout string
 	bustest.Until(t, "a pipeline that has announced its model", func() (err error) {
-		if _, running := natsd.Running("meander-data"); !running {
-			return errNotYet
-		}
 		if stdout, _, err = command(t.Context(), "publish", "--dry-run", "--prompts", "demo/verl-ocr.jsonl"); err == nil && !strings.Contains(stdout, "signs") {
 			err = errNotYet
 		}

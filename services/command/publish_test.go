@@ -1,45 +1,25 @@
 package command
 
 import (
+	"os"
 	"testing"
-
-	"github.com/meander-rl/meander/pkg/bus/bustest"
-	"github.com/meander-rl/meander/pkg/natsd"
 )
 
-// Nobody answers: the prompt is stored, and the command says so.
-func TestPublish_Stored(t *testing.T) {
-	inEmptyDir(t)
-	expect(t, exitFailed, `stored    "a red fox"  no intake answered in 1ms; the prompt is taken up when one runs`, "publish", "--wait", "1ms", "a red fox")
-}
-
-// People judge samples: what waits is listed, what they say closes the group.
-func TestPublish_Verdict(t *testing.T) {
+// What intake answers is printed and decides the exit status.
+func TestPublish(t *testing.T) {
 	inEmptyDir(t)
 	serving(t, "--model", "synthetic")
-	bustest.Until(t, "a pipeline on the store", func() error {
-		if _, running := natsd.Running("meander-data"); !running {
-			return errNotYet
-		}
-		return nil
-	})
-	expect(t, exitOK, "accepted  p1  2 samples x 10 steps", "publish", "--run", "r1", "-n", "2", "--reward", "external", "--deadline", "1h", "a red fox")
-	var lines []map[string]any
-	bustest.Until(t, "samples that wait for a verdict", func() error {
-		if lines = linesOf(t, expect(t, exitOK, "", "verdict", "--run", "r1", "--out", "images", "--json")); len(lines) < 2 {
-			return errNotYet
-		}
-		return nil
-	})
-	if lines[0]["uid"] != "p1" || lines[1]["sample_index"] != 1.0 {
-		t.Errorf("waiting %v", lines)
+	expect(t, exitOK, `accepted  p1  2 samples x 4 steps  "a red fox"`, "publish", "-n", "2", "--steps", "4", "a red fox")
+	if err := os.WriteFile("again.jsonl", []byte(`{"prompt": "another fox", "uid": "p1"}`), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	expect(t, exitUsage, "0=x", "verdict", "--run", "r1", "p1", "0=x")
-	expect(t, exitOK, "2 verdicts given", "verdict", "--run", "r1", "p1", "0=0.25", "1=0.75")
-	lines = linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--kinds", "advantage", "--count", "1", "--json"))
-	if len(lines) != 1 {
-		t.Fatalf("advantages %v", lines)
+	lines := linesOf(t, expect(t, exitFailed, "", "publish", "--json", "--prompts", "again.jsonl"))
+	if len(lines) != 1 || lines[0]["uid"] != "p1" || lines[0]["accepted"] == true || lines[0]["error"] == "" {
+		t.Errorf("another prompt of the uid: %v", lines)
 	}
-	expect(t, exitOK, "0.750000", "show", "--run", "r1", "p1")
-	expect(t, exitOK, "no finished sample of run r1 waits for a verdict", "verdict", "--run", "r1")
+	if err := os.WriteFile("elsewhere.jsonl", []byte(`{"prompt": "a fox", "model": "elsewhere"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitFailed, `refused   "a fox"  model: "elsewhere" is not served here`, "publish", "--prompts", "elsewhere.jsonl")
+	expect(t, exitUsage, "--run: ", "publish", "--run", "a b", "a red fox")
 }
