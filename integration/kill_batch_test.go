@@ -35,97 +35,106 @@ func (c *crew) batch(t *testing.T, run, id string) *schemas.Batch {
 	return readBooks(t, c.Bus, run).batches[id]
 }
 
+const pairSize = 3
+
+// pairValues are the rewards of the two groups of a batch, by uid.
+var pairValues = map[string][]float64{"a": {1, 2, 3}, "b": {10, 14, 18}}
+
+// pairTest publishes the rewards of the batch in many orders.
+type pairTest struct{ want *books }
+
+func (*pairTest) publish(t *testing.T, c *crew, run, uid string, samples ...int64) {
+	t.Helper()
+	for _, i := range samples {
+		c.reward(t, inBatch(rewardOf(run, uid, i, pairSize, pairValues[uid][i]), "pair", 2))
+	}
+}
+
+// open says that the batch has not closed with what is there.
+func (*pairTest) open(t *testing.T, c *crew, run string) {
+	t.Helper()
+	// A group that the same worker gets after them has closed.
+	uid := "after"
+	for i := 0; schemas.Partition(uid) != schemas.Partition("pair"); i++ {
+		uid = fmt.Sprint("after-", i)
+	}
+	c.reward(t, rewardOf(run+"-after", uid, 0, 1, 1))
+	c.advantages(t, run+"-after", 1)
+	if k := readBooks(t, c.Bus, run); len(k.advantages)+len(k.batches) != 0 {
+		t.Errorf("%d advantages and %d batches before the batch is complete", len(k.advantages), len(k.batches))
+	}
+}
+
+func (x *pairTest) check(t *testing.T, c *crew, run string) {
+	t.Helper()
+	b := c.batch(t, run, "pair")
+	settled(t, c.Bus)
+	k := readBooks(t, c.Bus, run)
+	if len(k.batches) != 1 || len(k.advantages) != 2 || len(k.twice) != 0 {
+		t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.batches), len(k.advantages), k.twice)
+	}
+	if b.Groups != 2 || b.Samples != 2*pairSize || !slices.Equal(b.UIDs, []string{"a", "b"}) {
+		t.Errorf("batch %+v; want 2 groups, 6 samples, uids a and b", b)
+	}
+	// One scale: the sample standard deviation over all six rewards.
+	all := slices.Concat(pairValues["a"], pairValues["b"])
+	mean, square := 0.0, 0.0
+	for _, v := range all {
+		mean += v / float64(len(all))
+	}
+	for _, v := range all {
+		square += (v - mean) * (v - mean) / float64(len(all)-1)
+	}
+	for uid, v := range pairValues {
+		a := k.advantages[uid]
+		if a == nil || a.Status != schemas.StatusComplete {
+			t.Errorf("group %s: %+v; want complete", uid, a)
+			continue
+		}
+		for i, m := range a.Members {
+			if got := (v[i] - v[1]) / (math.Sqrt(square) + 1e-4); math.Abs(*m.Advantage-got) > 1e-12 {
+				t.Errorf("group %s, sample %d: advantage %v, want %v", uid, i, *m.Advantage, got)
+			}
+		}
+	}
+	noDead(t, c.Bus)
+	if x.want == nil {
+		x.want = k
+	}
+	k.same(t, x.want)
+}
+
 // The groups of a batch with one scale close together, with one Batch event and the
 // numbers of both: in whatever order they come, and when the worker that has the first
 // of them goes away before the second comes, with a word or without.
 func TestBatch_ClosesTogether(t *testing.T) {
 	t.Parallel()
-	const size = 3
-	values := map[string][]float64{"a": {1, 2, 3}, "b": {10, 14, 18}}
-	publish := func(t *testing.T, c *crew, run, uid string, samples ...int64) {
-		t.Helper()
-		for _, i := range samples {
-			c.reward(t, inBatch(rewardOf(run, uid, i, size, values[uid][i]), "pair", 2))
-		}
-	}
-	open := func(t *testing.T, c *crew, run string) {
-		t.Helper()
-		// A group that the same worker gets after them has closed.
-		uid := "after"
-		for i := 0; schemas.Partition(uid) != schemas.Partition("pair"); i++ {
-			uid = fmt.Sprint("after-", i)
-		}
-		c.reward(t, rewardOf(run+"-after", uid, 0, 1, 1))
-		c.advantages(t, run+"-after", 1)
-		if k := readBooks(t, c.Bus, run); len(k.advantages)+len(k.batches) != 0 {
-			t.Errorf("%d advantages and %d batches before the batch is complete", len(k.advantages), len(k.batches))
-		}
-	}
-	var want *books
-	check := func(t *testing.T, c *crew, run string) {
-		t.Helper()
-		b := c.batch(t, run, "pair")
-		settled(t, c.Bus)
-		k := readBooks(t, c.Bus, run)
-		if len(k.batches) != 1 || len(k.advantages) != 2 || len(k.twice) != 0 {
-			t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.batches), len(k.advantages), k.twice)
-		}
-		if b.Groups != 2 || b.Samples != 2*size || !slices.Equal(b.UIDs, []string{"a", "b"}) {
-			t.Errorf("batch %+v; want 2 groups, 6 samples, uids a and b", b)
-		}
-		// One scale: the sample standard deviation over all six rewards.
-		all := slices.Concat(values["a"], values["b"])
-		mean, square := 0.0, 0.0
-		for _, v := range all {
-			mean += v / float64(len(all))
-		}
-		for _, v := range all {
-			square += (v - mean) * (v - mean) / float64(len(all)-1)
-		}
-		for uid, v := range values {
-			a := k.advantages[uid]
-			if a == nil || a.Status != schemas.StatusComplete {
-				t.Errorf("group %s: %+v; want complete", uid, a)
-				continue
-			}
-			for i, m := range a.Members {
-				if got := (v[i] - v[1]) / (math.Sqrt(square) + 1e-4); math.Abs(*m.Advantage-got) > 1e-12 {
-					t.Errorf("group %s, sample %d: advantage %v, want %v", uid, i, *m.Advantage, got)
-				}
-			}
-		}
-		noDead(t, c.Bus)
-		if want == nil {
-			want = k
-		}
-		k.same(t, want)
-	}
-
+	var x pairTest
 	c := assemble(t)
 	c.up(t, "advantage")
-	publish(t, c, "calm", "a", 0, 1, 2)
-	open(t, c, "calm")
-	publish(t, c, "calm", "b", 0, 1, 2)
-	check(t, c, "calm")
+	x.publish(t, c, "calm", "a", 0, 1, 2)
+	x.open(t, c, "calm")
+	x.publish(t, c, "calm", "b", 0, 1, 2)
+	x.check(t, c, "calm")
 
 	t.Run("interleaved, second first", func(t *testing.T) {
-		publish(t, c, "mixed", "b", 2, 0)
-		publish(t, c, "mixed", "a", 1)
-		publish(t, c, "mixed", "b", 1)
-		publish(t, c, "mixed", "a", 2)
-		open(t, c, "mixed")
-		publish(t, c, "mixed", "a", 0)
-		check(t, c, "mixed")
+		x.publish(t, c, "mixed", "b", 2, 0)
+		x.publish(t, c, "mixed", "a", 1)
+		x.publish(t, c, "mixed", "b", 1)
+		x.publish(t, c, "mixed", "a", 2)
+		x.open(t, c, "mixed")
+		x.publish(t, c, "mixed", "a", 0)
+		x.check(t, c, "mixed")
 	})
 	t.Run("worker restarted between the groups", func(t *testing.T) {
-		publish(t, c, "restart", "a", 0, 1, 2)
-		open(t, c, "restart")
+		x.publish(t, c, "restart", "a", 0, 1, 2)
+		x.open(t, c, "restart")
 		c.serving["advantage"].Stop()
-		publish(t, c, "restart", "b", 0)
+		x.publish(t, c, "restart", "b", 0)
 		c.up(t, "advantage")
-		open(t, c, "restart")
-		publish(t, c, "restart", "b", 1, 2)
-		check(t, c, "restart")
+		x.open(t, c, "restart")
+		x.publish(t, c, "restart", "b", 1, 2)
+		x.check(t, c, "restart")
 	})
 	c.serving["advantage"].Stop()
 	t.Run("worker killed between the groups", func(t *testing.T) {
@@ -133,15 +142,15 @@ func TestBatch_ClosesTogether(t *testing.T) {
 		v := raise(t, &victim{name: "advantage", path: program(t, "meander-advantage"), dir: t.TempDir(), args: []string{
 			"--nats-url", listening.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1s",
 		}})
-		publish(t, listening, "killed", "a", 0, 1, 2)
-		publish(t, listening, "killed", "b", 1)
-		open(t, listening, "killed")
+		x.publish(t, listening, "killed", "a", 0, 1, 2)
+		x.publish(t, listening, "killed", "b", 1)
+		x.open(t, listening, "killed")
 		v.kill()
-		open(t, listening, "killed")
-		publish(t, listening, "killed", "b", 0)
+		x.open(t, listening, "killed")
+		x.publish(t, listening, "killed", "b", 0)
 		v.kill()
-		publish(t, listening, "killed", "b", 2)
-		check(t, listening, "killed")
+		x.publish(t, listening, "killed", "b", 2)
+		x.check(t, listening, "killed")
 		v.end(syscall.SIGTERM)
 	})
 }

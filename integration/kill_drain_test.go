@@ -13,46 +13,63 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+const drainGroups, drainSize, drainRoom = 3, 4, 5
+
+// drainTest is a pipeline whose programs end one after the other while they are busy.
+type drainTest struct {
+	*crew
+	dir          string
+	steps        int64 // of a sample
+	images, side int64
+	asked        map[string]int64 // samples by uid
+}
+
+func (d *drainTest) run(t *testing.T, name, version string, args ...string) *victim {
+	t.Helper()
+	return raise(t, &victim{
+		name: name + "-" + version, path: program(t, "meander-"+name), dir: d.dir,
+		args: append([]string{"--nats-url", d.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1h"}, args...),
+	})
+}
+
+func (*drainTest) stop(t *testing.T, v *victim) {
+	t.Helper()
+	if v.bury(t); len(v.deaths) > 0 {
+		t.Errorf("%s ended with %q; want status 0", v.name, v.deaths)
+	}
+}
+
+func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages int) {
+	t.Helper()
+	if n := d.consumer(t, stream, durable).Delivered.Consumer; n <= uint64(messages) {
+		t.Errorf("%s: %d deliveries of %d messages: nothing was handed back, so this proves nothing", durable, n, messages)
+	}
+}
+
 // Every program, stopped with SIGTERM while it is busy, ends quickly with status 0 and
 // hands back what it has in hand: another one goes on with it at once. Nobody waits
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
-	const groups, size, room = 3, 4, 5
-	steps, images, side := int64(800), int64(10), 2048
+	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 800, images: 10, side: 2048, asked: map[string]int64{}}
 	if raceEnabled {
-		steps, images, side = 150, 6, 1024
+		d.steps, d.images, d.side = 150, 6, 1024
 	}
-	dir := t.TempDir()
-	c := assemble(t)
-	b := c.Bus
-	run := func(name, version string, args ...string) *victim {
-		return raise(t, &victim{
-			name: name + "-" + version, path: program(t, "meander-"+name), dir: dir,
-			args: append([]string{"--nats-url", c.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1h"}, args...),
-		})
-	}
-	stop := func(v *victim) {
-		t.Helper()
-		if v.bury(t); len(v.deaths) > 0 {
-			t.Errorf("%s ended with %q; want status 0", v.name, v.deaths)
-		}
-	}
+	d.rewards(t, d.samples(t))
+	d.groups(t)
+}
 
-	handedBack := func(stream, durable string, messages int) {
-		t.Helper()
-		if n := c.consumer(t, stream, durable).Delivered.Consumer; n <= uint64(messages) {
-			t.Errorf("%s: %d deliveries of %d messages: nothing was handed back, so this proves nothing", durable, n, messages)
-		}
-	}
-
+// samples ends intake and the sampler while they are busy, and gives one of the
+// trajectories that others made.
+func (d *drainTest) samples(t *testing.T) *schemas.Trajectory {
+	t.Helper()
+	c, b := d.crew, d.Bus
 	// Intake: busy with prompts whose requests have no room.
-	c.resize(t, schemas.StreamRequests, room)
-	first := run("intake", "1", "--models", "synthetic", "--slots", "2", "--drain-timeout", "10ms")
-	asked := map[string]int64{}
-	for i := range groups {
-		p := slowPrompt(fmt.Sprintf("g%d", i), size, steps)
+	c.resize(t, schemas.StreamRequests, drainRoom)
+	first := d.run(t, "intake", "1", "--models", "synthetic", "--slots", "2", "--drain-timeout", "10ms")
+	for i := range drainGroups {
+		p := slowPrompt(fmt.Sprintf("g%d", i), drainSize, d.steps)
 		p.Height, p.Width = new(int64(128)), new(int64(128))
-		asked[p.UID] = size
+		d.asked[p.UID] = drainSize
 		data, err := schemas.Encode(p)
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +78,7 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sampler := run("sampler", "1", "--model", "synthetic", "--batch", "1", "--workers", "1", "--drain-timeout", "10ms")
+	sampler := d.run(t, "sampler", "1", "--model", "synthetic", "--batch", "1", "--workers", "1", "--drain-timeout", "10ms")
 	bustest.Until(t, "the first sampler is in the middle of a sample", func() error {
 		if n := c.messages(t, schemas.StreamSteps); n < 20 {
 			return fmt.Errorf("%d steps", n)
@@ -69,36 +86,41 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		return nil
 	})
 	bustest.Until(t, "the requests are full", func() error {
-		if n := c.messages(t, schemas.StreamRequests); n != room {
-			return fmt.Errorf("%d of %d", n, room)
+		if n := c.messages(t, schemas.StreamRequests); n != drainRoom {
+			return fmt.Errorf("%d of %d", n, drainRoom)
 		}
 		return nil
 	})
 	if err := inHand(t, c.Bus, schemas.StreamPrompts, "intake", 1); err != nil {
 		t.Errorf("the first intake is not busy, make the requests fewer: %v", err)
 	}
-	stop(first)
-	run("intake", "2")
+	d.stop(t, first)
+	d.run(t, "intake", "2")
 
 	// Sampler: busy with samples that it cannot finish in its drain timeout.
 	bustest.Until(t, "the first sampler has samples in hand", func() error {
 		return inHand(t, c.Bus, schemas.StreamRequests, "sampler-synthetic", 2)
 	})
-	stop(sampler)
-	run("sampler", "2", "--model", "synthetic", "--batch", "4", "--instance", "second")
+	d.stop(t, sampler)
+	d.run(t, "sampler", "2", "--model", "synthetic", "--batch", "4", "--instance", "second")
 	bustest.Until(t, "all trajectories", func() error {
-		if n := c.messages(t, schemas.StreamTrajectories); n != groups*size {
-			return fmt.Errorf("%d of %d", n, groups*size)
+		if n := c.messages(t, schemas.StreamTrajectories); n != drainGroups*drainSize {
+			return fmt.Errorf("%d of %d", n, drainGroups*drainSize)
 		}
 		return nil
 	})
-	handedBack(schemas.StreamPrompts, "intake", groups)
-	handedBack(schemas.StreamRequests, "sampler-synthetic", groups*size)
+	d.handedBack(t, schemas.StreamPrompts, "intake", drainGroups)
+	d.handedBack(t, schemas.StreamRequests, "sampler-synthetic", drainGroups*drainSize)
 	one, err := c.client.Trajectory(t.Context(), "r", "g0", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return one
+}
 
+func (d *drainTest) rewards(t *testing.T, one *schemas.Trajectory) {
+	t.Helper()
+	c, b, images, side := d.crew, d.Bus, d.images, int(d.side)
 	// Reward: busy with large images.
 	ref := bigImage(t, b, side)
 	for i := range images {
@@ -117,21 +139,21 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	const records = groups + 1
-	trajectories := groups*size + int(images)
+	const records = drainGroups + 1
+	trajectories := drainGroups*drainSize + int(images)
 	all := uint64(records + trajectories)
-	busy := run("reward", "1", "--workers", "2", "--drain-timeout", "10ms")
+	busy := d.run(t, "reward", "1", "--workers", "2", "--drain-timeout", "10ms")
 	bustest.Until(t, "some rewards", func() error {
-		if n := c.messages(t, schemas.StreamRewards); n <= records+groups*size {
+		if n := c.messages(t, schemas.StreamRewards); n <= records+drainGroups*drainSize {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
 	})
-	stop(busy)
+	d.stop(t, busy)
 	if n := c.messages(t, schemas.StreamRewards); n == all {
 		t.Error("the first reward service had nothing in hand; make the images larger")
 	}
-	run("reward", "2")
+	d.run(t, "reward", "2")
 	bustest.Until(t, "all rewards", func() error {
 		if n := c.messages(t, schemas.StreamRewards); n != all {
 			return fmt.Errorf("%d of %d", n, all)
@@ -139,12 +161,16 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		return nil
 	})
 
-	handedBack(schemas.StreamTrajectories, "reward", trajectories)
+	d.handedBack(t, schemas.StreamTrajectories, "reward", trajectories)
+}
 
+func (d *drainTest) groups(t *testing.T) {
+	t.Helper()
+	c, b := d.crew, d.Bus
 	// Advantage: busy with a group that is not complete, its successor standing by.
-	active := run("advantage", "1")
+	active := d.run(t, "advantage", "1")
 	bustest.Until(t, "groups closed", func() error {
-		if n := c.messages(t, schemas.StreamAdvantages); n != groups+1 {
+		if n := c.messages(t, schemas.StreamAdvantages); n != drainGroups+1 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -153,18 +179,18 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 		putReward(t, b, rewardOf("half", "h", i, 4, float64(i)))
 	}
 	bustest.Until(t, "a record and three rewards in hand", func() error { return inHand(t, c.Bus, schemas.StreamRewards, holder("h"), 1+3) })
-	run("advantage", "2")
+	d.run(t, "advantage", "2")
 	bustest.Until(t, "the second stands by", func() error {
 		if n := c.consumer(t, schemas.StreamRewards, holder("h")).NumWaiting; n < 2 {
 			return fmt.Errorf("%d ask for rewards", n)
 		}
 		return nil
 	})
-	stop(active)
+	d.stop(t, active)
 	putReward(t, b, rewardOf("half", "h", 3, 4, 3))
-	asked["h"] = 4
+	d.asked["h"] = 4
 	bustest.Until(t, "the half group is closed", func() error {
-		if n := c.messages(t, schemas.StreamAdvantages); n != groups+2 {
+		if n := c.messages(t, schemas.StreamAdvantages); n != drainGroups+2 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -172,9 +198,9 @@ func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	if a := readBooks(t, b, "half").advantages["h"]; a == nil || a.Status != schemas.StatusComplete {
 		t.Errorf("half group: %+v; want complete", a)
 	}
-	delete(asked, "h")
+	delete(d.asked, "h")
 	settled(t, b)
-	readBooks(t, b, "r").check(t, asked, steps)
+	readBooks(t, b, "r").check(t, d.asked, d.steps)
 	noDead(t, b)
 }
 

@@ -36,23 +36,7 @@ func TestKill(t *testing.T) {
 	}
 
 	url, server := mortalServer(t)
-	victims := []*victim{server}
-	dir := t.TempDir()
-	for _, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage"} {
-		v := &victim{name: fmt.Sprintf("%s-%d", name, len(victims)), path: program(t, "meander-"+name), dir: dir, args: []string{
-			"--nats-url", url, "--health-addr", "", "--ack-wait", killAckWait.String(),
-		}}
-		if name == "sampler" {
-			v.args = append(v.args, "--model", "synthetic", "--batch", "2", "--workers", "1")
-		}
-		victims = append(victims, raise(t, v))
-	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	victims = append(victims, raise(t, &victim{name: "naive", path: self, dir: dir, env: []string{naiveEnv + "=" + url}}))
-
+	victims := killVictims(t, url, server)
 	b := bustest.Connect(t, bus.Config{URL: url, Name: "kill-test"})
 	if err := b.Ready(limited(t)); err != nil {
 		t.Fatal(err)
@@ -60,24 +44,7 @@ func TestKill(t *testing.T) {
 	f := &feed{client: client.New(b), run: "kill", open: make(chan struct{}, killWindow), asked: map[string]int64{}, closed: map[string]bool{}}
 	stop := f.start(t)
 	pauses := torment(r, victims, kills)
-	// Once more the negative control, at a moment that must tell: it has published more than
-	// it has acked.
-	bustest.Until(t, "the naive worker has something in hand", func() error {
-		published := len(subjects(t, b, naiveStream, naiveSubject+">"))
-		s, err := b.JetStream().Stream(t.Context(), schemas.StreamTrajectories)
-		if err != nil {
-			return err
-		}
-		c, err := s.Consumer(t.Context(), "naive")
-		if err != nil {
-			return err
-		}
-		info := c.CachedInfo()
-		if acked := int(s.CachedInfo().State.Msgs) - int(info.NumPending) - info.NumAckPending; published <= acked {
-			return fmt.Errorf("%d acked, %d published", acked, published)
-		}
-		return nil
-	})
+	unacked(t, b)
 	victims[len(victims)-1].kill()
 	stop()
 	f.wait(t)
@@ -122,6 +89,49 @@ func TestKill(t *testing.T) {
 	}
 	calm.advantages(t, "calm", len(f.asked))
 	got.same(t, readBooks(t, calm.Bus, "calm"))
+}
+
+// killVictims are the server, two of each service but intake, and the naive worker.
+func killVictims(t *testing.T, url string, server *victim) []*victim {
+	t.Helper()
+	victims := []*victim{server}
+	dir := t.TempDir()
+	for _, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage"} {
+		v := &victim{name: fmt.Sprintf("%s-%d", name, len(victims)), path: program(t, "meander-"+name), dir: dir, args: []string{
+			"--nats-url", url, "--health-addr", "", "--ack-wait", killAckWait.String(),
+		}}
+		if name == "sampler" {
+			v.args = append(v.args, "--model", "synthetic", "--batch", "2", "--workers", "1")
+		}
+		victims = append(victims, raise(t, v))
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(victims, raise(t, &victim{name: "naive", path: self, dir: dir, env: []string{naiveEnv + "=" + url}}))
+}
+
+// unacked waits until the naive worker has published more than it has acked: killed then,
+// it must store something twice.
+func unacked(t *testing.T, b *bus.Bus) {
+	t.Helper()
+	bustest.Until(t, "the naive worker has something in hand", func() error {
+		published := len(subjects(t, b, naiveStream, naiveSubject+">"))
+		s, err := b.JetStream().Stream(t.Context(), schemas.StreamTrajectories)
+		if err != nil {
+			return err
+		}
+		c, err := s.Consumer(t.Context(), "naive")
+		if err != nil {
+			return err
+		}
+		info := c.CachedInfo()
+		if acked := int(s.CachedInfo().State.Msgs) - int(info.NumPending) - info.NumAckPending; published <= acked {
+			return fmt.Errorf("%d acked, %d published", acked, published)
+		}
+		return nil
+	})
 }
 
 // torment kills or pauses a victim about three times a second. Which one is drawn from

@@ -85,9 +85,48 @@ func statuses(a *schemas.Advantage) map[string]int {
 // as partial, and complete with one that comes back.
 func TestReward_GroupsCloseWhateverScorersDo(t *testing.T) {
 	t.Parallel()
+	file := brokenScorers(t)
+	w := start(t, func(c *config) {
+		c.reward.Scorers, c.reward.ScorePatience, c.reward.DrainTimeout = file, 10*time.Second, 100*time.Millisecond
+		c.reward.ScoreTimeout = 5 * time.Second
+	})
+	answer(t, w, map[string]any{"fine": map[string]any{"v": 1, "score": 0.5}, "nan": map[string]any{"v": 1, "score": "NaN"}, "mute": nil})
+	want := map[string]string{
+		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed", "http:closed": "failed",
+		"http:half": "partial", "http:away": "complete", "nats:fine": "complete", "nats:nan": "failed", "nats:mute": "failed", "nats:nobody": "failed",
+	}
+	uid := func(name, more string) string { return strings.ReplaceAll(name, ":", "-") + more }
+	for name := range want {
+		w.publish(t, "r", small(uid(name, ""), schemas.RewardSpec{Name: name}))
+		if name != "http:half" {
+			w.publish(t, "r", small(uid(name, "-optional"), schemas.RewardSpec{Name: "jpeg_compressibility"}, schemas.RewardSpec{Name: name, Required: new(false)}))
+		}
+	}
+	w.publish(t, "r", small("plain", schemas.RewardSpec{Name: "jpeg_compressibility"}))
+	got := w.advantages(t, "r", 2*len(want))
+	for name, status := range want {
+		a := got[uid(name, "")]
+		members := statuses(a)
+		scored := map[string]int{"complete": 4, "partial": 2}[status]
+		if a.Status != status || members["scored"] != scored || members["failed"] != 4-scored {
+			t.Errorf("%s: %s, members %v; want %s with %d scored", name, a.Status, members, status, scored)
+		}
+		if a := got[uid(name, "-optional")]; a != nil && (a.Status != "complete" || statuses(a)["scored"] != 4) {
+			t.Errorf("optional %s: %s, members %v; want complete", name, a.Status, statuses(a))
+		}
+	}
+	// The plain group does not wait for the patience with the others.
+	if a := got["plain"]; a.Status != "complete" {
+		t.Errorf("plain group: %s", a.Status)
+	}
+}
+
+// brokenScorers is a scorers file of servers that fail, each in its own way.
+func brokenScorers(t *testing.T) string {
+	t.Helper()
 	var half, away atomic.Int64
 	up := time.Now().Add(2 * time.Second)
-	file := scorersFile(t, fmt.Sprintf(`
+	return scorersFile(t, fmt.Sprintf(`
 http:
   hang: {url: %q, timeout: 500ms, retries: 0}
   crash: {url: %q, retries: 1, retry_wait: 10ms}
@@ -121,11 +160,12 @@ nats:
 			}
 			sendScores(w, fmt.Sprint(away.Add(1)), n)
 		})))
-	w := start(t, func(c *config) {
-		c.reward.Scorers, c.reward.ScorePatience, c.reward.DrainTimeout = file, 10*time.Second, 100*time.Millisecond
-		c.reward.ScoreTimeout = 5 * time.Second
-	})
-	for name, reply := range map[string]any{"fine": map[string]any{"v": 1, "score": 0.5}, "nan": map[string]any{"v": 1, "score": "NaN"}, "mute": nil} {
+}
+
+// answer has a worker of each name answer the score requests of the world; nil: never.
+func answer(t *testing.T, w *world, replies map[string]any) {
+	t.Helper()
+	for name, reply := range replies {
 		s, err := w.Conn().QueueSubscribe(schemas.ScoreSubject(name), name, func(m *nats.Msg) {
 			if reply == nil {
 				return
@@ -142,34 +182,6 @@ nats:
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = s.Unsubscribe() })
-	}
-	want := map[string]string{
-		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed", "http:closed": "failed",
-		"http:half": "partial", "http:away": "complete", "nats:fine": "complete", "nats:nan": "failed", "nats:mute": "failed", "nats:nobody": "failed",
-	}
-	uid := func(name, more string) string { return strings.ReplaceAll(name, ":", "-") + more }
-	for name := range want {
-		w.publish(t, "r", small(uid(name, ""), schemas.RewardSpec{Name: name}))
-		if name != "http:half" {
-			w.publish(t, "r", small(uid(name, "-optional"), schemas.RewardSpec{Name: "jpeg_compressibility"}, schemas.RewardSpec{Name: name, Required: new(false)}))
-		}
-	}
-	w.publish(t, "r", small("plain", schemas.RewardSpec{Name: "jpeg_compressibility"}))
-	got := w.advantages(t, "r", 2*len(want))
-	for name, status := range want {
-		a := got[uid(name, "")]
-		members := statuses(a)
-		scored := map[string]int{"complete": 4, "partial": 2}[status]
-		if a.Status != status || members["scored"] != scored || members["failed"] != 4-scored {
-			t.Errorf("%s: %s, members %v; want %s with %d scored", name, a.Status, members, status, scored)
-		}
-		if a := got[uid(name, "-optional")]; a != nil && (a.Status != "complete" || statuses(a)["scored"] != 4) {
-			t.Errorf("optional %s: %s, members %v; want complete", name, a.Status, statuses(a))
-		}
-	}
-	// The plain group does not wait for the patience with the others.
-	if a := got["plain"]; a.Status != "complete" {
-		t.Errorf("plain group: %s", a.Status)
 	}
 }
 

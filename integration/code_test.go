@@ -1,0 +1,116 @@
+package integration_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	longestFunction = 80  // lines
+	longestFile     = 600 // lines
+	mostRepeated    = 5   // lines that say the same thing in two places, outside tests
+)
+
+// source is one parsed file that was written by hand.
+type source struct {
+	name  string // slash-separated, from the repository's top
+	set   *token.FileSet
+	file  *ast.File
+	lines []string
+}
+
+func (s *source) line(p token.Pos) int { return s.set.Position(p).Line }
+
+// readSources parses every Go file that is not generated.
+func readSources(t *testing.T) []*source {
+	t.Helper()
+	var all []*source
+	walkFiles(t, func(name string) {
+		if !strings.HasSuffix(name, ".go") {
+			return
+		}
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &source{name: name, set: token.NewFileSet(), lines: strings.Split(string(data), "\n")}
+		if s.file, err = parser.ParseFile(s.set, name, data, parser.ParseComments|parser.SkipObjectResolution); err != nil {
+			t.Fatal(err)
+		}
+		if !ast.IsGenerated(s.file) {
+			all = append(all, s)
+		}
+	})
+	if len(all) < 100 {
+		t.Fatalf("found %d files; the walk is broken", len(all))
+	}
+	return all
+}
+
+func TestCode_Lengths(t *testing.T) {
+	for _, s := range readSources(t) {
+		if n := s.set.File(s.file.Pos()).LineCount(); n > longestFile {
+			t.Errorf("%s: %d lines; must be at most %d", s.name, n, longestFile)
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if n := s.line(f.End()) - s.line(f.Pos()) + 1; n > longestFunction {
+				t.Errorf("%s: %s has %d lines; must be at most %d", s.name, f.Name.Name, n, longestFunction)
+			}
+		}
+	}
+}
+
+// The same lines in two functions are one function that is missing. Lines of brackets alone
+// and blank ones do not count.
+func TestCode_NothingIsSaidTwice(t *testing.T) {
+	const window = mostRepeated + 1
+	type place struct {
+		file  string
+		lines []int // where each line of the window stands
+	}
+	seen := map[string]place{}
+	for _, s := range readSources(t) {
+		if strings.HasSuffix(s.name, "_test.go") {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Body == nil {
+				continue
+			}
+			var text []string
+			var at []int
+			for n := s.line(f.Body.Lbrace) + 1; n < s.line(f.Body.Rbrace); n++ {
+				if line := strings.TrimSpace(s.lines[n-1]); strings.Trim(line, "{}()[],; ") != "" && !strings.HasPrefix(line, "//") {
+					text, at = append(text, line), append(at, n)
+				}
+			}
+			for i := 0; i+window <= len(text); i++ {
+				key := strings.Join(text[i:i+window], "\n")
+				here := place{s.name, at[i : i+window]}
+				first, repeated := seen[key]
+				if !repeated {
+					seen[key] = here
+					continue
+				}
+				if first.file != here.file || !slices.Contains(first.lines, here.lines[0]) { // not its own overlap
+					t.Errorf("%s:%d: the lines of %s:%d again:\n%s", here.file, here.lines[0], first.file, first.lines[0], key)
+				}
+				break
+			}
+		}
+	}
+	if len(seen) < 1000 {
+		t.Fatalf("compared %d windows; the walk is broken", len(seen))
+	}
+}
