@@ -46,7 +46,6 @@ const (
 const (
 	StopCompleted = "completed"
 	StopFailed    = "failed"
-	StopCancelled = "cancelled"
 )
 
 // Statuses of rewards, scores, members and groups.
@@ -94,8 +93,6 @@ const (
 	CodeExhausted     = "exhausted"      // retried until the deliveries ran out
 	CodeLate          = "late"           // its group had closed
 	CodeFailed        = "failed"         // the work itself failed, for good
-	CodeCancelled     = "cancelled"      // someone cancelled the uid or the run
-	CodeStale         = "stale"          // the weights are older than the prompt accepts
 	CodePanic         = "panic"          // the program has a fault
 	CodeTooLarge      = "too_large"      // larger than the bus carries
 	CodeDisplaced     = "displaced"      // not the event that its subject is for, which took its place
@@ -115,7 +112,7 @@ var (
 	StdScales        = []string{StdGroup, StdGlobal, StdNone}
 	StdBases         = []string{BasisSample, BasisExpanded, BasisPopulation}
 	Singletons       = []string{SingletonReward, SingletonZero}
-	StopReasons      = []string{StopCompleted, StopFailed, StopCancelled}
+	StopReasons      = []string{StopCompleted, StopFailed}
 	CFGRules         = []string{CFGRescaled, CFGPlain}
 	ImageFormats     = []string{ImagePNG}
 	// ScoreImageFormats are how images travel to reward functions.
@@ -131,7 +128,7 @@ var (
 	PresentServices   = []string{ServiceSampler, ServiceReward}
 	DeadCodes         = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
-		CodeLate, CodeFailed, CodeCancelled, CodeStale, CodeTooLarge, CodeDisplaced, CodePanic,
+		CodeLate, CodeFailed, CodeTooLarge, CodeDisplaced, CodePanic,
 	}
 )
 

@@ -83,9 +83,6 @@ func DeadSubject(stage, run, uid string) string {
 // BucketSubject is the subject that a key-value bucket keeps a key under.
 func BucketSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
 
-// ControlSubject is the core request/reply subject of a run's commands.
-func ControlSubject(run string) string { return Prefix + "control." + run }
-
 // MessageID is the deduplication id of the event on subject.
 func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefix) }
 

@@ -10,8 +10,7 @@ type Trajectory struct {
 	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
 	Lane        string `msgpack:"lane" form:"token"`
 	Attempt     string `msgpack:"attempt" form:"token"`
-	// StopReason is completed; failed: the sample cannot be made; or cancelled: someone
-	// called its uid or run off.
+	// StopReason is completed, or failed: the sample cannot be made.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
 	// Error says why there is no image, unless completed.
 	Error          string `msgpack:"error,omitempty" size:"0..MaxText"`

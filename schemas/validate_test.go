@@ -325,7 +325,7 @@ func TestTensor_Validate(t *testing.T) {
 func TestTrajectory_Validate(t *testing.T) {
 	type T = schemas.Trajectory
 	faults(t, func() *T { return completedTrajectory(t) }, []fault[T]{
-		{"stop reason", func(e *T) { e.StopReason, e.Image, e.Error = "done", nil, "x" }, `stop_reason: "done"; must be one of completed, failed, cancelled`},
+		{"stop reason", func(e *T) { e.StopReason, e.Image, e.Error = "done", nil, "x" }, `stop_reason: "done"; must be one of completed, failed`},
 		{"completed with an error", func(e *T) { e.Error = "x" }, `error: "x"; must be empty when completed`},
 		{"failed without an error", func(e *T) { e.StopReason, e.Image = "failed", nil }, `error: ""; must not be empty`},
 		{"failed with an image", func(e *T) { e.StopReason, e.Error = "failed", "x" }, "image: present; must be absent unless completed"},
@@ -431,7 +431,7 @@ func TestDead_Validate(t *testing.T) {
 	type D = schemas.Dead
 	faults(t, func() *D { return find[D](t, "dead-refused") }, []fault[D]{
 		{"stage", func(d *D) { d.Stage = "x" }, `stage: "x"; must be one of intake, sampler, reward, advantage`},
-		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, cancelled, stale, too_large, displaced, panic`},
+		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, panic`},
 		{"reason", func(d *D) { d.Reason = "" }, `reason: ""; must not be empty`},
 		{"headers", func(d *D) { d.Headers[0].Name = "" }, `headers[0].name: ""; must not be empty`},
 	})
@@ -443,7 +443,7 @@ func TestReceipt_Validate(t *testing.T) {
 		{"accepted with an error", func(r *R) { r.Error = "x" }, `code: ""; must be empty, as error, when accepted`},
 		{"no samples", func(r *R) { r.Samples = 0 }, "samples: 0; must be between 1 and 1024"},
 		{"steps", func(r *R) { r.SDEStepIndices = []int64{10} }, "sde_step_indices[0]: 10; must be between 0 and 9"},
-		{"refused without a reason", func(r *R) { r.Accepted = false }, `code: ""; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, cancelled, stale, too_large, displaced, panic` + "\n" + `error: ""; must not be empty`},
+		{"refused without a reason", func(r *R) { r.Accepted = false }, `code: ""; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, panic` + "\n" + `error: ""; must not be empty`},
 	})
 }
 

@@ -129,58 +129,6 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 	return out, nil
 }
 
-// WatchPolicies sends the current policy of every lane and then each new one, until
-// ctx ends and the channel is closed. A policy that cannot be read is logged and left
-// out.
-func (b *Bus) WatchPolicies(ctx context.Context) (<-chan *schemas.Policy, error) {
-	var w jetstream.KeyWatcher
-	err := b.patiently(ctx, func(try context.Context) error {
-		kv, err := b.bucket(try, schemas.PolicyBucket)
-		if err == nil {
-			w, err = kv.WatchAll(ctx) // the watch outlives the try
-		}
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch policies: %w", err)
-	}
-	out := make(chan *schemas.Policy)
-	go func() {
-		defer close(out)
-		defer func() { _ = w.Stop() }() // fails only on a closed connection
-		for {
-			var e jetstream.KeyValueEntry
-			var open bool
-			select {
-			case e, open = <-w.Updates():
-			case <-ctx.Done():
-				return
-			case <-b.done.Done():
-				return
-			}
-			if !open {
-				return
-			}
-			if e == nil || e.Operation() != jetstream.KeyValuePut {
-				continue
-			}
-			p := &schemas.Policy{}
-			if err := schemas.DecodeValid(e.Value(), p); err != nil {
-				b.log.Warn().Err(err).Str("lane", e.Key()).Msg("policy not readable")
-				continue
-			}
-			select {
-			case out <- p:
-			case <-ctx.Done():
-				return
-			case <-b.done.Done():
-				return
-			}
-		}
-	}()
-	return out, nil
-}
-
 func sortByLane(p []*schemas.Policy) {
 	slices.SortFunc(p, func(a, b *schemas.Policy) int { return strings.Compare(a.Lane, b.Lane) })
 }

@@ -3,7 +3,6 @@ package bus_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -134,7 +133,7 @@ func TestBus_Stats(t *testing.T) {
 
 func TestBus_policies(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx := t.Context()
 		policy := func(lane string, version int64) *schemas.Policy {
 			return &schemas.Policy{
 				Lane: lane, Model: "tiny", Family: "qwen-image", PolicyVersion: version, WeightsDigest: strings.Repeat("0", 64),
@@ -155,21 +154,6 @@ func TestBus_policies(t *testing.T) {
 		}
 		if n := e.Info(t, schemas.StreamPolicies).State.Msgs; n != 3 {
 			t.Errorf("history has %d, want 3", n)
-		}
-		updates, err := e.WatchPolicies(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := e.SetPolicy(ctx, policy("tiny", 3)); err != nil {
-			t.Fatal(err)
-		}
-		seen := map[string]int64{}
-		for seen["big"] != 7 || seen["tiny"] != 3 {
-			p := bustest.Receive(t, fmt.Sprintf("a policy after %v", seen), updates)
-			seen[p.Lane] = p.PolicyVersion
-		}
-		cancel()
-		for range updates {
 		}
 	})
 }

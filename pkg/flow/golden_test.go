@@ -199,12 +199,14 @@ func indexForTimestep(table []float32, timestep float32) int {
 func TestSample_Diffusers(t *testing.T) {
 	for _, c := range readDiffusersGolden(t).Runs {
 		name := fmt.Sprintf("%s, shift %v, %d steps: ", c.Solver, c.Shift, c.Steps)
-		got, err := staticShift(c.Shift).SolverSigmas(c.Solver, c.Steps, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.Equal(got, c.Sigmas) {
-			t.Errorf("%ssigmas %v, want %v", name, got, c.Sigmas)
+		if c.Solver == flow.Euler { // the others start at sigmas of their own upstream
+			got, err := staticShift(c.Shift).Sigmas(c.Steps, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got, c.Sigmas) {
+				t.Errorf("%ssigmas %v, want %v", name, got, c.Sigmas)
+			}
 		}
 		allNear(t, name+"x", path(t, odePlan(c.Solver, c.Sigmas), 1, gaussian{0.5}.velocity)[1:], c.Path, f32)
 	}

@@ -142,38 +142,6 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 	return s.finish(sigmas, imageSeqLen)
 }
 
-// SolverSigmas returns the T+1 sigmas that diffusers' multistep schedulers use in
-// flow mode, for side by side evaluation: UniPC starts at 1 - 1e-6, DPM at about
-// 0.999. The other solvers use Sigmas.
-func (s Schedule) SolverSigmas(solver Solver, numInferenceSteps, imageSeqLen int) ([]float32, error) {
-	if solver != UniPC && solver != DPM {
-		return s.Sigmas(numInferenceSteps, imageSeqLen)
-	}
-	if err := checkSteps(numInferenceSteps); err != nil {
-		return nil, err
-	}
-	if err := s.Validate(); err != nil {
-		return nil, err
-	}
-	grid := linspace(1, 1.0/trainTimesteps, numInferenceSteps+1)
-	if solver == UniPC {
-		grid = grid[:numInferenceSteps]
-	} else {
-		reversed := make([]float64, numInferenceSteps)
-		for i := range reversed {
-			reversed[i] = 1 - grid[numInferenceSteps-i]
-		}
-		grid = reversed
-	}
-	if err := shift(s, grid, imageSeqLen); err != nil {
-		return nil, err
-	}
-	if solver == UniPC && math.Abs(grid[0]-1) < 1e-6 {
-		grid[0] -= 1e-6
-	}
-	return terminate(float32s(grid))
-}
-
 // finish rounds grid to float32 before it is shifted, as the scheduler does.
 func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
 	sigmas := float32s(grid)

@@ -189,35 +189,6 @@ func TestSchedule_Shifted(t *testing.T) {
 	}
 }
 
-func TestSchedule_SolverSigmas(t *testing.T) {
-	cases := []struct {
-		name   string
-		shift  float64
-		solver flow.Solver
-		want   []float64
-		times  []int
-	}{
-		{"unipc, shift 1", 1, flow.UniPC, []float64{0.999999, 0.75025, 0.5005, 0.25075, 0}, []int{999, 750, 500, 250}},
-		{"unipc, shift 3", 3, flow.UniPC, []float64{0.999999, 0.900119976004799, 0.750374812593703, 0.500999000999001, 0}, []int{999, 900, 750, 500}},
-		{"dpm, shift 1", 1, flow.DPM, []float64{0.999, 0.74925, 0.4995, 0.24975, 0}, []int{999, 749, 499, 249}},
-		{"euler is Sigmas", 3, flow.Euler, []float64{1, 0.9, 0.75, 0.5, 0}, []int{1000, 899, 750, 500}},
-	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			got, err := staticShift(c.shift).SolverSigmas(c.solver, 4, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			allNear(t, "sigmas", got, c.want, 1e-6)
-			for i, want := range c.times {
-				if timestep := int(1000 * float64(got[i])); timestep != want {
-					t.Errorf("integer timestep %d = %d, want %d", i, timestep, want)
-				}
-			}
-		})
-	}
-}
-
 func TestParseSchedule(t *testing.T) {
 	qwen := `{"_class_name": "FlowMatchEulerDiscreteScheduler", "_diffusers_version": "0.34.0.dev0",
 		"base_image_seq_len": 256, "base_shift": 0.5, "invert_sigmas": false, "max_image_seq_len": 8192,
@@ -338,8 +309,7 @@ func TestSchedule_SigmasDecreaseToZero(t *testing.T) {
 			s.ShiftTerminal = nil
 		}
 		steps := rapid.IntRange(1, flow.MaxSteps).Draw(t, "steps")
-		solver := rapid.SampledFrom([]flow.Solver{flow.Euler, flow.UniPC, flow.DPM}).Draw(t, "solver")
-		sigmas, err := s.SolverSigmas(solver, steps, rapid.IntRange(16, 16384).Draw(t, "tokens"))
+		sigmas, err := s.Sigmas(steps, rapid.IntRange(16, 16384).Draw(t, "tokens"))
 		if err != nil {
 			t.Fatal(err)
 		}
