@@ -1,5 +1,0 @@
-//go:build race
-
-package advantage
-
-const raceEnabled = true
