@@ -113,6 +113,7 @@ var testLayers = map[string][]string{
 	"pkg/model/synthetic":            {"pkg/model/modeltest"},
 
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
+	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
 	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage"},
 	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"},
@@ -124,8 +125,8 @@ var testLayers = map[string][]string{
 	"services/sampler":             {"pkg/natsd", "pkg/model/qwenimage/checkpoint"},
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
-	"services/internal/boot":       {"pkg/natsd", "schemas"},
-	"services/internal/instrument": {"pkg/natsd"},
+	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
+	"services/internal/instrument": {"pkg/bus/bustest"},
 	"pkg/fieldflag":                {"schemas/document"},
 	"services/command":             {"pkg/bus/bustest", "pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},

@@ -45,16 +45,6 @@ func fill(t *testing.T, dir string, leave uint64) (ballast string) {
 	return ballast
 }
 
-// waitFor polls until the condition holds.
-func waitFor(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 30 s", what)
-		}
-	}
-}
-
 // A server whose disk was full stores again once there is room, for the clients that it
 // had, with all that it had confirmed.
 func TestServer_fullDisk(t *testing.T) {
@@ -94,7 +84,7 @@ func TestServer_fullDisk(t *testing.T) {
 					t.Fatal("the disk is never full")
 				}
 			}
-			waitFor(t, "a fault", func() bool { return s.Fault() != nil })
+			until(t, "a fault", func() bool { return s.Fault() != nil })
 			if err := s.Fault(); !strings.Contains(err.Error(), "no space left") || !strings.Contains(err.Error(), "make room on its disk") {
 				t.Errorf("the fault is %v", err)
 			}
@@ -104,8 +94,8 @@ func TestServer_fullDisk(t *testing.T) {
 			if err := os.Remove(ballast); err != nil {
 				t.Fatal(err)
 			}
-			waitFor(t, "no fault", func() bool { return s.Fault() == nil })
-			waitFor(t, "a publish", func() bool { return publish() == nil })
+			until(t, "no fault", func() bool { return s.Fault() == nil })
+			until(t, "a publish", func() bool { return publish() == nil })
 			stream, err := js.Stream(t.Context(), "S")
 			if err != nil {
 				t.Fatal(err)

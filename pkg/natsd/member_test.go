@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/sys/unix"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 )
 
@@ -50,14 +51,15 @@ func through(t *testing.T, m *natsd.Member) (*nats.Conn, <-chan struct{}) {
 	return nc, again
 }
 
-// until waits for what a member does by itself.
+// until waits for what a server does by itself.
 func until(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 20 s: %s", what)
+	bustest.Until(t, what, func() error {
+		if !is() {
+			return errors.New("not yet")
 		}
-	}
+		return nil
+	})
 }
 
 func TestMember_takesOver(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -162,9 +161,7 @@ func TestRunning_afterAKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	var info natsd.Info
-	for deadline := time.Now().Add(20 * time.Second); info.URL == "" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		info, _ = natsd.Running(dir)
-	}
+	until(t, "the server runs", func() bool { info, _ = natsd.Running(dir); return info.URL != "" })
 	if info.PID != cmd.Process.Pid || info.URL == "" || info.Token != "secret" {
 		t.Errorf("running: got %+v, want process %d", info, cmd.Process.Pid)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
@@ -118,23 +118,8 @@ func TestExecute_PrintedConfigIsReadBack(t *testing.T) {
 	}
 }
 
-// startServer is a NATS server on loopback.
-func startServer(t *testing.T) *natsd.Server {
-	t.Helper()
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return server
-}
-
 func TestExecute_Serves(t *testing.T) {
-	server := startServer(t)
+	server := bustest.Bare(t, bustest.TCP).Server
 	listen, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +150,7 @@ func TestExecute_Serves(t *testing.T) {
 	case cfg = <-running:
 	case code := <-exit:
 		t.Fatalf("exit status %d\n%s", code, &stderr)
-	case <-time.After(20 * time.Second):
+	case <-time.After(bustest.Patience):
 		t.Fatalf("not running\n%s", &stderr)
 	}
 	if cfg.Slots != 2 || cfg.Instance == "" {
@@ -198,7 +183,7 @@ func TestExecute_Serves(t *testing.T) {
 		if code != 0 {
 			t.Errorf("exit status %d after a stop, want 0\n%s", code, &stderr)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(bustest.Patience):
 		t.Fatalf("did not stop\n%s", &stderr)
 	}
 	select {
@@ -212,7 +197,7 @@ func TestExecute_Serves(t *testing.T) {
 }
 
 func TestExecute_Fails(t *testing.T) {
-	server := startServer(t)
+	server := bustest.Bare(t, bustest.TCP).Server
 	args := []string{"--nats-url", server.ClientURL(), "--setup"}
 
 	s := service(func(context.Context, stage, *bus.Bus, zerolog.Logger) error { return errors.New("lost it") })

@@ -10,10 +10,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -64,26 +63,14 @@ func TestSet_CopiesAddUp(t *testing.T) {
 // A delivery counts once however often its handler runs; what fails counts as a retry,
 // what is given up as a dead letter.
 func TestSet_Count(t *testing.T) {
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer b.Close()
-	if err := b.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	b := bustest.New(t).Bus
 	if _, err := b.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
 		t.Fatal(err)
 	}
 
 	r := prometheus.NewRegistry()
 	told := false
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	outcomes := []error{bus.ErrStreamFull, errors.New("it may pass"), bus.Terminal(schemas.CodeInvalid, errors.New("never"))}
 	consumer, handle := instrument.New(r, "x").Count(bus.ConsumerConfig{
@@ -96,12 +83,7 @@ func TestSet_Count(t *testing.T) {
 	})
 	consumed := make(chan error, 1)
 	go func() { consumed <- b.Consume(ctx, consumer, handle) }()
-	for _, err := range b.Read(ctx, schemas.StreamDead, nil, bus.ReadOptions{Live: true}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		break
-	}
+	bustest.Await(t, b, 1, schemas.StreamDead)
 	cancel()
 	if err := <-consumed; err != nil {
 		t.Fatal(err)
@@ -119,17 +101,8 @@ func TestSet_Count(t *testing.T) {
 // Streams and queues are shown while there is a server; without one the scrape says so
 // and has the rest.
 func TestPlane(t *testing.T) {
-	server, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := bus.Connect(t.Context(), bus.Config{InProcess: server.InProcess(), Name: "test"}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p := bustest.New(t)
+	b := p.Bus
 	r := prometheus.NewRegistry()
 	stop := instrument.Plane(r, b)
 	if _, err := b.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
@@ -142,7 +115,7 @@ func TestPlane(t *testing.T) {
 		}
 	}
 	instrument.New(r, "x").Counter("a_total", "a").WithLabelValues().Inc()
-	if err := errors.Join(b.Close(), server.Close()); err != nil {
+	if err := errors.Join(b.Close(), p.Server.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := values(t, r), []string{"meander_x_a_total{} 1"}; !slices.Equal(got, want) {
