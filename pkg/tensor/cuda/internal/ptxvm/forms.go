@@ -248,6 +248,7 @@ func (c *compiler) wide(in *inst) {
 				c.fail("the second result must be a predicate")
 			}
 			in.list[0] = []int{p.slot}
+			c.writes(*p)
 			o[0].second = nil
 		}
 		in.d, in.a, in.b = c.destination(o[0], bank32), c.source(o[1], bank32), c.source(o[2], bank32)

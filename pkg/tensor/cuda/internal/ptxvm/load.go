@@ -12,6 +12,7 @@ type compiler struct {
 	k     *kernel
 	lines []string
 	s     *statement
+	used  []registers // of each instruction
 }
 
 // compile decodes a kernel. It fails for every form that is not known.
@@ -27,6 +28,7 @@ func compile(p *program, k *kernel, lines []string) (err error) {
 		}
 	}()
 	c.layout()
+	declared := k.banks
 	k.code = make([]inst, 0, len(k.statements)+1)
 	for i := range k.statements {
 		k.code = append(k.code, c.instruction(&k.statements[i]))
@@ -36,6 +38,10 @@ func compile(p *program, k *kernel, lines []string) (err error) {
 		c.s.line = k.statements[n-1].line
 	}
 	k.code = append(k.code, c.instruction(c.s))
+	if i, name := unset(k.code, c.used, declared); i >= 0 {
+		c.s = &statement{line: k.code[i].line}
+		c.fail("register %s may be read before it is written", name)
+	}
 	k.statements, k.scopes = nil, nil
 	return nil
 }
@@ -128,6 +134,7 @@ func (c *compiler) source(o operand, b bank) int {
 		if o.reg.bank != b {
 			c.fail("register %s is of another size", o.original)
 		}
+		c.reads(o)
 		return o.reg.slot
 	case b == bankPred:
 		c.fail("%s; must be a predicate", o.original)
@@ -154,6 +161,7 @@ func (c *compiler) destination(o operand, b bank) int {
 	if o.reg == nil || o.reg.bank != b || o.address || o.second != nil {
 		c.fail("the destination must be a register of the result's size")
 	}
+	c.writes(*o.reg)
 	return o.reg.slot
 }
 
@@ -196,12 +204,24 @@ func (c *compiler) count(n int) []operand {
 	return c.s.operands
 }
 
+func (c *compiler) reads(o operand) {
+	u := &c.used[len(c.used)-1]
+	u.reads = append(u.reads, o)
+}
+
+func (c *compiler) writes(r register) {
+	u := &c.used[len(c.used)-1]
+	u.writes = append(u.writes, r)
+}
+
 // instruction decodes one statement.
 func (c *compiler) instruction(s *statement) inst {
 	c.s = s
+	c.used = append(c.used, registers{})
 	in := inst{line: s.line, text: c.text(s.line), guard: -1, negated: s.negated}
 	if s.guard != nil {
 		in.guard = s.guard.slot
+		c.reads(operand{reg: s.guard, original: "of the guard"})
 	}
 	if f := alu[s.op]; f != nil {
 		c.alu(&in, f)
