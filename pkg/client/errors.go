@@ -27,7 +27,7 @@ var (
 	ErrNoAnswer = errors.New("no intake answered in time; the prompt is stored")
 	// ErrJudged means that the sample has a verdict of that name, another one: the first counts.
 	ErrJudged = errors.New("the sample has a verdict already")
-	// ErrNoImage means that a sample has none, since it could not be made.
+	// ErrNoImage means that a sample has none, since it could not be made or stops with noise in it.
 	ErrNoImage = errors.New("no image")
 	// ErrNotFound means that no event or object of that name is stored, or not any more.
 	ErrNotFound = bus.ErrNotFound

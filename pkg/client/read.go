@@ -95,15 +95,16 @@ func (c *Client) Trajectory(ctx context.Context, run, uid string, sample int64) 
 	return &t, bus.Fits(m, &t)
 }
 
-// Steps returns the step events of a trajectory in order, with their latents, checked
-// against the digests that it names (ErrCorrupt). Steps that the stream does not have any
+// Steps returns the step events of a trajectory in order, of the steps that ran (Segment),
+// with their latents, checked against the digests that it names (ErrCorrupt). Steps that the stream does not have any
 // more are ErrNotFound.
 func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.Step, error) {
 	steps := make([]*schemas.Step, len(t.Steps))
+	begin, _ := t.Segment()
 	for i, ref := range t.Steps {
 		var err error
 		if steps[i], err = c.bus.LoadStepRef(ctx, ref); err != nil {
-			return nil, fmt.Errorf("step %d: %w", i, err)
+			return nil, fmt.Errorf("step %d: %w", begin+int64(i), err)
 		}
 	}
 	return steps, nil
@@ -135,7 +136,11 @@ func (c *Client) Latents(ctx context.Context, t *schemas.Trajectory) (map[int64]
 func (c *Client) Image(ctx context.Context, t *schemas.Trajectory) ([]byte, error) {
 	switch {
 	case t.Image == nil:
-		return nil, fmt.Errorf("trajectory %s %d: %w: it %s", t.UID, t.SampleIndex, ErrNoImage, t.StopReason)
+		why := t.StopReason
+		if !t.Decoded() {
+			why = "stops with noise in it"
+		}
+		return nil, fmt.Errorf("trajectory %s %d: %w: it %s", t.UID, t.SampleIndex, ErrNoImage, why)
 	case t.Image.Ref == nil:
 		return t.Image.Data, nil
 	}
