@@ -205,7 +205,8 @@ func (d *Device) putBytes(a *array, b []byte) *array {
 // padded is the stride of rows in bf16: kernels copy 8 elements at a time.
 func padded(cols int) int { return (cols + 7) / 8 * 8 }
 
-// Weight stacks the parts, which have one K.
+// Weight stacks the parts, which have one K. Like all that a device holds: where it could
+// not be put there, each pass that uses it returns the reason.
 func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
 	w := &array{k: parts[0].Shape[1]}
 	if d.bf16 {

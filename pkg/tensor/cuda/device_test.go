@@ -257,6 +257,32 @@ func TestDevice_Ceiling(t *testing.T) {
 	}
 }
 
+// What is not there: a type of factors without kernels, memory for a weight.
+func TestDevice_SaysWhatIsMissing(t *testing.T) {
+	_, err := cuda.New(ptxvm.New(ptxvm.Options{}), cuda.Options{Factors: tensor.F16})
+	if want := `factors: "F16"; must be F32 or BF16`; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	d, err := cuda.New(ptxvm.New(ptxvm.Options{}), cuda.Options{Ceiling: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	w := d.Weight(tensor.Floats(make([]float32, 600*600), 600, 600))
+	read := make([]float32, 600*600)
+	d.Read(read, w)
+	if read[0] == read[0] {
+		t.Errorf("a weight that is not there reads %v, want NaN", read[0])
+	}
+	err = d.Run(t.Context(), false, func(s tensor.Session) error {
+		s.Linear(tensor.NewMatrix(s, 1, 600), tensor.NewMatrix(s, 1, 600), w, tensor.Epilogue{})
+		return nil
+	})
+	if !errors.Is(err, driver.ErrMemory) {
+		t.Errorf("got %v, want %v", err, driver.ErrMemory)
+	}
+}
+
 // A session waits for its turn, and no longer than its context.
 func TestDevice_SessionsTakeTurns(t *testing.T) {
 	d := newDevice(t, ptxvm.Options{})
