@@ -27,7 +27,6 @@ type kernelSet struct {
 	// sumSq64 returns the sum of (x[i]-mean)^2 in float64.
 	sumSq64 func(x []float32, mean float64) float64
 
-	exp  func(dst, x []float32)
 	silu func(dst, x []float32)
 	gelu func(dst, x []float32)
 	// siluMul sets dst = silu(x)*y.
@@ -37,12 +36,8 @@ type kernelSet struct {
 	mul func(dst, x, y []float32)
 	// scale sets dst = x*a.
 	scale func(dst, x []float32, a float32)
-	// axpy sets dst = fma(a, x, y).
-	axpy func(dst, x, y []float32, a float32)
 	// gate sets dst = fma(g, x, y).
 	gate func(dst, g, x, y []float32)
-	// norm sets dst = (x-mean)*rstd.
-	norm func(dst, x []float32, mean, rstd float32)
 	// normMod sets dst = fma((x-mean)*rstd, 1+scale, shift).
 	normMod func(dst, x, scale, shift []float32, mean, rstd float32)
 	// scaleNorm sets, per group of len(w) elements, dst = (x*a)*w with

@@ -21,16 +21,13 @@ var neonKernels = kernelSet{
 	expSum:     neonExpSum,
 	sum64:      goSum64,
 	sumSq64:    goSumSq64,
-	exp:        neonExp,
 	silu:       neonSiLU,
 	gelu:       neonGELU,
 	siluMul:    neonSiLUMul,
 	add:        neonAdd,
 	mul:        neonMul,
 	scale:      neonScale,
-	axpy:       neonAxpy,
 	gate:       neonGate,
-	norm:       neonNorm,
 	normMod:    neonNormMod,
 	scaleNorm:  goScaleNorm,
 	ropePairs:  goRopePairs,
@@ -56,12 +53,6 @@ func neonExpSum(x []float32, m, scale float32) float32 {
 		s[i%lanes] += x[i]
 	}
 	return sumLanes32(&s)
-}
-
-func neonExp(dst, x []float32) {
-	expNEON(dst, x)
-	n := quads(len(x))
-	goExp(dst[n:], x[n:])
 }
 
 func neonSiLU(dst, x []float32) {
@@ -100,22 +91,10 @@ func neonScale(dst, x []float32, a float32) {
 	goScale(dst[n:], x[n:], a)
 }
 
-func neonAxpy(dst, x, y []float32, a float32) {
-	axpyNEON(dst, x, y, a)
-	n := quads(len(x))
-	goAxpy(dst[n:], x[n:], y[n:], a)
-}
-
 func neonGate(dst, g, x, y []float32) {
 	gateNEON(dst, g, x, y)
 	n := quads(len(g))
 	goGate(dst[n:], g[n:], x[n:], y[n:])
-}
-
-func neonNorm(dst, x []float32, mean, rstd float32) {
-	normNEON(dst, x, mean, rstd)
-	n := quads(len(x))
-	goNorm(dst[n:], x[n:], mean, rstd)
 }
 
 func neonNormMod(dst, x, scale, shift []float32, mean, rstd float32) {

@@ -16,16 +16,13 @@ var goKernels = kernelSet{
 	expSum:     goExpSum,
 	sum64:      goSum64,
 	sumSq64:    goSumSq64,
-	exp:        goExp,
 	silu:       goSiLU,
 	gelu:       goGELU,
 	siluMul:    goSiLUMul,
 	add:        goAdd,
 	mul:        goMul,
 	scale:      goScale,
-	axpy:       goAxpy,
 	gate:       goGate,
-	norm:       goNorm,
 	normMod:    goNormMod,
 	scaleNorm:  goScaleNorm,
 	ropePairs:  goRopePairs,
@@ -163,12 +160,6 @@ func exp32(x float32) float32 {
 	return math.Float32frombits(math.Float32bits(p) + math.Float32bits(t)<<23)
 }
 
-func goExp(dst, x []float32) {
-	for i, v := range x {
-		dst[i] = exp32(v)
-	}
-}
-
 func silu32(x float32) float32 { return x / (1 + exp32(-x)) }
 
 func goSiLU(dst, x []float32) {
@@ -220,21 +211,9 @@ func goScale(dst, x []float32, a float32) {
 	}
 }
 
-func goAxpy(dst, x, y []float32, a float32) {
-	for i, v := range x {
-		dst[i] = fma32(a, v, y[i])
-	}
-}
-
 func goGate(dst, g, x, y []float32) {
 	for i, v := range x {
 		dst[i] = fma32(g[i], v, y[i])
-	}
-}
-
-func goNorm(dst, x []float32, mean, rstd float32) {
-	for i, v := range x {
-		dst[i] = float32((v - mean) * rstd)
 	}
 }
 

@@ -339,76 +339,6 @@ DATA twice<>+24(SB)/4, $3
 DATA twice<>+28(SB)/4, $3
 GLOBL twice<>(SB), RODATA|NOPTR, $32
 
-// func expAVX2(dst, x []float32)
-TEXT ·expAVX2(SB), NOSPLIT, $0-48
-	MOVQ dst_base+0(FP), DI
-	MOVQ x_base+24(FP), SI
-	MOVQ dst_len+8(FP), CX
-	XORL AX, AX
-	VMOVUPS consts<>+192(SB), Y12
-	VMOVUPS consts<>+768(SB), Y13
-	VMOVUPS consts<>+0(SB), Y14
-	SUBQ $8, CX
-	JLT rest
-loop:
-	VMOVUPS (SI)(AX*1), Y0
-	VCMPPS $0x11, consts<>+64(SB), Y0, Y4
-	VCMPPS $3, Y0, Y0, Y5
-	VMINPS Y0, Y14, Y3
-	VMOVAPS Y3, Y2
-	VFMADD132PS consts<>+128(SB), Y12, Y2
-	VSUBPS Y12, Y2, Y1
-	VFMADD231PS consts<>+256(SB), Y1, Y3
-	VFMADD231PS consts<>+320(SB), Y1, Y3
-	VMOVUPS consts<>+384(SB), Y1
-	VFMADD213PS consts<>+448(SB), Y3, Y1
-	VFMADD213PS consts<>+512(SB), Y3, Y1
-	VFMADD213PS consts<>+576(SB), Y3, Y1
-	VFMADD213PS consts<>+640(SB), Y3, Y1
-	VFMADD213PS consts<>+704(SB), Y3, Y1
-	VFMADD213PS Y13, Y3, Y1
-	VFMADD213PS Y13, Y3, Y1
-	VPSLLD $23, Y2, Y2
-	VPADDD Y2, Y1, Y1
-	VANDNPS Y1, Y4, Y1
-	VORPS Y5, Y1, Y1
-	VMOVUPS Y1, (DI)(AX*1)
-	ADDQ $32, AX
-	SUBQ $8, CX
-	JGE loop
-rest:
-	ADDQ $8, CX
-	JEQ done
-	LEAQ masks<>+32(SB), BX
-	SHLQ $2, CX
-	SUBQ CX, BX
-	VMOVUPS (BX), Y15
-	VMASKMOVPS (SI)(AX*1), Y15, Y0
-	VCMPPS $0x11, consts<>+64(SB), Y0, Y4
-	VCMPPS $3, Y0, Y0, Y5
-	VMINPS Y0, Y14, Y3
-	VMOVAPS Y3, Y2
-	VFMADD132PS consts<>+128(SB), Y12, Y2
-	VSUBPS Y12, Y2, Y1
-	VFMADD231PS consts<>+256(SB), Y1, Y3
-	VFMADD231PS consts<>+320(SB), Y1, Y3
-	VMOVUPS consts<>+384(SB), Y1
-	VFMADD213PS consts<>+448(SB), Y3, Y1
-	VFMADD213PS consts<>+512(SB), Y3, Y1
-	VFMADD213PS consts<>+576(SB), Y3, Y1
-	VFMADD213PS consts<>+640(SB), Y3, Y1
-	VFMADD213PS consts<>+704(SB), Y3, Y1
-	VFMADD213PS Y13, Y3, Y1
-	VFMADD213PS Y13, Y3, Y1
-	VPSLLD $23, Y2, Y2
-	VPADDD Y2, Y1, Y1
-	VANDNPS Y1, Y4, Y1
-	VORPS Y5, Y1, Y1
-	VMASKMOVPS Y1, Y15, (DI)(AX*1)
-done:
-	VZEROUPPER
-	RET
-
 // func siluAVX2(dst, x []float32)
 TEXT ·siluAVX2(SB), NOSPLIT, $0-48
 	MOVQ dst_base+0(FP), DI
@@ -872,39 +802,6 @@ done:
 	VZEROUPPER
 	RET
 
-// func axpyAVX2(dst, x, y []float32, a float32)
-TEXT ·axpyAVX2(SB), NOSPLIT, $0-76
-	MOVQ dst_base+0(FP), DI
-	MOVQ x_base+24(FP), SI
-	MOVQ y_base+48(FP), DX
-	MOVQ dst_len+8(FP), CX
-	XORL AX, AX
-	VBROADCASTSS a+72(FP), Y8
-	SUBQ $8, CX
-	JLT rest
-loop:
-	VMOVUPS (SI)(AX*1), Y0
-	VMOVUPS (DX)(AX*1), Y1
-	VFMADD231PS Y8, Y0, Y1
-	VMOVUPS Y1, (DI)(AX*1)
-	ADDQ $32, AX
-	SUBQ $8, CX
-	JGE loop
-rest:
-	ADDQ $8, CX
-	JEQ done
-	LEAQ masks<>+32(SB), BX
-	SHLQ $2, CX
-	SUBQ CX, BX
-	VMOVUPS (BX), Y15
-	VMASKMOVPS (SI)(AX*1), Y15, Y0
-	VMASKMOVPS (DX)(AX*1), Y15, Y1
-	VFMADD231PS Y8, Y0, Y1
-	VMASKMOVPS Y1, Y15, (DI)(AX*1)
-done:
-	VZEROUPPER
-	RET
-
 // func gateAVX2(dst, g, x, y []float32)
 TEXT ·gateAVX2(SB), NOSPLIT, $0-96
 	MOVQ dst_base+0(FP), DI
@@ -936,39 +833,6 @@ rest:
 	VMASKMOVPS (R8)(AX*1), Y15, Y2
 	VFMADD231PS Y1, Y0, Y2
 	VMASKMOVPS Y2, Y15, (DI)(AX*1)
-done:
-	VZEROUPPER
-	RET
-
-// func normAVX2(dst, x []float32, mean, rstd float32)
-TEXT ·normAVX2(SB), NOSPLIT, $0-56
-	MOVQ dst_base+0(FP), DI
-	MOVQ x_base+24(FP), SI
-	MOVQ dst_len+8(FP), CX
-	XORL AX, AX
-	VBROADCASTSS mean+48(FP), Y8
-	VBROADCASTSS rstd+52(FP), Y9
-	SUBQ $8, CX
-	JLT rest
-loop:
-	VMOVUPS (SI)(AX*1), Y0
-	VSUBPS Y8, Y0, Y0
-	VMULPS Y9, Y0, Y0
-	VMOVUPS Y0, (DI)(AX*1)
-	ADDQ $32, AX
-	SUBQ $8, CX
-	JGE loop
-rest:
-	ADDQ $8, CX
-	JEQ done
-	LEAQ masks<>+32(SB), BX
-	SHLQ $2, CX
-	SUBQ CX, BX
-	VMOVUPS (BX), Y15
-	VMASKMOVPS (SI)(AX*1), Y15, Y0
-	VSUBPS Y8, Y0, Y0
-	VMULPS Y9, Y0, Y0
-	VMASKMOVPS Y0, Y15, (DI)(AX*1)
 done:
 	VZEROUPPER
 	RET
@@ -1013,76 +877,6 @@ rest:
 	VADDPS Y13, Y1, Y1
 	VFMADD231PS Y1, Y0, Y2
 	VMASKMOVPS Y2, Y15, (DI)(AX*1)
-done:
-	VZEROUPPER
-	RET
-
-// func expAVX512(dst, x []float32)
-TEXT ·expAVX512(SB), NOSPLIT, $0-48
-	MOVQ dst_base+0(FP), DI
-	MOVQ x_base+24(FP), SI
-	MOVQ dst_len+8(FP), CX
-	XORL AX, AX
-	VMOVUPS consts<>+192(SB), Z12
-	VMOVUPS consts<>+768(SB), Z13
-	VMOVUPS consts<>+0(SB), Z14
-	SUBQ $16, CX
-	JLT rest
-loop:
-	VMOVUPS (SI)(AX*1), Z0
-	VCMPPS $0x15, consts<>+64(SB), Z0, K2
-	VCMPPS $3, Z0, Z0, K3
-	VMINPS Z0, Z14, Z3
-	VMOVAPS Z3, Z2
-	VFMADD132PS consts<>+128(SB), Z12, Z2
-	VSUBPS Z12, Z2, Z1
-	VFMADD231PS consts<>+256(SB), Z1, Z3
-	VFMADD231PS consts<>+320(SB), Z1, Z3
-	VMOVUPS consts<>+384(SB), Z1
-	VFMADD213PS consts<>+448(SB), Z3, Z1
-	VFMADD213PS consts<>+512(SB), Z3, Z1
-	VFMADD213PS consts<>+576(SB), Z3, Z1
-	VFMADD213PS consts<>+640(SB), Z3, Z1
-	VFMADD213PS consts<>+704(SB), Z3, Z1
-	VFMADD213PS Z13, Z3, Z1
-	VFMADD213PS Z13, Z3, Z1
-	VPSLLD $23, Z2, Z2
-	VPADDD Z2, Z1, Z1
-	VMOVUPS.Z Z1, K2, Z1
-	VMOVUPS Z0, K3, Z1
-	VMOVUPS Z1, (DI)(AX*1)
-	ADDQ $64, AX
-	SUBQ $16, CX
-	JGE loop
-rest:
-	ADDQ $16, CX
-	JEQ done
-	MOVL $1, BX
-	SHLL CX, BX
-	DECL BX
-	KMOVW BX, K1
-	VMOVUPS.Z (SI)(AX*1), K1, Z0
-	VCMPPS $0x15, consts<>+64(SB), Z0, K2
-	VCMPPS $3, Z0, Z0, K3
-	VMINPS Z0, Z14, Z3
-	VMOVAPS Z3, Z2
-	VFMADD132PS consts<>+128(SB), Z12, Z2
-	VSUBPS Z12, Z2, Z1
-	VFMADD231PS consts<>+256(SB), Z1, Z3
-	VFMADD231PS consts<>+320(SB), Z1, Z3
-	VMOVUPS consts<>+384(SB), Z1
-	VFMADD213PS consts<>+448(SB), Z3, Z1
-	VFMADD213PS consts<>+512(SB), Z3, Z1
-	VFMADD213PS consts<>+576(SB), Z3, Z1
-	VFMADD213PS consts<>+640(SB), Z3, Z1
-	VFMADD213PS consts<>+704(SB), Z3, Z1
-	VFMADD213PS Z13, Z3, Z1
-	VFMADD213PS Z13, Z3, Z1
-	VPSLLD $23, Z2, Z2
-	VPADDD Z2, Z1, Z1
-	VMOVUPS.Z Z1, K2, Z1
-	VMOVUPS Z0, K3, Z1
-	VMOVUPS Z1, K1, (DI)(AX*1)
 done:
 	VZEROUPPER
 	RET
@@ -1548,39 +1342,6 @@ done:
 	VZEROUPPER
 	RET
 
-// func axpyAVX512(dst, x, y []float32, a float32)
-TEXT ·axpyAVX512(SB), NOSPLIT, $0-76
-	MOVQ dst_base+0(FP), DI
-	MOVQ x_base+24(FP), SI
-	MOVQ y_base+48(FP), DX
-	MOVQ dst_len+8(FP), CX
-	XORL AX, AX
-	VBROADCASTSS a+72(FP), Z8
-	SUBQ $16, CX
-	JLT rest
-loop:
-	VMOVUPS (SI)(AX*1), Z0
-	VMOVUPS (DX)(AX*1), Z1
-	VFMADD231PS Z8, Z0, Z1
-	VMOVUPS Z1, (DI)(AX*1)
-	ADDQ $64, AX
-	SUBQ $16, CX
-	JGE loop
-rest:
-	ADDQ $16, CX
-	JEQ done
-	MOVL $1, BX
-	SHLL CX, BX
-	DECL BX
-	KMOVW BX, K1
-	VMOVUPS.Z (SI)(AX*1), K1, Z0
-	VMOVUPS.Z (DX)(AX*1), K1, Z1
-	VFMADD231PS Z8, Z0, Z1
-	VMOVUPS Z1, K1, (DI)(AX*1)
-done:
-	VZEROUPPER
-	RET
-
 // func gateAVX512(dst, g, x, y []float32)
 TEXT ·gateAVX512(SB), NOSPLIT, $0-96
 	MOVQ dst_base+0(FP), DI
@@ -1612,39 +1373,6 @@ rest:
 	VMOVUPS.Z (R8)(AX*1), K1, Z2
 	VFMADD231PS Z1, Z0, Z2
 	VMOVUPS Z2, K1, (DI)(AX*1)
-done:
-	VZEROUPPER
-	RET
-
-// func normAVX512(dst, x []float32, mean, rstd float32)
-TEXT ·normAVX512(SB), NOSPLIT, $0-56
-	MOVQ dst_base+0(FP), DI
-	MOVQ x_base+24(FP), SI
-	MOVQ dst_len+8(FP), CX
-	XORL AX, AX
-	VBROADCASTSS mean+48(FP), Z8
-	VBROADCASTSS rstd+52(FP), Z9
-	SUBQ $16, CX
-	JLT rest
-loop:
-	VMOVUPS (SI)(AX*1), Z0
-	VSUBPS Z8, Z0, Z0
-	VMULPS Z9, Z0, Z0
-	VMOVUPS Z0, (DI)(AX*1)
-	ADDQ $64, AX
-	SUBQ $16, CX
-	JGE loop
-rest:
-	ADDQ $16, CX
-	JEQ done
-	MOVL $1, BX
-	SHLL CX, BX
-	DECL BX
-	KMOVW BX, K1
-	VMOVUPS.Z (SI)(AX*1), K1, Z0
-	VSUBPS Z8, Z0, Z0
-	VMULPS Z9, Z0, Z0
-	VMOVUPS Z0, K1, (DI)(AX*1)
 done:
 	VZEROUPPER
 	RET

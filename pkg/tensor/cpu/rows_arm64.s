@@ -93,55 +93,6 @@ DATA consts<>+232(SB)/4, $0xbd922279
 DATA consts<>+236(SB)/4, $0xbd922279
 GLOBL consts<>(SB), RODATA|NOPTR, $240
 
-// func expNEON(dst, x []float32)
-TEXT ·expNEON(SB), NOSPLIT, $0-48
-	MOVD $consts<>(SB), R5
-	VLD1.P 64(R5), [V16.S4, V17.S4, V18.S4, V19.S4]
-	VLD1.P 64(R5), [V20.S4, V21.S4, V22.S4, V23.S4]
-	VLD1.P 64(R5), [V24.S4, V25.S4, V26.S4, V27.S4]
-	VLD1 (R5), [V28.S4, V29.S4, V30.S4]
-	MOVD dst_base+0(FP), R0
-	MOVD x_base+24(FP), R1
-	MOVD dst_len+8(FP), R4
-	LSR $2, R4, R4
-	CBZ R4, done
-loop:
-	VLD1.P 16(R1), [V0.S4]
-	WORD $0x4EB0F404
-	VMOV V19.B16, V5.B16
-	VFMLA V18.S4, V4.S4, V5.S4
-	WORD $0x4EB3D4A6
-	VFMLA V20.S4, V6.S4, V4.S4
-	VFMLA V21.S4, V6.S4, V4.S4
-	VMOV V22.B16, V3.B16
-	VMOV V23.B16, V7.B16
-	VFMLA V4.S4, V3.S4, V7.S4
-	VMOV V24.B16, V3.B16
-	VFMLA V4.S4, V7.S4, V3.S4
-	VMOV V25.B16, V7.B16
-	VFMLA V4.S4, V3.S4, V7.S4
-	VMOV V26.B16, V3.B16
-	VFMLA V4.S4, V7.S4, V3.S4
-	VMOV V27.B16, V7.B16
-	VFMLA V4.S4, V3.S4, V7.S4
-	VMOV V28.B16, V3.B16
-	VFMLA V4.S4, V7.S4, V3.S4
-	VMOV V28.B16, V7.B16
-	VFMLA V4.S4, V3.S4, V7.S4
-	VMOV V7.B16, V3.B16
-	VSHL $23, V5.S4, V5.S4
-	VADD V5.S4, V3.S4, V3.S4
-	WORD $0x6EA0E624
-	WORD $0x4E641C63
-	WORD $0x4E20E404
-	WORD $0x6EE41C03
-	VMOV V3.B16, V0.B16
-	VST1.P [V0.S4], 16(R0)
-	SUBS $1, R4, R4
-	BNE loop
-done:
-	RET
-
 // func siluNEON(dst, x []float32)
 TEXT ·siluNEON(SB), NOSPLIT, $0-48
 	MOVD $consts<>(SB), R5
@@ -553,32 +504,6 @@ loop:
 done:
 	RET
 
-// func axpyNEON(dst, x, y []float32, a float32)
-TEXT ·axpyNEON(SB), NOSPLIT, $0-76
-	MOVD $consts<>(SB), R5
-	VLD1.P 64(R5), [V16.S4, V17.S4, V18.S4, V19.S4]
-	VLD1.P 64(R5), [V20.S4, V21.S4, V22.S4, V23.S4]
-	VLD1.P 64(R5), [V24.S4, V25.S4, V26.S4, V27.S4]
-	VLD1 (R5), [V28.S4, V29.S4, V30.S4]
-	MOVD dst_base+0(FP), R0
-	MOVD x_base+24(FP), R1
-	MOVD y_base+48(FP), R2
-	MOVD dst_len+8(FP), R4
-	LSR $2, R4, R4
-	FMOVS a+72(FP), F8
-	VDUP V8.S[0], V8.S4
-	CBZ R4, done
-loop:
-	VLD1.P 16(R1), [V0.S4]
-	VLD1.P 16(R2), [V1.S4]
-	VFMLA V8.S4, V0.S4, V1.S4
-	VMOV V1.B16, V0.B16
-	VST1.P [V0.S4], 16(R0)
-	SUBS $1, R4, R4
-	BNE loop
-done:
-	RET
-
 // func gateNEON(dst, g, x, y []float32)
 TEXT ·gateNEON(SB), NOSPLIT, $0-96
 	MOVD $consts<>(SB), R5
@@ -599,32 +524,6 @@ loop:
 	VLD1.P 16(R3), [V2.S4]
 	VFMLA V1.S4, V0.S4, V2.S4
 	VMOV V2.B16, V0.B16
-	VST1.P [V0.S4], 16(R0)
-	SUBS $1, R4, R4
-	BNE loop
-done:
-	RET
-
-// func normNEON(dst, x []float32, mean, rstd float32)
-TEXT ·normNEON(SB), NOSPLIT, $0-56
-	MOVD $consts<>(SB), R5
-	VLD1.P 64(R5), [V16.S4, V17.S4, V18.S4, V19.S4]
-	VLD1.P 64(R5), [V20.S4, V21.S4, V22.S4, V23.S4]
-	VLD1.P 64(R5), [V24.S4, V25.S4, V26.S4, V27.S4]
-	VLD1 (R5), [V28.S4, V29.S4, V30.S4]
-	MOVD dst_base+0(FP), R0
-	MOVD x_base+24(FP), R1
-	MOVD dst_len+8(FP), R4
-	LSR $2, R4, R4
-	FMOVS mean+48(FP), F8
-	VDUP V8.S[0], V8.S4
-	FMOVS rstd+52(FP), F9
-	VDUP V9.S[0], V9.S4
-	CBZ R4, done
-loop:
-	VLD1.P 16(R1), [V0.S4]
-	WORD $0x4EA8D400
-	WORD $0x6E29DC00
 	VST1.P [V0.S4], 16(R0)
 	SUBS $1, R4, R4
 	BNE loop

@@ -15,9 +15,6 @@ func tileAVX512(t *tile)
 func peakAVX512(n int)
 
 //go:noescape
-func expAVX2(dst, x []float32)
-
-//go:noescape
 func siluAVX2(dst, x []float32)
 
 //go:noescape
@@ -42,19 +39,10 @@ func mulAVX2(dst, x, y []float32)
 func scaleAVX2(dst, x []float32, a float32)
 
 //go:noescape
-func axpyAVX2(dst, x, y []float32, a float32)
-
-//go:noescape
 func gateAVX2(dst, g, x, y []float32)
 
 //go:noescape
-func normAVX2(dst, x []float32, mean, rstd float32)
-
-//go:noescape
 func normModAVX2(dst, x, scale, shift []float32, mean, rstd float32)
-
-//go:noescape
-func expAVX512(dst, x []float32)
 
 //go:noescape
 func siluAVX512(dst, x []float32)
@@ -81,13 +69,7 @@ func mulAVX512(dst, x, y []float32)
 func scaleAVX512(dst, x []float32, a float32)
 
 //go:noescape
-func axpyAVX512(dst, x, y []float32, a float32)
-
-//go:noescape
 func gateAVX512(dst, g, x, y []float32)
-
-//go:noescape
-func normAVX512(dst, x []float32, mean, rstd float32)
 
 //go:noescape
 func normModAVX512(dst, x, scale, shift []float32, mean, rstd float32)

@@ -10,9 +10,6 @@ func tileNEON(t *tile)
 func peakNEON(n int)
 
 //go:noescape
-func expNEON(dst, x []float32)
-
-//go:noescape
 func siluNEON(dst, x []float32)
 
 //go:noescape
@@ -41,13 +38,7 @@ func mulNEON(dst, x, y []float32)
 func scaleNEON(dst, x []float32, a float32)
 
 //go:noescape
-func axpyNEON(dst, x, y []float32, a float32)
-
-//go:noescape
 func gateNEON(dst, g, x, y []float32)
-
-//go:noescape
-func normNEON(dst, x []float32, mean, rstd float32)
 
 //go:noescape
 func normModNEON(dst, x, scale, shift []float32, mean, rstd float32)

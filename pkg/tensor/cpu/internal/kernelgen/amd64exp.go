@@ -42,18 +42,6 @@ func (r *rows) expOf(x int) {
 	}
 }
 
-func (r *rows) exp() {
-	r.text("exp", "dst, x []float32", 48)
-	r.pointers("dst", "x")
-	r.expConstants()
-	r.loop(func() {
-		r.load("SI", 0)
-		r.expOf(0)
-		r.store(1, "DI")
-	})
-	r.end()
-}
-
 // siluOf sets register 1 to silu32 of register 0; register 11 is -0.
 func (r *rows) siluOf() {
 	r.op3("VXORPS", 0, 11, 6)

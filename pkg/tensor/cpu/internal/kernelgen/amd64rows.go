@@ -13,7 +13,6 @@ func rowsAMD64(w *writer) {
 	constants(w)
 	for _, v := range []vectors{avx2, avx512} {
 		r := rows{w: w, v: v}
-		r.exp()
 		r.silu()
 		r.gelu()
 		r.siluMul()
@@ -22,9 +21,7 @@ func rowsAMD64(w *writer) {
 		r.add()
 		r.mul()
 		r.scale()
-		r.axpy()
 		r.gate()
-		r.norm()
 		r.normMod()
 	}
 	r := rows{w: w, v: avx2}
@@ -256,19 +253,6 @@ func (r *rows) scale() {
 	r.end()
 }
 
-func (r *rows) axpy() {
-	r.text("axpy", "dst, x, y []float32, a float32", 76)
-	r.pointers("dst", "x", "y")
-	r.op("VBROADCASTSS a+72(FP), %s", r.r(8))
-	r.loop(func() {
-		r.load("SI", 0)
-		r.load("DX", 1)
-		r.op("VFMADD231PS %s, %s, %s", r.r(8), r.r(0), r.r(1))
-		r.store(1, "DI")
-	})
-	r.end()
-}
-
 func (r *rows) gate() {
 	r.text("gate", "dst, g, x, y []float32", 96)
 	r.pointers("dst", "g", "x", "y")
@@ -278,20 +262,6 @@ func (r *rows) gate() {
 		r.load("R8", 2)
 		r.op("VFMADD231PS %s, %s, %s", r.r(1), r.r(0), r.r(2))
 		r.store(2, "DI")
-	})
-	r.end()
-}
-
-func (r *rows) norm() {
-	r.text("norm", "dst, x []float32, mean, rstd float32", 56)
-	r.pointers("dst", "x")
-	r.op("VBROADCASTSS mean+48(FP), %s", r.r(8))
-	r.op("VBROADCASTSS rstd+52(FP), %s", r.r(9))
-	r.loop(func() {
-		r.load("SI", 0)
-		r.op3("VSUBPS", 0, 8, 0)
-		r.op3("VMULPS", 0, 9, 0)
-		r.store(0, "DI")
 	})
 	r.end()
 }

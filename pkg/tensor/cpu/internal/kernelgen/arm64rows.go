@@ -16,7 +16,6 @@ import (
 func rowsARM64(w *writer) {
 	n := neon{w}
 	n.constants()
-	n.exp()
 	n.silu()
 	n.siluMul()
 	n.gelu()
@@ -25,17 +24,9 @@ func rowsARM64(w *writer) {
 	n.elementwise("add", 3, "", func() { n.three(fadd, 0, 0, 1) })
 	n.elementwise("mul", 3, "", func() { n.three(fmul, 0, 0, 1) })
 	n.elementwise("scale", 2, "a", func() { n.three(fmul, 0, 0, 8) })
-	n.elementwise("axpy", 3, "a", func() {
-		n.fma(1, 0, 8)
-		n.move(1, 0)
-	})
 	n.elementwise("gate", 4, "", func() {
 		n.fma(2, 0, 1)
 		n.move(2, 0)
-	})
-	n.elementwise("norm", 2, "mean rstd", func() {
-		n.three(fsub, 0, 0, 8)
-		n.three(fmul, 0, 0, 9)
 	})
 	n.elementwise("normMod", 4, "mean rstd", func() {
 		n.three(fsub, 0, 0, 8)
@@ -202,13 +193,6 @@ func (n neon) expOf(x int) {
 	n.three(bic, 3, 3, 4)
 	n.three(fcmeq, 4, x, x)
 	n.three(bif, 3, x, 4)
-}
-
-func (n neon) exp() {
-	n.elementwise("exp", 2, "", func() {
-		n.expOf(0)
-		n.move(3, 0)
-	})
 }
 
 // siluOf sets V0 to silu32 of V0.
