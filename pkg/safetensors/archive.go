@@ -54,19 +54,9 @@ func Open(name string) (*Archive, error) {
 	return openFiles(folder, []string{filepath.Base(name)}, nil)
 }
 
-// OpenDir opens the checkpoint in a folder: the shards of its only
-// *.safetensors.index.json, or else its only *.safetensors file. Nothing outside the
-// folder is read (see Folder).
-func OpenDir(dir string) (*Archive, error) {
-	folder, err := OpenFolder(dir)
-	if err != nil {
-		return nil, fmt.Errorf("open checkpoint folder %q: %w", dir, err)
-	}
-	defer folder.Close()
-	return folder.Archive(".")
-}
-
-// Archive is OpenDir of the folder dir below f; its links may lead anywhere below f.
+// Archive opens the checkpoint in the folder dir below f, "." for f itself: the shards of its
+// only *.safetensors.index.json, or else its only *.safetensors file. Its links may lead
+// anywhere below f, and no further (see Folder).
 func (f *Folder) Archive(dir string) (*Archive, error) {
 	names, err := f.list(dir)
 	if err != nil {

@@ -241,7 +241,17 @@ func TestArchive_FloatsOfEveryDType(t *testing.T) {
 	}
 }
 
-func TestOpenDir(t *testing.T) {
+// openDir opens the checkpoint in a folder.
+func openDir(dir string) (*safetensors.Archive, error) {
+	folder, err := safetensors.OpenFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	return folder.Archive(".")
+}
+
+func TestFolder_Archive(t *testing.T) {
 	one := archiveBytes(t, map[string]string{"format": "pt"}, floats(t, "a", []int{1}, 1))
 	two := archiveBytes(t, nil, floats(t, "b", []int{1}, 2))
 	index := func(m string) []byte {
@@ -277,7 +287,7 @@ func TestOpenDir(t *testing.T) {
 			for n, b := range c.files {
 				writeFile(t, filepath.Join(dir, n), b)
 			}
-			a, err := safetensors.OpenDir(dir)
+			a, err := openDir(dir)
 			if c.want != "" {
 				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) {
 					t.Fatalf("error %v, want it to name the folder and say %q", err, c.want)
@@ -295,13 +305,13 @@ func TestOpenDir(t *testing.T) {
 	}
 }
 
-func TestOpenDir_StaysInside(t *testing.T) {
+func TestFolder_ArchiveStaysInside(t *testing.T) {
 	outside, dir := t.TempDir(), t.TempDir()
 	writeFile(t, filepath.Join(outside, "m.safetensors"), archiveBytes(t, nil, floats(t, "a", nil, 1)))
 	if err := os.Symlink(filepath.Join(outside, "m.safetensors"), filepath.Join(dir, "m.safetensors")); err != nil {
 		t.Skip(err)
 	}
-	if a, err := safetensors.OpenDir(dir); err == nil {
+	if a, err := openDir(dir); err == nil {
 		t.Errorf("followed a link out of the folder: %v", a.Names())
 	}
 	// Below a common root the same link is fine when it is relative.
@@ -361,7 +371,7 @@ func TestOpen_HuggingFaceCache(t *testing.T) {
 		}
 		open := map[string]func() (*safetensors.Archive, error){
 			"folder":        func() (*safetensors.Archive, error) { return folder.Archive("vae") },
-			"folder itself": func() (*safetensors.Archive, error) { return safetensors.OpenDir(filepath.Join(dir, "vae")) },
+			"folder itself": func() (*safetensors.Archive, error) { return openDir(filepath.Join(dir, "vae")) },
 			"file": func() (*safetensors.Archive, error) {
 				return safetensors.Open(filepath.Join(dir, "vae", "m.safetensors"))
 			},
@@ -386,7 +396,7 @@ func TestOpen_HuggingFaceCache(t *testing.T) {
 	outside := filepath.Join(t.TempDir(), "m.safetensors")
 	writeFile(t, outside, archiveBytes(t, nil, floats(t, "a", nil, 1)))
 	for _, target := range []string{outside, "../../../../other", "../../../blobs/../../other"} {
-		if a, err := safetensors.OpenDir(filepath.Join(cache(t, target), "vae")); err == nil {
+		if a, err := openDir(filepath.Join(cache(t, target), "vae")); err == nil {
 			t.Errorf("followed a link out of the repository, %s: %v", target, a.Names())
 		}
 	}
@@ -399,7 +409,7 @@ func TestOpen_Pipe(t *testing.T) {
 		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
 			t.Skip(err)
 		}
-		if _, err := safetensors.OpenDir(dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		if _, err := openDir(dir); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
@@ -566,25 +576,4 @@ func FuzzParse(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
-}
-
-func ExampleOpenDir() {
-	dir, err := os.MkdirTemp("", "checkpoint")
-	if err != nil {
-		panic(err)
-	}
-	defer os.RemoveAll(dir)
-	w, _ := safetensors.FloatTensor("w", tensor.BF16, []int{2, 2}, []float32{1, 2, 3, 4})
-	if err := safetensors.WriteFile(filepath.Join(dir, "model.safetensors"), []safetensors.Tensor{w}, nil); err != nil {
-		panic(err)
-	}
-	a, err := safetensors.OpenDir(dir)
-	if err != nil {
-		panic(err)
-	}
-	defer a.Close()
-	info, _ := a.Info("w")
-	x, err := a.Floats("w")
-	fmt.Println(info.DType, info.Shape, x, err)
-	// Output: BF16 [2 2] [1 2 3 4] <nil>
 }
