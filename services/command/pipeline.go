@@ -126,7 +126,7 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 	if conn.member != nil {
 		health.Check("store", conn.member.Fault)
 	}
-	s.Health = health.Check
+	s.Health, s.Sampler.Announced = health.Check, health.Until("model", "loading")
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
 	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) {

@@ -62,6 +62,8 @@ type Config struct {
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in hand at shutdown; the rest is handed back"`
 	// Models is the families that Model may be of.
 	Models model.Registry `koanf:"-"`
+	// Announced is called once the model is loaded and announced; nil: nobody waits for it.
+	Announced func() `koanf:"-"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
 }
@@ -152,6 +154,9 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	}
 	if err := b.SetPolicy(ctx, s.policy()); err != nil {
 		return fmt.Errorf("announce model %q: %w", card.Name, err)
+	}
+	if cfg.Announced != nil {
+		cfg.Announced()
 	}
 	log.Info().Str("model", card.Name).Str("lane", cfg.Lane).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
 

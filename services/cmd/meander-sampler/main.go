@@ -22,6 +22,7 @@ func main() {
 			"meander-sampler --health-addr 127.0.0.1:8182   # a second one on this machine",
 			"meander-sampler --print-config > sampler.yaml",
 		},
-		Run: sampler.Run,
+		Health: func(c *sampler.Config, h *boot.Health) { c.Announced = h.Until("model", "loading") },
+		Run:    sampler.Run,
 	})
 }

@@ -49,6 +49,18 @@ func (h *Health) Check(name string, run func() error) {
 	h.checks = append(h.checks, check{name, run})
 }
 
+// Until adds a condition that fails with why until done is called.
+func (h *Health) Until(name, why string) (done func()) {
+	var met atomic.Bool
+	h.Check(name, func() error {
+		if !met.Load() {
+			return errors.New(why)
+		}
+		return nil
+	})
+	return func() { met.Store(true) }
+}
+
 // Connected adds the conditions that b has its server, and that this one stores what is
 // published.
 func (h *Health) Connected(b *bus.Bus) {

@@ -57,7 +57,10 @@ func TestHealth(t *testing.T) {
 
 	expect("/healthz", 200, "")
 	expect("/readyz", 503, "starting or draining")
+	done := h.Until("model", "loading")
 	h.SetReady(true)
+	expect("/readyz", 503, "model: loading")
+	done()
 	expect("/readyz", 200, "")
 	broken = errors.New("no server")
 	expect("/readyz", 503, "nats: no server")
