@@ -89,7 +89,7 @@ var layers = map[string][]string{
 	"services/cmd/meander": {"services/command"},
 	// What a program can do with services, without a command line: it stands above them.
 	"services/pipeline": {
-		"pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
+		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
 	},
 	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "services/sampler"},
 	// What prompts would take, by the rules of intake.
@@ -130,7 +130,7 @@ var testLayers = map[string][]string{
 	"pkg/fieldflag":                {"schemas/document"},
 	"services/command":             {"pkg/bus/bustest", "pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
-	"services/pipeline":            {"schemas", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
+	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},

@@ -16,9 +16,9 @@ import (
 
 // books is what the streams hold of one run at the end.
 type books struct {
-	trajectories map[string]*schemas.Trajectory // by uid and sample
-	advantages   map[string]*schemas.Advantage  // by uid
-	batches      map[string]*schemas.Batch      // by batch id
+	trajectories map[string]*schemas.Trajectory     // by uid and sample
+	advantages   map[schemas.UID]*schemas.Advantage // by uid
+	batches      map[string]*schemas.Batch          // by batch id
 	// digests of the content of trajectories, rewards and advantages, by kind and key.
 	digests map[string]string
 	// steps stored, needed or not, by subject.
@@ -29,10 +29,10 @@ type books struct {
 
 // readBooks reads everything a run stored. Keys come from the events and not from their
 // subjects, so that it does not depend on the guard being there.
-func readBooks(t *testing.T, b *bus.Bus, run string) *books {
+func readBooks(t *testing.T, b *bus.Bus, run schemas.Run) *books {
 	t.Helper()
 	k := &books{
-		trajectories: map[string]*schemas.Trajectory{}, advantages: map[string]*schemas.Advantage{}, batches: map[string]*schemas.Batch{},
+		trajectories: map[string]*schemas.Trajectory{}, advantages: map[schemas.UID]*schemas.Advantage{}, batches: map[string]*schemas.Batch{},
 		digests: map[string]string{}, twice: map[string]int{},
 	}
 	note := func(key string, e schemas.Event) {
@@ -45,23 +45,23 @@ func readBooks(t *testing.T, b *bus.Bus, run string) *books {
 		}
 		k.digests[key] = hex.EncodeToString(sum[:])
 	}
-	each(t, b, schemas.StreamTrajectories, "trajectory."+run+".*.*", func(e *schemas.Trajectory) {
+	each(t, b, schemas.StreamTrajectories, string("trajectory."+run+".*.*"), func(e *schemas.Trajectory) {
 		key := fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)
 		note("trajectory "+key, e)
 		k.trajectories[key] = e
 	})
-	each(t, b, schemas.StreamRewards, "reward.*."+run+".*.*.*", func(e *schemas.Reward) {
+	each(t, b, schemas.StreamRewards, string("reward.*."+run+".*.*.*"), func(e *schemas.Reward) {
 		note(fmt.Sprintf("reward %s/%d", e.UID, e.SampleIndex), e)
 	})
-	each(t, b, schemas.StreamAdvantages, "advantage."+run+".*", func(e *schemas.Advantage) {
-		note("advantage "+e.UID, e)
+	each(t, b, schemas.StreamAdvantages, string("advantage."+run+".*"), func(e *schemas.Advantage) {
+		note(string("advantage "+e.UID), e)
 		k.advantages[e.UID] = e
 	})
-	each(t, b, schemas.StreamAdvantages, "batch."+run+".*", func(e *schemas.Batch) {
+	each(t, b, schemas.StreamAdvantages, string("batch."+run+".*"), func(e *schemas.Batch) {
 		note("batch "+e.Batch, e)
 		k.batches[e.Batch] = e
 	})
-	for _, n := range subjects(t, b, schemas.StreamSteps, schemas.Prefix+"step."+run+".>") {
+	for _, n := range subjects(t, b, schemas.StreamSteps, string(schemas.Prefix+"step."+run+".>")) {
 		k.steps += n
 	}
 	return k
@@ -109,7 +109,7 @@ func duplicates(t *testing.T, b *bus.Bus, stream, filter string) (n int) {
 
 // check holds the books against what was asked for: every group complete, each sample
 // with one trajectory and one reward, each step of a trajectory its own and once.
-func (k *books) check(t *testing.T, asked map[string]int64, steps int64) {
+func (k *books) check(t *testing.T, asked map[schemas.UID]int64, steps int64) {
 	t.Helper()
 	for key, n := range k.twice {
 		t.Errorf("%s: stored %d times", key, n+1)
@@ -206,7 +206,7 @@ func settled(t *testing.T, b *bus.Bus) (redelivered int) {
 }
 
 // verify runs the program that recomputes every log-prob and every digest.
-func verify(t *testing.T, url, run string, trajectories int) {
+func verify(t *testing.T, url string, run schemas.Run, trajectories int) {
 	t.Helper()
 	var report struct {
 		Trajectories int               `json:"trajectories"`
@@ -214,7 +214,7 @@ func verify(t *testing.T, url, run string, trajectories int) {
 		Max          float64           `json:"max_abs_ratio_minus_1"`
 		Mismatches   []json.RawMessage `json:"mismatches"`
 	}
-	out := meander(t, t.TempDir(), "verify", "--nats", url, "--run", run, "--json")
+	out := meander(t, t.TempDir(), "verify", "--nats", url, "--run", string(run), "--json")
 	if err := json.Unmarshal([]byte(out.stdout), &report); err != nil {
 		t.Fatalf("verify: %v\n%s%s", err, out.stdout, out.stderr)
 	}

@@ -25,7 +25,7 @@ func (c *crew) reward(t *testing.T, r *schemas.Reward) {
 }
 
 // batch waits for the result of a batch.
-func (c *crew) batch(t *testing.T, run, id string) *schemas.Batch {
+func (c *crew) batch(t *testing.T, run schemas.Run, id string) *schemas.Batch {
 	t.Helper()
 	subject := schemas.BatchSubject(run, id)
 	bustest.Until(t, "batch "+id, func() error {
@@ -38,12 +38,12 @@ func (c *crew) batch(t *testing.T, run, id string) *schemas.Batch {
 const pairSize = 3
 
 // pairValues are the rewards of the two groups of a batch, by uid.
-var pairValues = map[string][]float64{"a": {1, 2, 3}, "b": {10, 14, 18}}
+var pairValues = map[schemas.UID][]float64{"a": {1, 2, 3}, "b": {10, 14, 18}}
 
 // pairTest publishes the rewards of the batch in many orders.
 type pairTest struct{ want *books }
 
-func (*pairTest) publish(t *testing.T, c *crew, run, uid string, samples ...int64) {
+func (*pairTest) publish(t *testing.T, c *crew, run schemas.Run, uid schemas.UID, samples ...int64) {
 	t.Helper()
 	for _, i := range samples {
 		c.reward(t, inBatch(rewardOf(run, uid, i, pairSize, pairValues[uid][i]), "pair", 2))
@@ -51,12 +51,12 @@ func (*pairTest) publish(t *testing.T, c *crew, run, uid string, samples ...int6
 }
 
 // open says that the batch has not closed with what is there.
-func (*pairTest) open(t *testing.T, c *crew, run string) {
+func (*pairTest) open(t *testing.T, c *crew, run schemas.Run) {
 	t.Helper()
 	// A group that the same worker gets after them has closed.
-	uid := "after"
-	for i := 0; schemas.Partition(uid) != schemas.Partition("pair"); i++ {
-		uid = fmt.Sprint("after-", i)
+	uid := schemas.UID("after")
+	for i := 0; schemas.Partition(string(uid)) != schemas.Partition("pair"); i++ {
+		uid = schemas.UID(fmt.Sprint("after-", i))
 	}
 	c.reward(t, rewardOf(run+"-after", uid, 0, 1, 1))
 	c.advantages(t, run+"-after", 1)
@@ -65,7 +65,7 @@ func (*pairTest) open(t *testing.T, c *crew, run string) {
 	}
 }
 
-func (x *pairTest) check(t *testing.T, c *crew, run string) {
+func (x *pairTest) check(t *testing.T, c *crew, run schemas.Run) {
 	t.Helper()
 	b := c.batch(t, run, "pair")
 	settled(t, c.Bus)
@@ -73,7 +73,7 @@ func (x *pairTest) check(t *testing.T, c *crew, run string) {
 	if len(k.batches) != 1 || len(k.advantages) != 2 || len(k.twice) != 0 {
 		t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.batches), len(k.advantages), k.twice)
 	}
-	if b.Groups != 2 || b.Samples != 2*pairSize || !slices.Equal(b.UIDs, []string{"a", "b"}) {
+	if b.Groups != 2 || b.Samples != 2*pairSize || !slices.Equal(b.UIDs, []schemas.UID{"a", "b"}) {
 		t.Errorf("batch %+v; want 2 groups, 6 samples, uids a and b", b)
 	}
 	// One scale: the sample standard deviation over all six rewards.
@@ -164,7 +164,7 @@ func TestBatch_LateGroup(t *testing.T) {
 	c := assemble(t)
 	c.up(t, "advantage")
 	end := time.Now().Add(1500 * time.Millisecond)
-	late := func(uid string, i int64) *schemas.Reward {
+	late := func(uid schemas.UID, i int64) *schemas.Reward {
 		r := inBatch(rewardOf("late", uid, i, size, float64(i)), "pair", 2)
 		r.Group.Deadline = end.UnixNano()
 		return r
@@ -179,7 +179,7 @@ func TestBatch_LateGroup(t *testing.T) {
 	if now := time.Now(); now.Before(end) {
 		t.Errorf("closed %v before its deadline", end.Sub(now))
 	}
-	if b.Groups != 1 || !slices.Equal(b.UIDs, []string{"a"}) {
+	if b.Groups != 1 || !slices.Equal(b.UIDs, []schemas.UID{"a"}) {
 		t.Errorf("batch %+v; want the one group a", b)
 	}
 	for i := range int64(size) {
@@ -209,10 +209,10 @@ func TestBatch_IncompleteGroup(t *testing.T) {
 	c.up(t, "advantage")
 	end := time.Now().Add(time.Second)
 	for _, m := range []struct {
-		uid string
+		uid schemas.UID
 		i   int64
 	}{{"b", 0}, {"a", 0}, {"a", 1}, {"b", 2}} {
-		r := inBatch(rewardOf("short", m.uid, m.i, map[string]int64{"a": 2, "b": 3}[m.uid], float64(m.i)), "pair", 2)
+		r := inBatch(rewardOf("short", m.uid, m.i, map[schemas.UID]int64{"a": 2, "b": 3}[m.uid], float64(m.i)), "pair", 2)
 		r.Group.Deadline = end.UnixNano()
 		c.reward(t, r)
 	}

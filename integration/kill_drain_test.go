@@ -21,7 +21,7 @@ type drainTest struct {
 	dir          string
 	steps        int64 // of a sample
 	images, side int64
-	asked        map[string]int64 // samples by uid
+	asked        map[schemas.UID]int64 // samples by uid
 }
 
 func (d *drainTest) run(t *testing.T, name, version string, args ...string) *victim {
@@ -50,7 +50,7 @@ func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages in
 // hands back what it has in hand: another one goes on with it at once. Nobody waits
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
-	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 800, images: 10, side: 2048, asked: map[string]int64{}}
+	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 800, images: 10, side: 2048, asked: map[schemas.UID]int64{}}
 	if raceEnabled {
 		d.steps, d.images, d.side = 150, 6, 1024
 	}
@@ -67,7 +67,7 @@ func (d *drainTest) samples(t *testing.T) *schemas.Trajectory {
 	c.resize(t, schemas.StreamRequests, drainRoom)
 	first := d.run(t, "intake", "1", "--models", "synthetic", "--slots", "2", "--drain-timeout", "10ms")
 	for i := range drainGroups {
-		p := slowPrompt(fmt.Sprintf("g%d", i), drainSize, d.steps)
+		p := slowPrompt(schemas.UID(fmt.Sprintf("g%d", i)), drainSize, d.steps)
 		p.Height, p.Width = new(int64(128)), new(int64(128))
 		d.asked[p.UID] = drainSize
 		data, err := schemas.Encode(p)

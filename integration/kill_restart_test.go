@@ -42,7 +42,7 @@ func (c *crew) up(t *testing.T, names ...string) {
 }
 
 // publish waits for intake's answer.
-func (c *crew) publish(t *testing.T, run string, p *schemas.Prompt) {
+func (c *crew) publish(t *testing.T, run schemas.Run, p *schemas.Prompt) {
 	t.Helper()
 	if _, err := c.client.Publish(limited(t), run, p); err != nil {
 		t.Fatalf("publish %s: %v", p.UID, err)
@@ -55,9 +55,9 @@ func (c *crew) messages(t *testing.T, stream string) uint64 {
 }
 
 // slowPrompt is a group that takes a while: small steps, many of them.
-func slowPrompt(uid string, n, steps int64) *schemas.Prompt {
+func slowPrompt(uid schemas.UID, n, steps int64) *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: uid, Prompt: "image " + uid, GroupSize: &n, Seed: new(int64(3)), NumInferenceSteps: &steps,
+		UID: uid, Prompt: "image " + string(uid), GroupSize: &n, Seed: new(int64(3)), NumInferenceSteps: &steps,
 		Height: new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 2}},
 	}
 }
@@ -71,9 +71,9 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 		c.config.intake.DrainTimeout, c.config.sampler.DrainTimeout, c.config.reward.DrainTimeout = time.Millisecond, time.Millisecond, time.Millisecond
 		c.config.sampler.Batch, c.config.sampler.Workers = 2, 1
 		c.up(t, stages...)
-		asked := map[string]int64{}
+		asked := map[schemas.UID]int64{}
 		for i := range groups {
-			p := slowPrompt(fmt.Sprintf("g%d", i), size, steps)
+			p := slowPrompt(schemas.UID(fmt.Sprintf("g%d", i)), size, steps)
 			asked[p.UID] = size
 			c.publish(t, "r", p)
 		}
@@ -111,8 +111,8 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 	const size, steps = 4, 6
 	c := assemble(t)
 	c.up(t, stages...)
-	asked := map[string]int64{"a": size, "b": size}
-	for _, uid := range []string{"a", "b", "a"} {
+	asked := map[schemas.UID]int64{"a": size, "b": size}
+	for _, uid := range []schemas.UID{"a", "b", "a"} {
 		c.publish(t, "r", slowPrompt(uid, size, steps))
 	}
 	c.advantages(t, "r", 2)
@@ -183,12 +183,12 @@ func openingOf(r *schemas.Reward) *schemas.Opening {
 }
 
 // rewardOf is a reward as the reward service publishes it.
-func rewardOf(run, uid string, i, n int64, value float64) *schemas.Reward {
+func rewardOf(run schemas.Run, uid schemas.UID, i, n int64, value float64) *schemas.Reward {
 	return &schemas.Reward{
 		Run: run, UID: uid, SampleIndex: i, GroupSize: n, Status: schemas.StatusScored, Reward: &value,
 		Scores: []schemas.Score{}, TrajectorySeq: uint64(i + 1), TrainedSteps: 2, ScheduleDigest: digest, Scored: time.Now().UnixNano(),
 		Group: schemas.Group{
-			Batch: uid, Created: time.Now().UnixNano(), PromptSeq: 1,
+			Batch: string(uid), Created: time.Now().UnixNano(), PromptSeq: 1,
 			Reward:    []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0), Required: new(true)}},
 			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
 		},
@@ -205,16 +205,16 @@ func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	c := assemble(t)
 	c.up(t, "advantage")
-	asked := map[string]int64{}
+	asked := map[schemas.UID]int64{}
 	var rewards []*schemas.Reward
 	for g := range groups {
-		uid := fmt.Sprintf("g%d", g)
+		uid := schemas.UID(fmt.Sprintf("g%d", g))
 		asked[uid] = size
 		for i := range int64(size) {
 			rewards = append(rewards, rewardOf("calm", uid, i, size, float64(g)+float64(i*i)))
 		}
 	}
-	publish := func(rewards []*schemas.Reward, run string) (duplicates int) {
+	publish := func(rewards []*schemas.Reward, run schemas.Run) (duplicates int) {
 		for _, e := range rewards {
 			copied := *e
 			copied.Run = run
@@ -285,7 +285,7 @@ func TestPipeline_SlowReader(t *testing.T) {
 		read <- seqs
 	}()
 	for i := range groups {
-		c.publish(t, "r", slowPrompt(fmt.Sprintf("g%d", i), size, steps))
+		c.publish(t, "r", slowPrompt(schemas.UID(fmt.Sprintf("g%d", i)), size, steps))
 	}
 	c.advantages(t, "r", groups)
 	select {
@@ -338,7 +338,7 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	const groups, size, steps, room = 6, 5, 4, 7
 	c := assemble(t)
 	c.config.intake.AckWait = time.Second
-	c.config.intake.Models = []string{"synthetic"}
+	c.config.intake.Models = []schemas.Lane{"synthetic"}
 	registry := prometheus.NewRegistry()
 	c.config.intake.Metrics = registry
 	c.up(t, "sampler") // announces the model
@@ -353,9 +353,9 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	c.standIn(t, "synthetic")
 	c.resize(t, schemas.StreamRequests, room)
 	c.up(t, "intake", "reward", "advantage")
-	asked := map[string]int64{}
+	asked := map[schemas.UID]int64{}
 	for i := range groups {
-		uid := fmt.Sprintf("g%d", i)
+		uid := schemas.UID(fmt.Sprintf("g%d", i))
 		asked[uid] = size
 		data, err := schemas.Encode(slowPrompt(uid, size, steps))
 		if err != nil {
@@ -425,9 +425,9 @@ func TestPipeline_StepsFull(t *testing.T) {
 	c.config.sampler.Metrics = registry
 	c.resize(t, schemas.StreamSteps, room)
 	c.up(t, stages...)
-	asked := map[string]int64{}
+	asked := map[schemas.UID]int64{}
 	for i := range groups {
-		p := slowPrompt(fmt.Sprintf("g%d", i), size, steps)
+		p := slowPrompt(schemas.UID(fmt.Sprintf("g%d", i)), size, steps)
 		asked[p.UID] = size
 		c.publish(t, "r", p)
 	}
@@ -449,7 +449,7 @@ func TestPipeline_StepsFull(t *testing.T) {
 		t.Error("no step counts as waiting to be stored")
 	}
 
-	purged := map[string]bool{}
+	purged := map[schemas.UID]bool{}
 	waited, larger := 0, int64(room)
 	bustest.Until(t, "every group closed", func() error {
 		k := readBooks(t, c.Bus, "r")
@@ -461,7 +461,7 @@ func TestPipeline_StepsFull(t *testing.T) {
 		for uid := range k.advantages {
 			if !purged[uid] {
 				purged[uid], waited = true, 0
-				if err := s.Purge(t.Context(), jetstream.WithPurgeSubject(schemas.Prefix+"step.r."+uid+".>")); err != nil {
+				if err := s.Purge(t.Context(), jetstream.WithPurgeSubject(string(schemas.Prefix+"step.r."+uid+".>"))); err != nil {
 					return err
 				}
 			}

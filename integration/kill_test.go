@@ -41,7 +41,7 @@ func TestKill(t *testing.T) {
 	if err := b.Ready(limited(t)); err != nil {
 		t.Fatal(err)
 	}
-	f := &feed{client: client.New(b), run: "kill", open: make(chan struct{}, killWindow), asked: map[string]int64{}, closed: map[string]bool{}}
+	f := &feed{client: client.New(b), run: "kill", open: make(chan struct{}, killWindow), asked: map[schemas.UID]int64{}, closed: map[schemas.UID]bool{}}
 	stop := f.start(t)
 	pauses := torment(r, victims, kills)
 	unacked(t, b)
@@ -161,12 +161,12 @@ func torment(r *rand.Rand, victims []*victim, kills int) (pauses int) {
 // feed publishes groups as others close.
 type feed struct {
 	client *client.Client
-	run    string
+	run    schemas.Run
 	open   chan struct{}
 
 	mu     sync.Mutex
-	asked  map[string]int64
-	closed map[string]bool
+	asked  map[schemas.UID]int64
+	closed map[schemas.UID]bool
 }
 
 // start publishes until the returned function is called, which returns when every
@@ -242,7 +242,7 @@ func (f *feed) wait(t *testing.T) {
 
 func killPrompt(i int) *schemas.Prompt {
 	return &schemas.Prompt{
-		UID: fmt.Sprintf("g%d", i), Prompt: fmt.Sprintf("image %d", i), GroupSize: new(int64(killGroup)), Seed: new(int64(7)),
+		UID: schemas.UID(fmt.Sprintf("g%d", i)), Prompt: fmt.Sprintf("image %d", i), GroupSize: new(int64(killGroup)), Seed: new(int64(7)),
 		Height: new(int64(128)), Width: new(int64(128)), NumInferenceSteps: new(int64(killSteps)),
 		Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3}},
 	}

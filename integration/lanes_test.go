@@ -17,7 +17,7 @@ func TestLane_MissingLatents(t *testing.T) {
 	t.Parallel()
 	c := assemble(t)
 	c.config.sampler.Batch, c.config.sampler.Workers = 4, 1
-	c.config.intake.Models = []string{"synthetic"}
+	c.config.intake.Models = []schemas.Lane{"synthetic"}
 	c.up(t, "sampler") // announces the model
 	c.services(t, schemas.ServiceSampler, 1)
 	c.serving["sampler"].Stop()
@@ -31,7 +31,7 @@ func TestLane_MissingLatents(t *testing.T) {
 	}
 	none := ref
 	none.Digest = strings.Repeat("ab", 32)
-	prompt := func(uid string, ref schemas.Ref) *schemas.Prompt {
+	prompt := func(uid schemas.UID, ref schemas.Ref) *schemas.Prompt {
 		return &schemas.Prompt{
 			UID: uid, Prompt: "a red fox", GroupSize: new(shape[0]), Height: new(int64(16)), Width: new(int64(16)),
 			Start: &schemas.Start{Latents: &schemas.Tensor{DType: "F32", Shape: shape, Ref: &ref}},
@@ -54,14 +54,14 @@ func TestLane_MissingLatents(t *testing.T) {
 	}
 	const good = 4
 	for i := range good {
-		if _, err := c.client.Publish(t.Context(), "r", oneImage(fmt.Sprintf("good%d", i), "")); err != nil {
+		if _, err := c.client.Publish(t.Context(), "r", oneImage(schemas.UID(fmt.Sprintf("good%d", i)), "")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.up(t, "sampler")
 	for uid, a := range c.advantages(t, "r", 2+good) {
-		want := map[string]string{"none": schemas.StatusRefused, "gone": schemas.StatusFailed}[uid]
-		if strings.HasPrefix(uid, "good") {
+		want := map[string]string{"none": schemas.StatusRefused, "gone": schemas.StatusFailed}[string(uid)]
+		if strings.HasPrefix(string(uid), "good") {
 			want = schemas.StatusComplete
 		}
 		if a.Status != want {

@@ -39,7 +39,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 		Batch: "g", Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility", Weight: new(1.0), Required: new(true)}},
 		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
 	}
-	put := func(uid string, i, n int64, width, height int, file []byte) {
+	put := func(uid schemas.UID, i, n int64, width, height int, file []byte) {
 		t.Helper()
 		ref, err := b.PutBlob(t.Context(), file)
 		if err != nil {
@@ -51,7 +51,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 			LatentsShape: []int64{2, 64}, LatentsDType: "F32", ContentDigest: digest, ScheduleDigest: digest, Conditioning: []schemas.NamedTensor{},
 			Image: &schemas.Image{Format: schemas.ImagePNG, Width: int64(width), Height: int64(height), Digest: digest, Ref: &ref}, Group: spec,
 		}
-		e.Group.Batch = uid
+		e.Group.Batch = string(uid)
 		oneStep(t, b, e)
 		if _, err := b.Publish(t.Context(), e); err != nil {
 			t.Fatal(err)
@@ -87,7 +87,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 		if err := bus.Fits(m, &r); err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]string{"g": schemas.StatusScored}[r.UID]
+		want := map[schemas.UID]string{"g": schemas.StatusScored}[r.UID]
 		if want == "" {
 			want = schemas.StatusFailed
 		}
@@ -126,7 +126,7 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 	prompts := 0
 	put := func(p *schemas.Prompt) {
 		t.Helper()
-		p.UID, p.Reward = fmt.Sprint("u", prompts), []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
+		p.UID, p.Reward = schemas.UID(fmt.Sprint("u", prompts)), []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
 		prompts++
 		if _, err := c.client.Publish(limited(t), "r", p); err != nil {
 			t.Fatal(err)

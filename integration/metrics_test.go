@@ -128,7 +128,7 @@ func littleRun(t *testing.T, b *bus.Bus) {
 	t.Helper()
 	c := client.New(b)
 	for i := range 2 {
-		p := small(fmt.Sprintf("g%d", i))
+		p := small(schemas.UID(fmt.Sprintf("g%d", i)))
 		p.Batch = &schemas.BatchSpec{ID: "b", Groups: 2}
 		if _, err := c.Publish(t.Context(), "metrics", p); err != nil {
 			t.Fatal(err)

@@ -93,7 +93,7 @@ func (x *task) says(t *testing.T, text string) {
 
 // made waits until a run on the store of dir has that many trajectories, and returns how
 // many it has: 0 when x, which makes them, has ended before.
-func made(t *testing.T, dir, run string, want int, x *task) (got int) {
+func made(t *testing.T, dir string, run schemas.Run, want int, x *task) (got int) {
 	t.Helper()
 	bustest.Until(t, fmt.Sprintf("%d trajectories of %s", want, run), func() error {
 		select {
@@ -114,7 +114,7 @@ func made(t *testing.T, dir, run string, want int, x *task) (got int) {
 			return err
 		}
 		defer b.Close()
-		stored, err := b.Subjects(ctx, schemas.StreamTrajectories, schemas.Prefix+"trajectory."+run+".>")
+		stored, err := b.Subjects(ctx, schemas.StreamTrajectories, string(schemas.Prefix+"trajectory."+run+".>"))
 		if got = len(stored); err == nil && got < want {
 			err = fmt.Errorf("%d", got)
 		}
@@ -197,7 +197,7 @@ func TestStore_OwnersKilledInTurn(t *testing.T) {
 		runs = append(runs, x)
 	}
 	for i, x := range runs[:3] {
-		made(t, dir, fmt.Sprintf("r%d", i), 1, x)
+		made(t, dir, schemas.Run(fmt.Sprintf("r%d", i)), 1, x)
 		x.signal(t, os.Kill)
 	}
 	complete(t, runs[3])

@@ -63,7 +63,7 @@ func (w *world) services(t *testing.T, kind string, n int) {
 }
 
 // standIn says until the test ends that a lane is served, and serves nothing.
-func (w *world) standIn(t *testing.T, lane string) {
+func (w *world) standIn(t *testing.T, lane schemas.Lane) {
 	t.Helper()
 	w.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return b.Announce(ctx, func() *schemas.Presence {
@@ -72,7 +72,7 @@ func (w *world) standIn(t *testing.T, lane string) {
 	})
 }
 
-func oneImage(uid, model string) *schemas.Prompt {
+func oneImage(uid schemas.UID, model schemas.Lane) *schemas.Prompt {
 	return &schemas.Prompt{UID: uid, Prompt: "a red fox", Model: model, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2))}
 }
 
@@ -81,7 +81,7 @@ func oneImage(uid, model string) *schemas.Prompt {
 func TestLane_Ghost(t *testing.T) {
 	w, url := plane(t)
 	w.intake(t, func(c *intake.Config) { c.Hold = time.Hour })
-	sampler := func(name, lane string) *victim {
+	sampler := func(name string, lane string) *victim {
 		return raise(t, &victim{
 			name: name, path: program(t, "meander-sampler"), dir: t.TempDir(),
 			args: []string{"--nats-url", url, "--model", "synthetic", "--lane", lane, "--health-addr", ""},
@@ -105,7 +105,7 @@ func TestLane_Ghost(t *testing.T) {
 		t.Fatalf("a prompt for a lane that nobody serves: %v", err)
 	}
 	for i := range 100 { // more than wait in hand
-		data, err := schemas.Encode(oneImage(fmt.Sprintf("more%d", i), "ghost"))
+		data, err := schemas.Encode(oneImage(schemas.UID(fmt.Sprintf("more%d", i)), "ghost"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -55,14 +55,14 @@ func scorersFile(t *testing.T, text string) string {
 }
 
 // small is a prompt of four small samples.
-func small(uid string, rewards ...schemas.RewardSpec) *schemas.Prompt {
+func small(uid schemas.UID, rewards ...schemas.RewardSpec) *schemas.Prompt {
 	return &schemas.Prompt{
 		UID: uid, Prompt: "a red fox", GroupSize: new(int64(4)), NumInferenceSteps: new(int64(2)),
 		Height: new(int64(32)), Width: new(int64(32)), Reward: rewards,
 	}
 }
 
-func (w *world) publish(t *testing.T, run string, prompts ...*schemas.Prompt) {
+func (w *world) publish(t *testing.T, run schemas.Run, prompts ...*schemas.Prompt) {
 	t.Helper()
 	for _, p := range prompts {
 		if _, err := w.client.Publish(t.Context(), run, p); err != nil {
@@ -95,7 +95,7 @@ func TestReward_GroupsCloseWhateverScorersDo(t *testing.T) {
 		"http:hang": "failed", "http:crash": "failed", "http:garbage": "failed", "http:nan": "failed", "http:closed": "failed",
 		"http:half": "partial", "http:away": "complete", "nats:fine": "complete", "nats:nan": "failed", "nats:mute": "failed", "nats:nobody": "failed",
 	}
-	uid := func(name, more string) string { return strings.ReplaceAll(name, ":", "-") + more }
+	uid := func(name, more string) schemas.UID { return schemas.UID(strings.ReplaceAll(name, ":", "-") + more) }
 	for name := range want {
 		w.publish(t, "r", small(uid(name, ""), schemas.RewardSpec{Name: name}))
 		if name != "http:half" {
@@ -189,8 +189,8 @@ func answer(t *testing.T, w *world, replies map[string]any) {
 func TestReward_External(t *testing.T) {
 	t.Parallel()
 	w := start(t, nil)
-	run := "r"
-	give := func(uid string, i int64, name string, value *float64) {
+	run := schemas.Run("r")
+	give := func(uid schemas.UID, i int64, name string, value *float64) {
 		t.Helper()
 		v := &schemas.Verdict{Run: run, UID: uid, SampleIndex: i, Name: name, Value: value, At: time.Now().UnixNano()}
 		if value == nil {
@@ -203,10 +203,10 @@ func TestReward_External(t *testing.T) {
 	human, img := schemas.RewardSpec{Name: "external:human"}, schemas.RewardSpec{Name: "jpeg_compressibility"}
 	// What is judged a little before its deadline is stored by then, unless the machine is
 	// busy: then there is more time.
-	var got map[string]*schemas.Advantage
+	var got map[schemas.UID]*schemas.Advantage
 	for wait, missing := 4*time.Second, 1; missing > 0 && wait < bustest.Patience; wait *= 2 {
 		run += "r"
-		prompt := func(uid string, wait time.Duration, rewards ...schemas.RewardSpec) *schemas.Prompt {
+		prompt := func(uid schemas.UID, wait time.Duration, rewards ...schemas.RewardSpec) *schemas.Prompt {
 			p := small(uid, rewards...)
 			p.Deadline = new(time.Now().Add(wait).UnixNano())
 			return p
@@ -219,14 +219,14 @@ func TestReward_External(t *testing.T) {
 		give("before", 2, "human", new(0.75))
 		give("some", 3, "human", new(1.0))
 		give("some", 2, "human", nil)
-		bustest.Await(t, w.Bus, 16, schemas.StreamTrajectories, schemas.Prefix+"trajectory."+run+".>")
+		bustest.Await(t, w.Bus, 16, schemas.StreamTrajectories, string(schemas.Prefix+"trajectory."+run+".>"))
 		give("before", 3, "human", new(1.0))
 		got, missing = w.advantages(t, run, 4), 0
 		for _, a := range got {
 			missing += statuses(a)["missing"]
 		}
 	}
-	for uid, want := range map[string]struct {
+	for uid, want := range map[schemas.UID]struct {
 		status string
 		scored int
 	}{"before": {"complete", 4}, "never": {"failed", 0}, "some": {"partial", 1}, "left-out": {"complete", 4}} {

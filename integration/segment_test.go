@@ -43,10 +43,10 @@ func segmentCases() []segmentCase {
 }
 
 // part asks for the steps [begin, end) of a case in a run, and keeps every state.
-func (c segmentCase) part(t *testing.T, w *world, run string, begin, end int64, states *schemas.Tensor) {
+func (c segmentCase) part(t *testing.T, w *world, run schemas.Run, begin, end int64, states *schemas.Tensor) {
 	t.Helper()
 	p := &schemas.Prompt{
-		UID: c.name, Prompt: `a red sign that says "OPEN"`, Seed: new(int64(11)), GroupSize: new(int64(segmentSamples)),
+		UID: schemas.UID(c.name), Prompt: `a red sign that says "OPEN"`, Seed: new(int64(11)), GroupSize: new(int64(segmentSamples)),
 		NumInferenceSteps: new(int64(segmentSteps)), TrueCFGScale: new(2.0), Rollout: c.rollout,
 		Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility"}},
 	}
@@ -70,9 +70,9 @@ func (c segmentCase) part(t *testing.T, w *world, run string, begin, end int64, 
 }
 
 // trajectory is that of one sample of a case.
-func (c segmentCase) trajectory(t *testing.T, w *world, run string, sample int64) *schemas.Trajectory {
+func (c segmentCase) trajectory(t *testing.T, w *world, run schemas.Run, sample int64) *schemas.Trajectory {
 	t.Helper()
-	tr, err := w.client.Trajectory(t.Context(), run, c.name, sample)
+	tr, err := w.client.Trajectory(t.Context(), run, schemas.UID(c.name), sample)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func (c segmentCase) trajectory(t *testing.T, w *world, run string, sample int64
 }
 
 // states are those before a step that the samples of a run stored, as a prompt gives them.
-func (c segmentCase) states(t *testing.T, w *world, run string, index int64) *schemas.Tensor {
+func (c segmentCase) states(t *testing.T, w *world, run schemas.Run, index int64) *schemas.Tensor {
 	t.Helper()
 	var all []float32
 	var shape []int64
@@ -103,7 +103,7 @@ func (c segmentCase) states(t *testing.T, w *world, run string, index int64) *sc
 }
 
 // equal says that a run has the bits of the steps [begin, end) of the run whole.
-func (c segmentCase) equal(t *testing.T, w *world, run string, begin, end int64) {
+func (c segmentCase) equal(t *testing.T, w *world, run schemas.Run, begin, end int64) {
 	t.Helper()
 	for sample := range int64(segmentSamples) {
 		whole, part := c.trajectory(t, w, "whole", sample), c.trajectory(t, w, run, sample)
@@ -159,25 +159,25 @@ func TestSegments(t *testing.T) {
 			t.Parallel()
 			w := start(t, func(c *config) { c.sampler.Model = model })
 			groups := map[string]int{} // of each run
-			ask := func(c segmentCase, run string, begin, end int64, states *schemas.Tensor) {
+			ask := func(c segmentCase, run schemas.Run, begin, end int64, states *schemas.Tensor) {
 				c.part(t, w, run, begin, end, states)
-				groups[run]++
+				groups[string(run)]++
 			}
 			await := func() {
 				for run, n := range groups {
-					w.advantages(t, run, n)
+					w.advantages(t, schemas.Run(run), n)
 				}
 			}
 			for _, c := range segmentCases() {
 				ask(c, "whole", 0, segmentSteps, nil)
 				for _, cut := range c.cuts {
-					ask(c, fmt.Sprint("to", cut), 0, cut, nil)
+					ask(c, schemas.Run(fmt.Sprint("to", cut)), 0, cut, nil)
 				}
 			}
 			await()
 			for _, c := range segmentCases() {
 				for _, cut := range c.cuts {
-					ask(c, fmt.Sprint("from", cut), cut, segmentSteps, c.states(t, w, fmt.Sprint("to", cut), cut))
+					ask(c, schemas.Run(fmt.Sprint("from", cut)), cut, segmentSteps, c.states(t, w, schemas.Run(fmt.Sprint("to", cut)), cut))
 				}
 				last := slices.Max(c.cuts)
 				ask(c, "between", c.cuts[1], last, c.states(t, w, "whole", c.cuts[1]))
@@ -185,13 +185,13 @@ func TestSegments(t *testing.T) {
 			await()
 			for _, c := range segmentCases() {
 				for _, cut := range c.cuts {
-					c.equal(t, w, fmt.Sprint("to", cut), 0, cut)
-					c.equal(t, w, fmt.Sprint("from", cut), cut, segmentSteps)
+					c.equal(t, w, schemas.Run(fmt.Sprint("to", cut)), 0, cut)
+					c.equal(t, w, schemas.Run(fmt.Sprint("from", cut)), cut, segmentSteps)
 				}
 				c.equal(t, w, "between", c.cuts[1], slices.Max(c.cuts))
 			}
 			for _, run := range []string{"whole", "to3", "from3", "between"} {
-				report, err := proof.Run(t.Context(), w.Bus, run, proof.Options{Model: model})
+				report, err := proof.Run(t.Context(), w.Bus, schemas.Run(run), proof.Options{Model: model})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -230,8 +230,8 @@ func TestExamples_Segment(t *testing.T) {
 			t.Errorf("%s is another image in the tail (%v, %v)", filepath.Base(image), err1, err2)
 		}
 	}
-	logProbs := func(run string) (all [][]*float64) {
-		data, err := os.ReadFile(filepath.Join(dir, "meander-out", run, "results.jsonl"))
+	logProbs := func(run schemas.Run) (all [][]*float64) {
+		data, err := os.ReadFile(filepath.Join(dir, "meander-out", string(run), "results.jsonl"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -79,15 +79,15 @@ func start(t *testing.T, change func(*config)) *world {
 }
 
 // advantages waits for n groups of a run.
-func (w *world) advantages(t *testing.T, run string, n int) map[string]*schemas.Advantage {
+func (w *world) advantages(t *testing.T, run schemas.Run, n int) map[schemas.UID]*schemas.Advantage {
 	t.Helper()
 	return advantages(t, w.client, run, n)
 }
 
-func advantages(t *testing.T, c *client.Client, run string, n int) map[string]*schemas.Advantage {
+func advantages(t *testing.T, c *client.Client, run schemas.Run, n int) map[schemas.UID]*schemas.Advantage {
 	t.Helper()
 	ctx, moved := bustest.WhileItMoves(t)
-	out := map[string]*schemas.Advantage{}
+	out := map[schemas.UID]*schemas.Advantage{}
 	for g, err := range c.Groups(ctx, run, "") {
 		if err != nil {
 			t.Fatalf("advantages: %v", err)

@@ -30,38 +30,40 @@ const AllSubjects = Prefix + ">"
 // Address is a subject by its tokens. Those that its kind does not have are empty, and so
 // is the partition of a reward or an opening that was not stored yet.
 type Address struct {
-	Kind                                   string
-	Partition, Stage, Run, Lane, Batch     string
-	UID, Sample, Attempt, Step, Part, Name string
+	Kind                                                       string
+	Run                                                        Run
+	UID                                                        UID
+	Lane                                                       Lane
+	Partition, Stage, Batch, Sample, Attempt, Step, Part, Name string
 }
 
 // tokens are the places of an address behind its kind, in the order of the subject.
 func (a *Address) tokens() []*string {
 	switch a.Kind {
 	case KindPrompt:
-		return []*string{&a.Run}
+		return []*string{(*string)(&a.Run)}
 	case KindGroup, KindAdvantage:
-		return []*string{&a.Run, &a.UID}
+		return []*string{(*string)(&a.Run), (*string)(&a.UID)}
 	case KindOpening:
-		return []*string{&a.Partition, &a.Run, &a.Batch, &a.UID}
+		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID)}
 	case KindRequest:
-		return []*string{&a.Run, &a.Lane, &a.UID, &a.Sample}
+		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.UID), &a.Sample}
 	case KindStep:
-		return []*string{&a.Run, &a.UID, &a.Sample, &a.Attempt, &a.Step}
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Attempt, &a.Step}
 	case KindPart:
-		return []*string{&a.Run, &a.UID, &a.Sample, &a.Attempt, &a.Step, &a.Part}
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Attempt, &a.Step, &a.Part}
 	case KindTrajectory:
-		return []*string{&a.Run, &a.UID, &a.Sample}
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample}
 	case KindVerdict:
-		return []*string{&a.Run, &a.UID, &a.Sample, &a.Name}
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Name}
 	case KindReward:
-		return []*string{&a.Partition, &a.Run, &a.Batch, &a.UID, &a.Sample}
+		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID), &a.Sample}
 	case KindBatch:
-		return []*string{&a.Run, &a.Batch}
+		return []*string{(*string)(&a.Run), &a.Batch}
 	case KindPolicy:
-		return []*string{&a.Lane}
+		return []*string{(*string)(&a.Lane)}
 	case KindDead:
-		return []*string{&a.Stage, &a.Run, &a.UID}
+		return []*string{&a.Stage, (*string)(&a.Run), (*string)(&a.UID)}
 	}
 	return nil
 }
@@ -145,17 +147,17 @@ func PartitionFilter(partition int) string { return Prefix + "*." + strconv.Itoa
 
 // RewardFilter matches the stored rewards of a run, a batch and a uid, each of which
 // may be "*".
-func RewardFilter(run, batch, uid string) string {
+func RewardFilter(run Run, batch string, uid UID) string {
 	return Address{Kind: KindReward, Run: run, Batch: batch, UID: uid}.Filter()
 }
 
 // TrajectoryFilter matches the trajectories of a run and a uid, which may be "*".
-func TrajectoryFilter(run, uid string) string {
+func TrajectoryFilter(run Run, uid UID) string {
 	return Address{Kind: KindTrajectory, Run: run, UID: uid}.Filter()
 }
 
 // RunFilters match all that is stored of a run, by stream, but for dead letters.
-func RunFilters(run string) map[string][]string {
+func RunFilters(run Run) map[string][]string {
 	all := func(kinds ...string) (filters []string) {
 		for _, kind := range kinds {
 			filters = append(filters, Address{Kind: kind, Run: run}.Filter())
@@ -179,7 +181,7 @@ func RunFilters(run string) map[string][]string {
 func (e *Reward) StoredUnder(subject string) bool {
 	s, ok := strings.CutPrefix(subject, Prefix+KindReward+".")
 	_, s, _ = strings.Cut(s, ".") // the partition, which is the server's
-	for _, token := range [...]string{e.Run, e.Group.Batch, e.UID} {
+	for _, token := range [...]string{string(e.Run), e.Group.Batch, string(e.UID)} {
 		head, rest, more := strings.Cut(s, ".")
 		ok, s = ok && more && head == token, rest
 	}

@@ -3,8 +3,8 @@ package schemas
 // Advantage is the result of one group, stored exactly once per uid.
 type Advantage struct {
 	V     int64  `msgpack:"v"`
-	Run   string `msgpack:"run" form:"token"`
-	UID   string `msgpack:"uid" form:"token"`
+	Run   Run    `msgpack:"run" form:"token"`
+	UID   UID    `msgpack:"uid" form:"token"`
 	Batch string `msgpack:"batch" form:"token"`
 	// Status is complete: every sample was scored; partial: some failed, or had not come by the
 	// deadline, and the advantages are those of the others among themselves; failed: no sample
@@ -48,12 +48,12 @@ type Advantage struct {
 	// Refill names the group that this one stands in for, RefilledBy the one that stands in
 	// for this one.
 	Refill     *Refill `msgpack:"refill,omitempty"`
-	RefilledBy string  `msgpack:"refilled_by,omitempty" form:"token"`
+	RefilledBy UID     `msgpack:"refilled_by,omitempty" form:"token"`
 	// Validation marks a group that was made to measure, not to train on; the prompt said so.
 	Validation bool `msgpack:"validation,omitempty"`
 	// SourceRun is the run that made the trajectories, where they were scored again under
 	// another run; empty: the run itself.
-	SourceRun string `msgpack:"source_run,omitempty" form:"token"`
+	SourceRun Run    `msgpack:"source_run,omitempty" form:"token"`
 	Singleton string `msgpack:"singleton,omitempty" enum:"Singletons"`
 }
 
@@ -76,12 +76,12 @@ type Member struct {
 // Batch says that all groups of an explicit batch have closed.
 type Batch struct {
 	V     int64  `msgpack:"v"`
-	Run   string `msgpack:"run" form:"token"`
+	Run   Run    `msgpack:"run" form:"token"`
 	Batch string `msgpack:"batch" form:"token"`
 	// Groups is how many groups count.
 	Groups int64 `msgpack:"groups" range:"0..MaxBatchGroups"`
 	// UIDs of the groups that count, sorted.
-	UIDs []string `msgpack:"uids" size:"0..MaxBatchGroups,unique" form:"token"`
+	UIDs []UID `msgpack:"uids" size:"0..MaxBatchGroups,unique" form:"token"`
 	// Samples is the number of scored samples.
 	Samples int64 `msgpack:"samples" range:"0..MaxBatchGroups*MaxGroupSize"`
 	// Mean and Std are over all scored rewards of the groups that count; null when there are none.
@@ -96,9 +96,9 @@ type Batch struct {
 	Status string `msgpack:"status,omitempty" enum:"BatchStatuses"`
 	// Expected is the number of places, Refills how many groups were asked for in place of
 	// others, Dropped the uids of the groups that do not count, sorted.
-	Expected int64    `msgpack:"expected,omitempty" range:"0..MaxBatchGroups"`
-	Refills  int64    `msgpack:"refills,omitempty" range:"0..MaxBatchGroups*MaxRefillRounds"`
-	Dropped  []string `msgpack:"dropped,omitempty" size:"0..MaxListItems,unique" form:"token"`
+	Expected int64 `msgpack:"expected,omitempty" range:"0..MaxBatchGroups"`
+	Refills  int64 `msgpack:"refills,omitempty" range:"0..MaxBatchGroups*MaxRefillRounds"`
+	Dropped  []UID `msgpack:"dropped,omitempty" size:"0..MaxListItems,unique" form:"token"`
 	// Step and Epoch are where the trainer was, as the prompts said.
 	Step  *int64 `msgpack:"step,omitempty" range:"0.."`
 	Epoch *int64 `msgpack:"epoch,omitempty" range:"0.."`

@@ -74,10 +74,10 @@ func (d *digester) floats32(list []float32) {
 	}
 }
 
-func (d *digester) texts(list []string) {
+func texts[S ~string](d *digester, list []S) {
 	d.integer(int64(len(list)))
 	for _, s := range list {
-		d.text(s)
+		d.text(string(s))
 	}
 }
 
@@ -99,7 +99,7 @@ func (d *digester) sum() [32]byte { return [32]byte(d.h.Sum(nil)) }
 func (e *Request) ComputeScheduleDigest() string {
 	d := newDigester("meander schedule 1")
 	d.floats32(e.Sigmas)
-	d.texts(e.Transitions)
+	texts(d, e.Transitions)
 	d.float(e.NoiseLevel)
 	d.text(e.Solver)
 	d.text(e.LogProbKind)
@@ -147,7 +147,7 @@ func ContentDigest(e Event) ([32]byte, error) {
 // the digest of its bytes, the same however they travel.
 func (e *Step) ContentDigest() ([32]byte, error) {
 	d := newDigester("meander step 1")
-	d.text(e.UID)
+	d.text(string(e.UID))
 	d.integer(e.SampleIndex)
 	d.integer(e.StepIndex)
 	d.integer(e.NumInferenceSteps)
@@ -229,7 +229,7 @@ func StepsDigest(steps [][32]byte) string {
 // and the text "truncated_tokens" with the number of tokens that were cut off.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
-	d.text(e.UID)
+	d.text(string(e.UID))
 	d.integer(e.SampleIndex)
 	d.integer(e.GroupSize)
 	d.text(e.StopReason)
@@ -243,7 +243,7 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d.integer(int64(e.NoiseSeed))
 	d.floats32(e.Sigmas)
 	d.floats32(e.Timesteps)
-	d.texts(e.Transitions)
+	texts(d, e.Transitions)
 	d.integer(int64(len(e.LogProbs)))
 	for _, p := range e.LogProbs {
 		d.optional(p)
@@ -301,7 +301,7 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 // trained_steps, schedule_digest, policy_version_min and policy_version_max.
 func (e *Reward) contentDigest() [32]byte {
 	d := newDigester("meander reward 1")
-	d.text(e.UID)
+	d.text(string(e.UID))
 	d.integer(e.SampleIndex)
 	d.integer(e.GroupSize)
 	d.text(e.Status)
@@ -329,7 +329,7 @@ func (e *Reward) contentDigest() [32]byte {
 // adv_clip_max, gamma, singleton, each member's step_advantages and refilled_by.
 func (e *Advantage) contentDigest() [32]byte {
 	d := newDigester("meander advantage 1")
-	d.text(e.UID)
+	d.text(string(e.UID))
 	d.text(e.Batch)
 	d.text(e.Status)
 	d.integer(e.GroupSize)
@@ -369,7 +369,7 @@ func (e *Advantage) contentDigest() [32]byte {
 		}
 	}
 	if e.RefilledBy != "" {
-		d.text(e.RefilledBy)
+		d.text(string(e.RefilledBy))
 	}
 	return d.sum()
 }
@@ -381,7 +381,7 @@ func (e *Batch) contentDigest() [32]byte {
 	d := newDigester("meander batch 1")
 	d.text(e.Batch)
 	d.integer(e.Groups)
-	d.texts(e.UIDs)
+	texts(d, e.UIDs)
 	d.integer(e.Samples)
 	d.optional(e.Mean)
 	d.optional(e.Std)
@@ -390,7 +390,7 @@ func (e *Batch) contentDigest() [32]byte {
 		d.text(e.Status)
 		d.integer(e.Expected)
 		d.integer(e.Refills)
-		d.texts(e.Dropped)
+		texts(d, e.Dropped)
 	}
 	return d.sum()
 }

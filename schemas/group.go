@@ -12,10 +12,10 @@ import (
 // asks for the first sample. Its subject is the claim of the uid, which one prompt alone
 // can have. The same record opens the group where its rewards will come (see Opening).
 type GroupRecord struct {
-	V         int64  `msgpack:"v"`
-	Run       string `msgpack:"run" form:"token"`
-	UID       string `msgpack:"uid" form:"token"`
-	GroupSize int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
+	V         int64 `msgpack:"v"`
+	Run       Run   `msgpack:"run" form:"token"`
+	UID       UID   `msgpack:"uid" form:"token"`
+	GroupSize int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	// Error says why the prompt was refused; empty: it was accepted. A refused prompt has a
 	// result all the same, and keeps its uid.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
@@ -26,7 +26,7 @@ type GroupRecord struct {
 	// is: they tell in what another prompt of the same uid differs.
 	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
 	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
-	Lane           string `msgpack:"lane" form:"token?"`
+	Lane           Lane   `msgpack:"lane" form:"token?"`
 	SampleSeed     uint64 `msgpack:"sample_seed"`
 	NoiseSeed      uint64 `msgpack:"noise_seed"`
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
@@ -115,7 +115,7 @@ func (e *GroupRecord) rules(f *faults) {
 	if e.Error == "" && e.Group.SourceRun == "" {
 		f.digested("prompt_digest", e.PromptDigest)
 		if e.Lane == "" {
-			f.token("lane", e.Lane)
+			f.token("lane", string(e.Lane))
 		}
 		f.digested("schedule_digest", e.ScheduleDigest)
 	}

@@ -10,8 +10,8 @@ type Dead struct {
 	Code   string `msgpack:"code" enum:"DeadCodes"`
 	Reason string `msgpack:"reason" size:"1..MaxText"`
 	// Run and UID are the original's, where they could be read.
-	Run string `msgpack:"run" size:"0..MaxToken"`
-	UID string `msgpack:"uid" size:"0..MaxToken"`
+	Run Run `msgpack:"run" size:"0..MaxToken"`
+	UID UID `msgpack:"uid" size:"0..MaxToken"`
 	// OriginalSubject, Stream and StreamSeq say where the original was.
 	OriginalSubject string `msgpack:"subject" size:"0..MaxSubject"`
 	Stream          string `msgpack:"stream" size:"0..MaxName"`
@@ -35,10 +35,10 @@ type Header struct {
 // HeaderReply. It is a core NATS message, not stored: the durable evidence is in
 // MDR_REQUESTS or MDR_DEAD.
 type Receipt struct {
-	V        int64  `msgpack:"v"`
-	Accepted bool   `msgpack:"accepted"`
-	Run      string `msgpack:"run" size:"0..MaxToken"`
-	UID      string `msgpack:"uid" size:"0..MaxToken"`
+	V        int64 `msgpack:"v"`
+	Accepted bool  `msgpack:"accepted"`
+	Run      Run   `msgpack:"run" size:"0..MaxToken"`
+	UID      UID   `msgpack:"uid" size:"0..MaxToken"`
 	// Waiting says what the prompt waits for: it is neither accepted nor refused yet, and
 	// another receipt will say which. Only Run and UID are set beside it.
 	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText"`
@@ -67,8 +67,8 @@ func (e *Receipt) Steps() int64 {
 // Policy announces what a lane serves. The latest one of each lane is kept in
 // the key-value bucket PolicyBucket; MDR_POLICIES keeps the history.
 type Policy struct {
-	V    int64  `msgpack:"v"`
-	Lane string `msgpack:"lane" form:"token"`
+	V    int64 `msgpack:"v"`
+	Lane Lane  `msgpack:"lane" form:"token"`
 	// Model and Family name the network; PolicyVersion counts weight updates.
 	Model         string `msgpack:"model" size:"1..MaxName"`
 	Family        string `msgpack:"family" size:"0..MaxName"`

@@ -9,7 +9,7 @@ type Presence struct {
 	Service  string `msgpack:"service" enum:"PresentServices"`
 	Instance string `msgpack:"instance" form:"token"`
 	// Lane is the lane that a sampler serves.
-	Lane string `msgpack:"lane,omitempty" form:"token"`
+	Lane Lane `msgpack:"lane,omitempty" form:"token"`
 	// Reward lists the functions that a reward service has; it has any nats:NAME besides.
 	Reward []string `msgpack:"reward,omitempty" size:"0..MaxPresentRewards" form:"reward_name"`
 	// Missing are functions that it knows and cannot serve, and why.
@@ -40,10 +40,10 @@ func (e *Presence) Validate() error { return CheckFields(e) }
 func (e *Presence) rules(f *faults) {
 	if e.Service == ServiceSampler {
 		if e.Lane == "" {
-			f.token("lane", e.Lane)
+			f.token("lane", string(e.Lane))
 		}
 	} else if e.Lane != "" {
-		f.add("lane", quote(e.Lane), "must be empty but for a sampler")
+		f.add("lane", quote(string(e.Lane)), "must be empty but for a sampler")
 	}
 }
 

@@ -5,7 +5,7 @@ package schemas
 type Prompt struct {
 	V int64 `msgpack:"v"`
 	// UID is the group key, unique in its run.
-	UID string `msgpack:"uid,omitempty" form:"token" absent:"derived by intake from the stream sequence of the prompt"`
+	UID UID `msgpack:"uid,omitempty" form:"token" absent:"derived by intake from the stream sequence of the prompt"`
 	// Prompt is the text to paint, UTF-8. It may be empty, not absent: a model paints without
 	// a text too.
 	Prompt string `msgpack:"prompt" wire:"needed" size:"0..MaxPromptBytes"`
@@ -15,7 +15,7 @@ type Prompt struct {
 	// diffusers does, instead of refusing what is too long.
 	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" default:"false" flag:"truncate-prompt"`
 	// Model is the lane that shall serve the prompt.
-	Model string `msgpack:"model,omitempty" form:"token" absent:"the only lane there is"`
+	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is"`
 	// GroupSize is n, the number of samples of the prompt.
 	GroupSize *int64 `msgpack:"group_size,omitempty" range:"1..MaxGroupSize" default:"8" flag:"group-size,n"`
 	// Seed is the seed of all noise, which it makes independent of the run id.
@@ -177,8 +177,8 @@ type GroupPolicy struct {
 // Refill names the group that a fresh one stands in for.
 type Refill struct {
 	// Root is the uid of the first group, Round how often it has been replaced, from 1.
-	Root  string `msgpack:"root" form:"token"`
-	Round int64  `msgpack:"round" range:"1..MaxRefillRounds"`
+	Root  UID   `msgpack:"root" form:"token"`
+	Round int64 `msgpack:"round" range:"1..MaxRefillRounds"`
 }
 
 // BatchSpec joins groups under one id, to be normalised and reported together.

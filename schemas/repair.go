@@ -38,8 +38,8 @@ func (d *Dead) repair() {
 	d.Reason = legalText(d.Reason, MaxText)
 	d.OriginalSubject = legalText(d.OriginalSubject, MaxSubject)
 	d.Stream = legalText(d.Stream, MaxName)
-	d.Run = legalText(d.Run, MaxToken)
-	d.UID = legalText(d.UID, MaxToken)
+	d.Run = Run(legalText(string(d.Run), MaxToken))
+	d.UID = UID(legalText(string(d.UID), MaxToken))
 	if d.Headers == nil {
 		return
 	}

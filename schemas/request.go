@@ -9,12 +9,12 @@ import (
 // Request asks for one sample. Intake resolved everything: a sampler needs no
 // defaults, and every sample of a group carries the same lists.
 type Request struct {
-	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run" form:"token"`
-	UID         string `msgpack:"uid" form:"token"`
-	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
-	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
-	Lane        string `msgpack:"lane" form:"token"`
+	V           int64 `msgpack:"v"`
+	Run         Run   `msgpack:"run" form:"token"`
+	UID         UID   `msgpack:"uid" form:"token"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
+	Lane        Lane  `msgpack:"lane" form:"token"`
 	// SampleSeed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number.
 	SampleSeed uint64 `msgpack:"sample_seed"`
 	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
@@ -80,7 +80,7 @@ type Group struct {
 	BatchEpoch *int64 `msgpack:"batch_epoch,omitempty" range:"0.."`
 	// SourceRun is the run that made the trajectories, where they are scored again under
 	// another run; empty: the run itself.
-	SourceRun string `msgpack:"source_run,omitempty" form:"token"`
+	SourceRun Run `msgpack:"source_run,omitempty" form:"token"`
 }
 
 // Same says whether two events carry the same group.

@@ -2,11 +2,11 @@ package schemas
 
 // Reward is the score of one sample. A failure is a state, never a number.
 type Reward struct {
-	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run" form:"token"`
-	UID         string `msgpack:"uid" form:"token"`
-	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
-	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
+	V           int64 `msgpack:"v"`
+	Run         Run   `msgpack:"run" form:"token"`
+	UID         UID   `msgpack:"uid" form:"token"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	// Status is scored, or failed: the sample could not be made, or a required score failed.
 	Status string `msgpack:"status" enum:"RewardStatuses"`
 	// Error says why there is no reward, when failed.
@@ -49,10 +49,10 @@ type Score struct {
 // Verdict is a reward from outside: of a person, or of a batch job that takes hours.
 // Whoever has it publishes it; the reward service joins it with the trajectory.
 type Verdict struct {
-	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run" form:"token"`
-	UID         string `msgpack:"uid" form:"token"`
-	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	V           int64 `msgpack:"v"`
+	Run         Run   `msgpack:"run" form:"token"`
+	UID         UID   `msgpack:"uid" form:"token"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	// Name is the instance of the reward function external:NAME, or external.
 	Name string `msgpack:"name" form:"token"`
 	// Value is the score; null: there will be none, and Error says why.

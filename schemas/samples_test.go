@@ -173,8 +173,8 @@ func resultSamples(t testing.TB) []sample {
 			Mean:    new(0.5), Std: new(0.0), Scale: "none", StdBasis: "sample", Estimator: "rloo", Singleton: "reward",
 		}},
 		{"batch-short", &schemas.Batch{
-			Run: "run-1", Batch: "b3", Groups: 1, UIDs: []string{"p17"}, Samples: 8, Mean: new(0.5), Std: new(0.25), StdBasis: "sample", Metrics: []schemas.Metric{{Name: "critic/rewards/mean", Value: 0.5}},
-			Status: "short", Expected: 2, Refills: 3, Dropped: []string{"p19", "p19-r1"}, Step: new(int64(12)), Epoch: new(int64(1)),
+			Run: "run-1", Batch: "b3", Groups: 1, UIDs: []schemas.UID{"p17"}, Samples: 8, Mean: new(0.5), Std: new(0.25), StdBasis: "sample", Metrics: []schemas.Metric{{Name: "critic/rewards/mean", Value: 0.5}},
+			Status: "short", Expected: 2, Refills: 3, Dropped: []schemas.UID{"p19", "p19-r1"}, Step: new(int64(12)), Epoch: new(int64(1)),
 		}},
 		{"policy-reward", &schemas.Policy{
 			Lane: "signs", Model: "signs", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10, MaxPixels: 1 << 20,
@@ -195,11 +195,11 @@ func groupSamples(t testing.TB) []sample {
 			Estimator: "rloo",
 		}},
 		{"batch-closed", &schemas.Batch{
-			Run: "run-1", Batch: "b0", Groups: 2, UIDs: []string{"p17", "p18"}, Samples: 9, Mean: new(0.5), Std: new(0.25),
+			Run: "run-1", Batch: "b0", Groups: 2, UIDs: []schemas.UID{"p17", "p18"}, Samples: 9, Mean: new(0.5), Std: new(0.25),
 			StdBasis: "sample", Metrics: []schemas.Metric{{Name: "critic/rewards/max", Value: 1}, {Name: "critic/rewards/mean", Value: 0.5}},
 			Closed: 1_763_690_460_000_000_000,
 		}},
-		{"batch-empty", &schemas.Batch{Run: "run-1", Batch: "b1", Groups: 1, UIDs: []string{}, StdBasis: "sample", Metrics: []schemas.Metric{}}},
+		{"batch-empty", &schemas.Batch{Run: "run-1", Batch: "b1", Groups: 1, UIDs: []schemas.UID{}, StdBasis: "sample", Metrics: []schemas.Metric{}}},
 		{"policy", &schemas.Policy{
 			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 12, WeightsDigest: digestOf("weights"),
 			SchedulerConfig: []byte(`{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 1.0}`),
@@ -309,7 +309,7 @@ func fullRequest(t testing.TB) *schemas.Request {
 func extremeRequest(t testing.TB) *schemas.Request {
 	r := fullRequest(t)
 	r.GroupSize, r.SampleIndex = schemas.MaxGroupSize, schemas.MaxGroupSize-1
-	r.Run, r.UID = strings.Repeat("r", schemas.MaxToken), strings.Repeat("u", schemas.MaxToken)
+	r.Run, r.UID = schemas.Run(strings.Repeat("r", schemas.MaxToken)), schemas.UID(strings.Repeat("u", schemas.MaxToken))
 	r.Height, r.Width = schemas.MaxSide, 16
 	r.Prompt = strings.Repeat("ab\u00e9", schemas.MaxPromptBytes/4)
 	r.Sigmas, r.Transitions, r.ReturnStepIndices, r.Debug = nil, nil, nil, nil
@@ -320,7 +320,7 @@ func extremeRequest(t testing.TB) *schemas.Request {
 	}
 	r.Sigmas = append(r.Sigmas, 0)
 	r.ReturnStepIndices = append(r.ReturnStepIndices, schemas.MaxSteps)
-	r.Group = schemas.Group{Batch: r.UID, Metadata: largestMetadata(t)}
+	r.Group = schemas.Group{Batch: string(r.UID), Metadata: largestMetadata(t)}
 	r.ScheduleDigest = r.ComputeScheduleDigest()
 	return r
 }

@@ -4,8 +4,8 @@ package schemas
 // happens. Only the attempt that the sample's Trajectory names counts.
 type Step struct {
 	V                 int64  `msgpack:"v"`
-	Run               string `msgpack:"run" form:"token"`
-	UID               string `msgpack:"uid" form:"token"`
+	Run               Run    `msgpack:"run" form:"token"`
+	UID               UID    `msgpack:"uid" form:"token"`
 	SampleIndex       int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	Attempt           string `msgpack:"attempt" form:"token"`
 	StepIndex         int64  `msgpack:"step_index" range:"0..MaxSteps-1"`

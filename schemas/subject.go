@@ -21,45 +21,47 @@ const (
 // is the idempotency key, and the message id is the subject without Prefix.
 
 // PromptSubject is where users publish prompts of a run.
-func PromptSubject(run string) string { return Prefix + "prompt." + run }
+func PromptSubject(run Run) string { return Prefix + "prompt." + string(run) }
 
 // GroupSubject is the record of one group, the claim of its uid.
-func GroupSubject(run, uid string) string { return Prefix + "group." + run + "." + uid }
+func GroupSubject(run Run, uid UID) string {
+	return Prefix + "group." + string(run) + "." + string(uid)
+}
 
 // OpeningSubject is the record of one group on the way that its rewards take. It is stored
 // with a partition token, as they are.
-func OpeningSubject(run, batch, uid string) string {
-	return Prefix + "opening." + run + "." + batch + "." + uid
+func OpeningSubject(run Run, batch string, uid UID) string {
+	return Prefix + "opening." + string(run) + "." + batch + "." + string(uid)
 }
 
 // RequestSubject is the request of one sample.
-func RequestSubject(run, lane, uid string, sample int64) string {
-	return Prefix + "request." + run + "." + lane + "." + uid + "." + itoa(sample)
+func RequestSubject(run Run, lane Lane, uid UID, sample int64) string {
+	return Prefix + "request." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
 }
 
 // StepSubject is one step of one attempt.
-func StepSubject(run, uid string, sample int64, attempt string, step int64) string {
-	return Prefix + "step." + run + "." + uid + "." + itoa(sample) + "." + attempt + "." + itoa(step)
+func StepSubject(run Run, uid UID, sample int64, attempt string, step int64) string {
+	return Prefix + "step." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + "." + itoa(step)
 }
 
 // PartSubject is one part of a step's large tensors.
 func PartSubject(step string, part int64) string { return step + "." + itoa(part) }
 
 // TrajectorySubject is the trajectory of one sample.
-func TrajectorySubject(run, uid string, sample int64) string {
-	return Prefix + "trajectory." + run + "." + uid + "." + itoa(sample)
+func TrajectorySubject(run Run, uid UID, sample int64) string {
+	return Prefix + "trajectory." + string(run) + "." + string(uid) + "." + itoa(sample)
 }
 
 // RewardSubject is the reward of one sample. The stream stores it with a partition
 // token, a hash of the batch, after "reward." (see RewardPartitions): every reward
 // of a batch lands in one partition. A group without a batch has its uid there.
-func RewardSubject(run, batch, uid string, sample int64) string {
-	return Prefix + "reward." + run + "." + batch + "." + uid + "." + itoa(sample)
+func RewardSubject(run Run, batch string, uid UID, sample int64) string {
+	return Prefix + "reward." + string(run) + "." + batch + "." + string(uid) + "." + itoa(sample)
 }
 
 // VerdictSubject is one reward from outside of one sample.
-func VerdictSubject(run, uid string, sample int64, name string) string {
-	return Prefix + "verdict." + run + "." + uid + "." + itoa(sample) + "." + name
+func VerdictSubject(run Run, uid UID, sample int64, name string) string {
+	return Prefix + "verdict." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + name
 }
 
 // ScoreSubject is where workers of the reward function nats:NAME answer requests (core
@@ -67,17 +69,21 @@ func VerdictSubject(run, uid string, sample int64, name string) string {
 func ScoreSubject(name string) string { return Prefix + "score." + name }
 
 // AdvantageSubject is the result of one group.
-func AdvantageSubject(run, uid string) string { return Prefix + "advantage." + run + "." + uid }
+func AdvantageSubject(run Run, uid UID) string {
+	return Prefix + "advantage." + string(run) + "." + string(uid)
+}
 
 // BatchSubject is the result of one batch.
-func BatchSubject(run, batch string) string { return Prefix + "batch." + run + "." + batch }
+func BatchSubject(run Run, batch string) string {
+	return Prefix + "batch." + string(run) + "." + batch
+}
 
 // PolicySubject is the weight announcements of a lane.
-func PolicySubject(lane string) string { return Prefix + "policy." + lane }
+func PolicySubject(lane Lane) string { return Prefix + "policy." + string(lane) }
 
 // DeadSubject is refused input. What is not a legal token becomes "_".
-func DeadSubject(stage, run, uid string) string {
-	return Prefix + "dead." + safeToken(stage) + "." + safeToken(run) + "." + safeToken(uid)
+func DeadSubject(stage string, run Run, uid UID) string {
+	return Prefix + "dead." + safeToken(stage) + "." + safeToken(string(run)) + "." + safeToken(string(uid))
 }
 
 // BucketSubject is the subject that a key-value bucket keeps a key under.
@@ -87,7 +93,7 @@ func BucketSubject(bucket, key string) string { return "$KV." + bucket + "." + k
 func MessageID(subject string) string { return strings.TrimPrefix(subject, Prefix) }
 
 // RunOf returns the run token of the subject of a stored event.
-func RunOf(subject string) (run string, ok bool) {
+func RunOf(subject string) (run Run, ok bool) {
 	a, _ := ParseSubject(subject)
 	return a.Run, a.Run != ""
 }
@@ -103,11 +109,22 @@ func IsOpening(subject string) bool { return strings.HasPrefix(subject, Prefix+K
 // MaxToken is the longest run id, uid, lane or batch id.
 const MaxToken = 64
 
+// The ids of events, each a token of subjects: 1 to MaxToken characters of A-Z a-z 0-9 _ -.
+// A type does not prove that; Validate and CheckToken do, where an id comes from outside.
+type (
+	// Run is the id of a run.
+	Run string
+	// UID is the id of a group, unique in its run.
+	UID string
+	// Lane is the id of a queue of requests, and of what the samplers serve that take from it.
+	Lane string
+)
+
 // CheckToken says whether s may become a token of a subject: 1 to MaxToken of
 // A-Z a-z 0-9 _ -. Dots, spaces and wildcards would change the routing.
-func CheckToken(field, s string) error {
+func CheckToken[S ~string](field string, s S) error {
 	var f faults
-	f.token(field, s)
+	f.token(field, string(s))
 	return f.err()
 }
 

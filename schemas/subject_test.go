@@ -32,7 +32,8 @@ func TestParseSubject(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		token := rapid.StringMatching(`[A-Za-z0-9_-]{1,8}`)
 		n := rapid.Int64Range(0, schemas.MaxGroupSize-1)
-		run, uid, batch, lane := token.Draw(t, "run"), token.Draw(t, "uid"), token.Draw(t, "batch"), token.Draw(t, "lane")
+		run, uid, lane := schemas.Run(token.Draw(t, "run")), schemas.UID(token.Draw(t, "uid")), schemas.Lane(token.Draw(t, "lane"))
+		batch := token.Draw(t, "batch")
 		attempt, name := token.Draw(t, "attempt"), token.Draw(t, "name")
 		sample, step, part := n.Draw(t, "sample"), n.Draw(t, "step"), n.Draw(t, "part")
 		s, k, q := strconv.FormatInt(sample, 10), strconv.FormatInt(step, 10), strconv.FormatInt(part, 10)
@@ -106,7 +107,7 @@ func TestDeadSubject_hostile(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		s := schemas.DeadSubject(rapid.String().Draw(t, "stage"), rapid.String().Draw(t, "run"), rapid.String().Draw(t, "uid"))
+		s := schemas.DeadSubject(rapid.String().Draw(t, "stage"), schemas.Run(rapid.String().Draw(t, "run")), schemas.UID(rapid.String().Draw(t, "uid")))
 		tokens := strings.Split(strings.TrimPrefix(s, schemas.Prefix), ".")
 		if len(tokens) != 4 || tokens[0] != "dead" {
 			t.Fatalf("subject %q", s)
@@ -122,13 +123,15 @@ func TestDeadSubject_hostile(t *testing.T) {
 // Different events have different subjects: the subject is the idempotency key.
 func TestSubjects_areKeys(t *testing.T) {
 	type id struct {
-		run, uid, attempt string
-		sample, step      int64
+		run          schemas.Run
+		uid          schemas.UID
+		attempt      string
+		sample, step int64
 	}
 	token := rapid.StringMatching(`[A-Za-z0-9_-]{1,3}`)
 	draw := rapid.Custom(func(t *rapid.T) id {
 		return id{
-			token.Draw(t, "run"), token.Draw(t, "uid"), token.Draw(t, "attempt"),
+			schemas.Run(token.Draw(t, "run")), schemas.UID(token.Draw(t, "uid")), token.Draw(t, "attempt"),
 			rapid.Int64Range(0, 30).Draw(t, "sample"), rapid.Int64Range(0, 30).Draw(t, "step"),
 		}
 	})
@@ -204,7 +207,8 @@ func TestStreams_settings(t *testing.T) {
 
 func TestRunOf(t *testing.T) {
 	tests := []struct {
-		subject, run string
+		subject string
+		run     schemas.Run
 	}{
 		{schemas.PromptSubject("r"), "r"},
 		{schemas.RequestSubject("r", "lane", "u", 1), "r"},

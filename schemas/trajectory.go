@@ -4,11 +4,11 @@ package schemas
 // has, and all a trainer needs to recompute each log-prob.
 type Trajectory struct {
 	V           int64  `msgpack:"v"`
-	Run         string `msgpack:"run" form:"token"`
-	UID         string `msgpack:"uid" form:"token"`
+	Run         Run    `msgpack:"run" form:"token"`
+	UID         UID    `msgpack:"uid" form:"token"`
 	SampleIndex int64  `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
-	Lane        string `msgpack:"lane" form:"token"`
+	Lane        Lane   `msgpack:"lane" form:"token"`
 	Attempt     string `msgpack:"attempt" form:"token"`
 	// StopReason is completed, or failed: the sample cannot be made.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`

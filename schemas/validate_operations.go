@@ -38,8 +38,8 @@ func (e *Receipt) rules(f *faults) {
 		if e.Code != "" || e.Error != "" {
 			f.add("code", quote(e.Code), "must be empty, as error, when accepted")
 		}
-		f.token("run", e.Run)
-		f.token("uid", e.UID)
+		f.token("run", string(e.Run))
+		f.token("uid", string(e.UID))
 		if e.Samples == 0 {
 			f.within("samples", e.Samples, 1, MaxGroupSize)
 		}

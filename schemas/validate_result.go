@@ -83,10 +83,10 @@ func (e *Advantage) member(f *faults, i int) {
 }
 
 // sorted checks that a list of uids is in order; one that comes twice is named by its tag.
-func (f *faults) sorted(field string, list []string) {
+func (f *faults) sorted(field string, list []UID) {
 	for i := 1; i < len(list); i++ {
 		if list[i] < list[i-1] {
-			f.add(field+"["+strconv.Itoa(i)+"]", quote(list[i]), "must be above the one before it")
+			f.add(field+"["+strconv.Itoa(i)+"]", quote(string(list[i])), "must be above the one before it")
 			return
 		}
 	}

@@ -20,9 +20,9 @@ func (e *Request) rules(f *faults) {
 }
 
 // across checks what every event of a group carries of it.
-func (g *Group) across(f *faults, uid string) {
-	if g.BatchGroups == 0 && g.Batch != uid {
-		f.add("batch", quote(g.Batch), fmt.Sprintf("must be the uid %s: the group has no batch", quote(uid)))
+func (g *Group) across(f *faults, uid UID) {
+	if g.BatchGroups == 0 && g.Batch != string(uid) {
+		f.add("batch", quote(g.Batch), fmt.Sprintf("must be the uid %s: the group has no batch", quote(string(uid))))
 	}
 	rewards(f, g.Reward)
 	g.Advantage.across(f.in("advantage"), g.BatchGroups > 0)

@@ -52,7 +52,7 @@ func TestPrompt_Validate(t *testing.T) {
 	faults(t, func() *P { return fullPrompt(t) }, []fault[P]{
 		{"uid with a dot", func(p *P) { p.UID = "a.b" }, `uid: "a.b"; ` + tokenRule},
 		{"uid with a wildcard", func(p *P) { p.UID = "*" }, `uid: "*"; ` + tokenRule},
-		{"long uid", func(p *P) { p.UID = strings.Repeat("u", 65) }, `uid: "` + strings.Repeat("u", 64) + `"...; ` + tokenRule},
+		{"long uid", func(p *P) { p.UID = schemas.UID(strings.Repeat("u", 65)) }, `uid: "` + strings.Repeat("u", 64) + `"...; ` + tokenRule},
 		{"long prompt", func(p *P) { p.Prompt = strings.Repeat("x", schemas.MaxPromptBytes+1) }, "prompt: 16385 bytes; must be at most 16384"},
 		{"prompt not UTF-8", func(p *P) { p.Prompt = "\xff" }, `prompt: "\xff"; must be UTF-8`},
 		{"long negative prompt", func(p *P) { p.NegativePrompt = new(strings.Repeat("x", 16385)) }, "negative_prompt: 16385 bytes; must be at most 16384"},
@@ -402,10 +402,10 @@ func TestBatch_Validate(t *testing.T) {
 	faults(t, func() *B { return find[B](t, "batch-closed") }, []fault[B]{
 		{"groups", func(b *B) { b.Groups = -1 }, "groups: -1; must be between 0 and 4096"},
 		{"status", func(b *B) { b.Status = "open" }, `status: "open"; must be one of complete, short, partial`},
-		{"dropped", func(b *B) { b.Dropped = []string{"b", "a"} }, `dropped[1]: "a"; must be above the one before it`},
-		{"uids out of order", func(b *B) { b.UIDs = []string{"b", "a"} }, `uids[1]: "a"; must be above the one before it`},
-		{"uid twice", func(b *B) { b.UIDs = []string{"a", "a"} }, `uids[1]: "a"; must come once`},
-		{"uid", func(b *B) { b.UIDs = []string{""} }, `uids[0]: ""; ` + tokenRule},
+		{"dropped", func(b *B) { b.Dropped = []schemas.UID{"b", "a"} }, `dropped[1]: "a"; must be above the one before it`},
+		{"uids out of order", func(b *B) { b.UIDs = []schemas.UID{"b", "a"} }, `uids[1]: "a"; must be above the one before it`},
+		{"uid twice", func(b *B) { b.UIDs = []schemas.UID{"a", "a"} }, `uids[1]: "a"; must come once`},
+		{"uid", func(b *B) { b.UIDs = []schemas.UID{""} }, `uids[0]: ""; ` + tokenRule},
 		{"metrics out of order", func(b *B) { b.Metrics[0].Name = "z" }, `metrics[1].name: "critic/rewards/mean"; must be above the one before it`},
 		{"metric twice", func(b *B) { b.Metrics[1].Name = b.Metrics[0].Name }, `metrics[1].name: "critic/rewards/max"; must be above the one before it`},
 		{"NaN metric", func(b *B) { b.Metrics[1].Value = math.NaN() }, "metrics[1].value: NaN; must be finite"},

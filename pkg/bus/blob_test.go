@@ -238,8 +238,8 @@ func TestBus_Dead_names(t *testing.T) {
 	for i, test := range []struct {
 		subject string
 		data    []byte
-		run     string
-		uid     string
+		run     schemas.Run
+		uid     schemas.UID
 		stored  string
 	}{
 		{schemas.PromptSubject("r1"), prompt, "r1", "u9", "mdr.v1.dead.reward.r1.u9"},

@@ -74,11 +74,11 @@ func eventually(t testing.TB, what string, condition func() bool) {
 var digest = strings.Repeat("0", 64)
 
 // group is what events of a group without a batch carry.
-func group(uid string) schemas.Group {
-	return schemas.Group{Batch: uid, Reward: []schemas.RewardSpec{}, Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
+func group(uid schemas.UID) schemas.Group {
+	return schemas.Group{Batch: string(uid), Reward: []schemas.RewardSpec{}, Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
 }
 
-func request(run, uid string, sample int64) *schemas.Request {
+func request(run schemas.Run, uid schemas.UID, sample int64) *schemas.Request {
 	return &schemas.Request{
 		Run: run, UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny", Prompt: "a red fox", Height: 16, Width: 16,
 		Sigmas: []float32{1, 0}, Transitions: []string{"ode"}, LogProbKind: "density", Solver: "euler", LatentsDType: "F32",
@@ -86,14 +86,14 @@ func request(run, uid string, sample int64) *schemas.Request {
 	}
 }
 
-func trajectory(uid string, sample int64) *schemas.Trajectory {
+func trajectory(uid schemas.UID, sample int64) *schemas.Trajectory {
 	return &schemas.Trajectory{
 		Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Lane: "tiny", Attempt: "a1",
 		StopReason: "failed", Error: "out of paint", Group: group(uid),
 	}
 }
 
-func reward(uid string, sample int64) *schemas.Reward {
+func reward(uid schemas.UID, sample int64) *schemas.Reward {
 	return &schemas.Reward{
 		Run: "r1", UID: uid, SampleIndex: sample, GroupSize: schemas.MaxGroupSize, Status: "failed", Error: "out of paint",
 		Scores: []schemas.Score{}, Group: group(uid),
@@ -101,7 +101,7 @@ func reward(uid string, sample int64) *schemas.Reward {
 }
 
 // step has one latent of n bytes.
-func step(uid string, sample int64, attempt string, index int64, n int) *schemas.Step {
+func step(uid schemas.UID, sample int64, attempt string, index int64, n int) *schemas.Step {
 	data := make([]byte, n)
 	for i := range data {
 		data[i] = byte(i*7 + i>>8 + int(index))
@@ -114,4 +114,4 @@ func step(uid string, sample int64, attempt string, index int64, n int) *schemas
 	}
 }
 
-func uid(i int) string { return fmt.Sprintf("u%d", i) }
+func uid(i int) schemas.UID { return schemas.UID(fmt.Sprintf("u%d", i)) }

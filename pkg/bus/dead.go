@@ -93,7 +93,7 @@ func headerSize(headers []schemas.Header) int {
 }
 
 // names are the run and the uid of an event, as far as they can be read.
-func names(m *Message) (run, uid string) {
+func names(m *Message) (run schemas.Run, uid schemas.UID) {
 	a, _ := schemas.ParseSubject(m.Subject)
 	run, uid = a.Run, a.UID
 	if a.Kind == schemas.KindPrompt {

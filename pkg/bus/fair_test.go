@@ -26,7 +26,7 @@ func fair() bus.ConsumerConfig {
 	return c
 }
 
-func publishSamples(t testing.TB, b *bus.Bus, run, uid string, n int) {
+func publishSamples(t testing.TB, b *bus.Bus, run schemas.Run, uid schemas.UID, n int) {
 	t.Helper()
 	p := b.NewPublisher(1024, 16<<20)
 	defer p.Close()

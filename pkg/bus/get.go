@@ -279,7 +279,7 @@ func (b *Bus) Delete(ctx context.Context, stream string, seq uint64) error {
 // stay, because nobody has looked at them. It returns the number of messages removed.
 // A run id must not be used again: for the length of schemas.DedupWindow the server
 // would take its events for duplicates and store nothing.
-func (b *Bus) Purge(ctx context.Context, run string) (uint64, error) {
+func (b *Bus) Purge(ctx context.Context, run schemas.Run) (uint64, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return 0, fmt.Errorf("purge run: %w", err)
 	}

@@ -155,7 +155,7 @@ func (b *Bus) Answers(ctx context.Context, t *schemas.Trajectory, r *schemas.Req
 
 // Group reads the record of a group, or returns ErrNotFound: there is none for events
 // that no prompt of this event plane asked for.
-func (b *Bus) Group(ctx context.Context, run, uid string) (*schemas.GroupRecord, error) {
+func (b *Bus) Group(ctx context.Context, run schemas.Run, uid schemas.UID) (*schemas.GroupRecord, error) {
 	record := &schemas.GroupRecord{}
 	if _, err := b.Claimed(ctx, schemas.StreamGroups, schemas.GroupSubject(run, uid), record, nil); err != nil {
 		return nil, fmt.Errorf("look up the group %s of run %s: %w", uid, run, err)

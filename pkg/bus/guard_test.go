@@ -71,9 +71,9 @@ func verdict(value float64) *schemas.Verdict {
 	return &schemas.Verdict{Run: "r1", UID: "u1", Name: "external", Value: &value}
 }
 
-func advantage(uid string) *schemas.Advantage {
+func advantage(uid schemas.UID) *schemas.Advantage {
 	return &schemas.Advantage{
-		Run: "r1", UID: uid, Batch: uid, Status: "failed", Error: "none came", GroupSize: 8, Members: []schemas.Member{},
+		Run: "r1", UID: uid, Batch: string(uid), Status: "failed", Error: "none came", GroupSize: 8, Members: []schemas.Member{},
 		Scale: "group", StdBasis: "sample", Estimator: "flow_grpo",
 	}
 }

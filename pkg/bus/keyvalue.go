@@ -1,11 +1,11 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -25,7 +25,7 @@ func (b *Bus) bucket(ctx context.Context, name string) (jetstream.KeyValue, erro
 
 // CreateRun stores the spec of a run unless there is one, and returns the one that is
 // stored and whether it is this.
-func (b *Bus) CreateRun(ctx context.Context, run string, spec []byte) (stored []byte, created bool, err error) {
+func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stored []byte, created bool, err error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, false, fmt.Errorf("create run: %w", err)
 	}
@@ -35,7 +35,7 @@ func (b *Bus) CreateRun(ctx context.Context, run string, spec []byte) (stored []
 	err = b.patiently(ctx, func(ctx context.Context) error {
 		kv, err := b.bucket(ctx, schemas.RunBucket)
 		if err == nil {
-			_, err = kv.Create(ctx, run, spec)
+			_, err = kv.Create(ctx, string(run), spec)
 		}
 		return err
 	})
@@ -50,7 +50,7 @@ func (b *Bus) CreateRun(ctx context.Context, run string, spec []byte) (stored []
 }
 
 // Run returns the spec of a run, or ErrNotFound.
-func (b *Bus) Run(ctx context.Context, run string) ([]byte, error) {
+func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, fmt.Errorf("run: %w", err)
 	}
@@ -58,7 +58,7 @@ func (b *Bus) Run(ctx context.Context, run string) ([]byte, error) {
 	err := b.patiently(ctx, func(ctx context.Context) error {
 		kv, err := b.bucket(ctx, schemas.RunBucket)
 		if err == nil {
-			e, err = kv.Get(ctx, run)
+			e, err = kv.Get(ctx, string(run))
 		}
 		return err
 	})
@@ -71,10 +71,10 @@ func (b *Bus) Run(ctx context.Context, run string) ([]byte, error) {
 	return e.Value(), nil
 }
 
-func (b *Bus) deleteRun(ctx context.Context, run string) error {
+func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {
-		err = kv.Purge(ctx, run)
+		err = kv.Purge(ctx, string(run))
 	}
 	if err != nil {
 		return fmt.Errorf("delete run %q: %w", run, err)
@@ -98,7 +98,7 @@ func (b *Bus) SetPolicy(ctx context.Context, p *schemas.Policy) error {
 	err = b.patiently(ctx, func(ctx context.Context) error {
 		kv, err := b.bucket(ctx, schemas.PolicyBucket)
 		if err == nil {
-			_, err = kv.Put(ctx, p.Lane, data)
+			_, err = kv.Put(ctx, string(p.Lane), data)
 		}
 		return err
 	})
@@ -130,5 +130,5 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 }
 
 func sortByLane(p []*schemas.Policy) {
-	slices.SortFunc(p, func(a, b *schemas.Policy) int { return strings.Compare(a.Lane, b.Lane) })
+	slices.SortFunc(p, func(a, b *schemas.Policy) int { return cmp.Compare(a.Lane, b.Lane) })
 }

@@ -110,7 +110,7 @@ func (b *Bus) Present(ctx context.Context) ([]*schemas.Presence, error) {
 }
 
 // LaneBacklog is how many requests of a lane are not done: waiting, or in hand.
-func (b *Bus) LaneBacklog(ctx context.Context, lane string) (uint64, error) {
+func (b *Bus) LaneBacklog(ctx context.Context, lane schemas.Lane) (uint64, error) {
 	c, err := b.js.Consumer(ctx, schemas.StreamRequests, LaneConsumer(lane))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return 0, nil
@@ -123,4 +123,4 @@ func (b *Bus) LaneBacklog(ctx context.Context, lane string) (uint64, error) {
 }
 
 // LaneConsumer is the durable of a lane's samplers.
-func LaneConsumer(lane string) string { return "sampler-" + lane }
+func LaneConsumer(lane schemas.Lane) string { return "sampler-" + string(lane) }

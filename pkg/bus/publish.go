@@ -85,13 +85,13 @@ func options(e schemas.Keyed, opts []PublishOption) publishOptions {
 // PublishPrompt stores the encoded prompt of a run. It is not decoded: intake is the
 // authority on what is acceptable. Without a Nats-Msg-Id in header, the prompt gets a
 // random one, so that it is stored once however often the publish had to be tried.
-func (b *Bus) PublishPrompt(ctx context.Context, run string, prompt []byte, header nats.Header, opts ...PublishOption) (Ack, error) {
+func (b *Bus) PublishPrompt(ctx context.Context, run schemas.Run, prompt []byte, header nats.Header, opts ...PublishOption) (Ack, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return Ack{}, Terminal(schemas.CodeInvalid, err)
 	}
 	h := nats.Header{
 		schemas.HeaderType: {schemas.TypePrompt}, schemas.HeaderContentType: {schemas.ContentType},
-		jetstream.MsgIDHeader: {"prompt." + run + "." + randomToken()},
+		jetstream.MsgIDHeader: {"prompt." + string(run) + "." + randomToken()},
 	}
 	for name, v := range header {
 		h[name] = v

@@ -209,12 +209,12 @@ func TestBus_Publish_rewardPartition(t *testing.T) {
 		}
 		used := map[int]bool{}
 		for i := range groups {
-			used[schemas.Partition(uid(i))] = true
-			m, err := e.Last(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r1", uid(i), uid(i)))
+			used[schemas.Partition(string(uid(i)))] = true
+			m, err := e.Last(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r1", string(uid(i)), uid(i)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := "mdr.v1.reward." + strconv.Itoa(schemas.Partition(uid(i))) + ".r1." + uid(i) + "." + uid(i) + ".0"
+			want := "mdr.v1.reward." + strconv.Itoa(schemas.Partition(string(uid(i)))) + ".r1." + string(uid(i)) + "." + string(uid(i)) + ".0"
 			if m.Subject != want {
 				t.Errorf("stored as %q, want %q", m.Subject, want)
 			}
@@ -250,7 +250,7 @@ func TestBus_PublishPrompt(t *testing.T) {
 		if err != nil || m.Header.Get(schemas.HeaderReply) != "_INBOX.x" || string(m.Data) != string(data) {
 			t.Errorf("got %+v, %v", m, err)
 		}
-		for _, run := range []string{"", "a.b", "*", ">", strings.Repeat("x", 65)} {
+		for _, run := range []schemas.Run{"", "a.b", "*", ">", schemas.Run(strings.Repeat("x", 65))} {
 			if _, err := e.PublishPrompt(ctx, run, data, nil); bus.Code(err) != "invalid" {
 				t.Errorf("run %q: got %v, want invalid", run, err)
 			}

@@ -58,7 +58,7 @@ func take(t testing.TB, s *bus.Subscription, n int, wait time.Duration) []*bus.M
 	return out
 }
 
-func publishGroup(t testing.TB, b *bus.Bus, uid string, from, n int) {
+func publishGroup(t testing.TB, b *bus.Bus, uid schemas.UID, from, n int) {
 	t.Helper()
 	for i := range n {
 		if _, err := b.Publish(context.Background(), reward(uid, int64(from+i))); err != nil {
@@ -281,7 +281,7 @@ func TestSubscription_partitions(t *testing.T) {
 			s := subscribe(t, e.Bus, c)
 			want := 0
 			for i := range groups {
-				if schemas.Partition(uid(i)) == p {
+				if schemas.Partition(string(uid(i))) == p {
 					want += 2
 				}
 			}
@@ -289,7 +289,7 @@ func TestSubscription_partitions(t *testing.T) {
 			total.Add(int64(len(got)))
 			for _, m := range got {
 				var r schemas.Reward
-				if err := schemas.Decode(m.Data, &r); err != nil || schemas.Partition(r.UID) != p {
+				if err := schemas.Decode(m.Data, &r); err != nil || schemas.Partition(string(r.UID)) != p {
 					t.Errorf("partition %d has %s, %v", p, m.Subject, err)
 				}
 			}

@@ -37,7 +37,7 @@ func connect(t *testing.T, url string, options ...client.Option) *client.Client 
 }
 
 // prompt is a group of two small samples.
-func prompt(uid string, change ...func(*schemas.Prompt)) *schemas.Prompt {
+func prompt(uid schemas.UID, change ...func(*schemas.Prompt)) *schemas.Prompt {
 	p := &schemas.Prompt{
 		Prompt: "a red fox", UID: uid, GroupSize: new(int64(2)), NumInferenceSteps: new(int64(2)),
 		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
@@ -48,7 +48,7 @@ func prompt(uid string, change ...func(*schemas.Prompt)) *schemas.Prompt {
 	return p
 }
 
-func publish(t *testing.T, c *client.Client, run string, p *schemas.Prompt) {
+func publish(t *testing.T, c *client.Client, run schemas.Run, p *schemas.Prompt) {
 	t.Helper()
 	if _, err := c.Publish(t.Context(), run, p); err != nil {
 		t.Fatalf("publish %s: %v", p.UID, err)
@@ -56,7 +56,7 @@ func publish(t *testing.T, c *client.Client, run string, p *schemas.Prompt) {
 }
 
 // groups reads n groups of a run behind a cursor.
-func groups(t *testing.T, c *client.Client, run string, after client.Cursor, n int) []*client.Group {
+func groups(t *testing.T, c *client.Client, run schemas.Run, after client.Cursor, n int) []*client.Group {
 	t.Helper()
 	var out []*client.Group
 	for g, err := range c.Groups(t.Context(), run, after) {
@@ -129,9 +129,9 @@ func TestGroups_ExactlyOnce(t *testing.T) {
 	t.Parallel()
 	p := newPipeline(t, "")
 	publisher := connect(t, p.url)
-	var want []string
+	var want []schemas.UID
 	for i := range 4 {
-		uid := fmt.Sprintf("g%d", i)
+		uid := schemas.UID(fmt.Sprintf("g%d", i))
 		want = append(want, uid)
 		publish(t, publisher, "mine", prompt(uid))
 		publish(t, publisher, "other", prompt(uid))
@@ -139,7 +139,7 @@ func TestGroups_ExactlyOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var got []string
+	var got []schemas.UID
 	var cursor client.Cursor
 	for range want {
 		c, err := client.Connect(t.Context(), p.url)
@@ -177,11 +177,11 @@ func TestGroups_RefusesWhatItCannotContinue(t *testing.T) {
 	t.Parallel()
 	p := newPipeline(t, "")
 	c := connect(t, p.url)
-	for _, uid := range []string{"a", "b", "c"} {
+	for _, uid := range []schemas.UID{"a", "b", "c"} {
 		publish(t, c, "r", prompt(uid))
 	}
 	read := groups(t, c, "r", "", 3)
-	refusal := func(run string, after client.Cursor) error {
+	refusal := func(run schemas.Run, after client.Cursor) error {
 		for _, err := range c.Groups(t.Context(), run, after) {
 			return err
 		}
@@ -217,12 +217,12 @@ func TestClient_Latents(t *testing.T) {
 	c := connect(t, p.url)
 	states := map[string]map[int64][]float32{}
 	for _, dtype := range []string{"F32", "F16", "BF16"} {
-		publish(t, c, dtype, prompt("fox", func(p *schemas.Prompt) {
+		publish(t, c, schemas.Run(dtype), prompt("fox", func(p *schemas.Prompt) {
 			p.Seed, p.NumInferenceSteps, p.Rollout.LatentsDType = new(int64(3)), new(int64(3)), dtype
 			p.Rollout.ReturnStepIndices = []int64{0, 1, 3}
 		}))
-		groups(t, c, dtype, "", 1)
-		tr, err := c.Trajectory(t.Context(), dtype, "fox", 1)
+		groups(t, c, schemas.Run(dtype), "", 1)
+		tr, err := c.Trajectory(t.Context(), schemas.Run(dtype), "fox", 1)
 		if err != nil {
 			t.Fatal(err)
 		}

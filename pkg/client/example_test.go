@@ -79,14 +79,14 @@ func ExampleClient_Groups() {
 		panic(err)
 	}
 	defer c.Close()
-	for _, uid := range []string{"fox", "hen", "owl"} {
-		if _, err := c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red " + uid, UID: uid, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}); err != nil {
+	for _, uid := range []schemas.UID{"fox", "hen", "owl"} {
+		if _, err := c.Publish(ctx, "demo", &schemas.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}); err != nil {
 			panic(err)
 		}
 	}
 	var kept struct { // one row of a database, say
 		cursor client.Cursor
-		groups []string
+		groups []schemas.UID
 	}
 	for len(kept.groups) < 3 { // each turn is a start of the reader
 		for group, err := range c.Groups(ctx, "demo", kept.cursor) {

@@ -14,7 +14,7 @@ import (
 // a *RefusedError; silence is ErrNoAnswer, and the prompt is stored all the same, as it is
 // with a *HeldError: intake waits for somebody to serve it. A prompt that could not be
 // stored is ErrFull, ErrTooLarge, ErrPermission or ErrClosed.
-func (c *Client) Publish(ctx context.Context, run string, p *schemas.Prompt) (*schemas.Receipt, error) {
+func (c *Client) Publish(ctx context.Context, run schemas.Run, p *schemas.Prompt) (*schemas.Receipt, error) {
 	data, err := schemas.Encode(p)
 	if err != nil {
 		return nil, fmt.Errorf("encode prompt: %w", err)
@@ -23,7 +23,7 @@ func (c *Client) Publish(ctx context.Context, run string, p *schemas.Prompt) (*s
 }
 
 // PublishEncoded is Publish for a prompt that is msgpack already.
-func (c *Client) PublishEncoded(ctx context.Context, run string, prompt []byte) (*schemas.Receipt, error) {
+func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []byte) (*schemas.Receipt, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}

@@ -30,7 +30,7 @@ type Group struct {
 // the one that the cursor is of. ErrEvicted: the store's limits of age and size took events
 // behind the cursor, groups of this run perhaps among them; an empty cursor begins with
 // what is left, of which nothing was read.
-func (c *Client) Groups(ctx context.Context, run string, after Cursor) iter.Seq2[*Group, error] {
+func (c *Client) Groups(ctx context.Context, run schemas.Run, after Cursor) iter.Seq2[*Group, error] {
 	return func(yield func(*Group, error) bool) {
 		events := read[schemas.Advantage](ctx, c.bus, run, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"), after)
 		for m, err := range events {
@@ -43,7 +43,7 @@ func (c *Client) Groups(ctx context.Context, run string, after Cursor) iter.Seq2
 
 // Trajectories yields the trajectories of a run as they are stored, those stored
 // before the call first, until ctx ends.
-func (c *Client) Trajectories(ctx context.Context, run string) iter.Seq2[*schemas.Trajectory, error] {
+func (c *Client) Trajectories(ctx context.Context, run schemas.Run) iter.Seq2[*schemas.Trajectory, error] {
 	return func(yield func(*schemas.Trajectory, error) bool) {
 		for m, err := range read[schemas.Trajectory](ctx, c.bus, run, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "*"), "") {
 			if !yield(&m.event, err) {
@@ -64,7 +64,7 @@ type placed[T any] struct {
 func read[T any, E interface {
 	*T
 	schemas.Keyed
-}](ctx context.Context, b *bus.Bus, run, stream, filter string, after Cursor) iter.Seq2[*placed[T], error] {
+}](ctx context.Context, b *bus.Bus, run schemas.Run, stream, filter string, after Cursor) iter.Seq2[*placed[T], error] {
 	return func(yield func(*placed[T], error) bool) {
 		if err := schemas.CheckToken("run", run); err != nil {
 			yield(&placed[T]{}, err)
@@ -86,7 +86,7 @@ func read[T any, E interface {
 }
 
 // Trajectory returns one stored trajectory, or ErrNotFound.
-func (c *Client) Trajectory(ctx context.Context, run, uid string, sample int64) (*schemas.Trajectory, error) {
+func (c *Client) Trajectory(ctx context.Context, run schemas.Run, uid schemas.UID, sample int64) (*schemas.Trajectory, error) {
 	m, err := c.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample))
 	if err != nil {
 		return nil, fmt.Errorf("trajectory %s %d of run %s: %w", uid, sample, run, err)

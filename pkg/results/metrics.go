@@ -18,7 +18,7 @@ func (x *measures) sample(a *schemas.Advantage, m *schemas.Member, r *schemas.Re
 		return
 	}
 	s := estimator.SampleStats{
-		UID: a.UID, Reward: *r.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: r.PolicyVersionMin, PolicyMax: r.PolicyVersionMax, GenerateSeconds: -1,
+		UID: string(a.UID), Reward: *r.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: r.PolicyVersionMin, PolicyMax: r.PolicyVersionMax, GenerateSeconds: -1,
 	}
 	for _, score := range r.Scores {
 		s.ScoreSeconds += float64(score.DurationNS) / 1e9

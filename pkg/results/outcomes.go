@@ -9,23 +9,26 @@ import (
 )
 
 // Prompt is one whose outcome is wanted.
-type Prompt struct{ UID, Text string }
+type Prompt struct {
+	UID  schemas.UID
+	Text string
+}
 
 // Outcomes is what has become of the prompts of a run. A group may be given up for a fresh one
 // that stands in for it: the outcome is that of the last.
 type Outcomes struct {
 	prompts    []Prompt
-	advantages map[string]*schemas.Advantage // by the uid of the prompt
-	refused    map[string]string             // reasons
-	refilled   map[string]bool               // uids of groups that another stands in for
-	open       map[string]bool
+	advantages map[schemas.UID]*schemas.Advantage // by the uid of the prompt
+	refused    map[schemas.UID]string             // reasons
+	refilled   map[schemas.UID]bool               // uids of groups that another stands in for
+	open       map[schemas.UID]bool
 }
 
 // NewOutcomes knows of no outcome yet. The uids differ.
 func NewOutcomes(prompts []Prompt) *Outcomes {
 	o := &Outcomes{
-		prompts: prompts, advantages: map[string]*schemas.Advantage{}, refused: map[string]string{},
-		refilled: map[string]bool{}, open: map[string]bool{},
+		prompts: prompts, advantages: map[schemas.UID]*schemas.Advantage{}, refused: map[schemas.UID]string{},
+		refilled: map[schemas.UID]bool{}, open: map[schemas.UID]bool{},
 	}
 	for _, p := range prompts {
 		o.open[p.UID] = true
@@ -34,7 +37,7 @@ func NewOutcomes(prompts []Prompt) *Outcomes {
 }
 
 // Read takes every advantage of the run that is stored.
-func (o *Outcomes) Read(ctx context.Context, b *bus.Bus, run string) error {
+func (o *Outcomes) Read(ctx context.Context, b *bus.Bus, run schemas.Run) error {
 	stored, err := b.LastMany(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")})
 	if err != nil {
 		return fmt.Errorf("read stored advantages: %w", err)
@@ -69,7 +72,7 @@ func (o *Outcomes) Take(m *bus.Message) {
 }
 
 // Refuse takes it that a prompt was refused.
-func (o *Outcomes) Refuse(uid, reason string) {
+func (o *Outcomes) Refuse(uid schemas.UID, reason string) {
 	if o.open[uid] {
 		o.refused[uid] = reason
 		delete(o.open, uid)
@@ -77,7 +80,7 @@ func (o *Outcomes) Refuse(uid, reason string) {
 }
 
 // Open says whether a prompt has no outcome yet.
-func (o *Outcomes) Open(uid string) bool { return o.open[uid] }
+func (o *Outcomes) Open(uid schemas.UID) bool { return o.open[uid] }
 
 // Left is how many prompts have no outcome yet.
 func (o *Outcomes) Left() int { return len(o.open) }
@@ -86,10 +89,10 @@ func (o *Outcomes) Left() int { return len(o.open) }
 func (o *Outcomes) Refills() int { return len(o.refilled) }
 
 // Advantage is the result of a prompt's group, or of the last that stood in for it; nil: none.
-func (o *Outcomes) Advantage(uid string) *schemas.Advantage { return o.advantages[uid] }
+func (o *Outcomes) Advantage(uid schemas.UID) *schemas.Advantage { return o.advantages[uid] }
 
 // Refused says whether and why a prompt was refused.
-func (o *Outcomes) Refused(uid string) (reason string, refused bool) {
+func (o *Outcomes) Refused(uid schemas.UID) (reason string, refused bool) {
 	reason, refused = o.refused[uid]
 	return reason, refused
 }

@@ -35,26 +35,27 @@ type PassMember struct {
 
 // PassSummary counts what a pass came to.
 type PassSummary struct {
-	Run      string  `json:"run"`
-	Source   string  `json:"source_run"`
-	Groups   int     `json:"groups"`
-	Complete int     `json:"complete"`
-	Samples  int     `json:"samples"`
-	Scored   int     `json:"scored"`
-	Digest   string  `json:"digest"`
-	Seconds  float64 `json:"seconds"`
-	Out      string  `json:"out,omitempty"`
+	Run      schemas.Run `json:"run"`
+	Source   schemas.Run `json:"source_run"`
+	Groups   int         `json:"groups"`
+	Complete int         `json:"complete"`
+	Samples  int         `json:"samples"`
+	Scored   int         `json:"scored"`
+	Digest   string      `json:"digest"`
+	Seconds  float64     `json:"seconds"`
+	Out      string      `json:"out,omitempty"`
 }
 
 // Scored is a group before and after a pass.
 type Scored struct {
-	UID, Prompt string
+	UID    schemas.UID
+	Prompt string
 	// Before is the result in the run, nil where it has none; After that in the pass.
 	Before, After *schemas.Advantage
 }
 
 // CollectPass reads what a pass over a run stored of the groups.
-func CollectPass(ctx context.Context, b *bus.Bus, pass, run string, groups []Scored) (*Pass, error) {
+func CollectPass(ctx context.Context, b *bus.Bus, pass, run schemas.Run, groups []Scored) (*Pass, error) {
 	rewards, err := Rewards(ctx, b, pass, "*")
 	if err != nil {
 		return nil, err
@@ -62,7 +63,7 @@ func CollectPass(ctx context.Context, b *bus.Bus, pass, run string, groups []Sco
 	out := &Pass{Summary: PassSummary{Run: pass, Source: run, Groups: len(groups)}}
 	var content digest
 	for _, s := range groups {
-		if err := content.add("advantage."+s.UID, s.After); err != nil {
+		if err := content.add("advantage."+string(s.UID), s.After); err != nil {
 			return nil, err
 		}
 		g := s.group(rewards)

@@ -23,14 +23,14 @@ type Run struct {
 type Group struct {
 	GroupResult
 	// Group is the uid of the group that stood in for the prompt's own, where one did.
-	Group   string   `json:"group,omitempty"`
-	Members []Member `json:"members"`
+	Group   schemas.UID `json:"group,omitempty"`
+	Members []Member    `json:"members"`
 }
 
 // GroupResult is the result of a group.
 type GroupResult struct {
-	UID    string `json:"uid"`
-	Prompt string `json:"prompt"`
+	UID    schemas.UID `json:"uid"`
+	Prompt string      `json:"prompt"`
 	// Status is that of the advantage event, refused, or open where there is no result yet.
 	Status string `json:"status"`
 	Error  string `json:"error,omitempty"`
@@ -78,16 +78,16 @@ type Score struct {
 
 // Summary counts what a run came to.
 type Summary struct {
-	Run          string  `json:"run"`
-	Groups       int     `json:"groups"`
-	Complete     int     `json:"complete"`
-	Refused      int     `json:"refused"`
-	Refills      int     `json:"refills,omitempty"`
-	Samples      int     `json:"samples"`
-	Trajectories int     `json:"trajectories"`
-	StepsStored  int     `json:"steps_stored"`
-	Digest       string  `json:"digest"`
-	Seconds      float64 `json:"seconds"`
+	Run          schemas.Run `json:"run"`
+	Groups       int         `json:"groups"`
+	Complete     int         `json:"complete"`
+	Refused      int         `json:"refused"`
+	Refills      int         `json:"refills,omitempty"`
+	Samples      int         `json:"samples"`
+	Trajectories int         `json:"trajectories"`
+	StepsStored  int         `json:"steps_stored"`
+	Digest       string      `json:"digest"`
+	Seconds      float64     `json:"seconds"`
 	// Metrics are named as verl names them; those of evaluations begin with val-.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	Out     string             `json:"out,omitempty"`
@@ -99,7 +99,7 @@ const StatusOpen = "open"
 
 // Read is what a run has come to so far: of every prompt that was accepted or refused with a
 // uid, in the order of the uids.
-func Read(ctx context.Context, b *bus.Bus, run string) (*Run, error) {
+func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Run, error) {
 	var prompts []Prompt
 	records, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.GroupSubject(run, "*")})
 	if err != nil {
@@ -122,7 +122,7 @@ func Read(ctx context.Context, b *bus.Bus, run string) (*Run, error) {
 // Collect reads what the run stored of the prompts of o. The digest is over the content of all
 // trajectories and advantages in key order: equal for equal seeds and prompts, however the
 // work was packed, timed or repeated.
-func Collect(ctx context.Context, b *bus.Bus, run string, o *Outcomes) (*Run, error) {
+func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Run, error) {
 	c := &collection{trajectories: map[Sample]*schemas.Trajectory{}}
 	for t, err := range Trajectories(ctx, b, run, "*") {
 		if err != nil {
@@ -171,7 +171,7 @@ type collection struct {
 
 // fill gives a group its result.
 func (c *collection) fill(g *Group, a *schemas.Advantage) error {
-	if err := c.digest.add("advantage."+a.UID, a); err != nil {
+	if err := c.digest.add("advantage."+string(a.UID), a); err != nil {
 		return err
 	}
 	g.GroupResult = groupResult(a, g.UID, g.Prompt)
@@ -199,7 +199,7 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 	return nil
 }
 
-func groupResult(a *schemas.Advantage, uid, prompt string) GroupResult {
+func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
 	return GroupResult{UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std}
 }
 

@@ -35,10 +35,10 @@ func serve(t *testing.T, batch int) *bus.Bus {
 }
 
 // publish sends a small prompt of two samples.
-func publish(t *testing.T, b *bus.Bus, run, uid string, change func(*schemas.Prompt)) {
+func publish(t *testing.T, b *bus.Bus, run schemas.Run, uid schemas.UID, change func(*schemas.Prompt)) {
 	t.Helper()
 	p := &schemas.Prompt{
-		UID: uid, Prompt: "a fox, " + uid, Seed: new(int64(5)), GroupSize: new(int64(2)), NumInferenceSteps: new(int64(3)),
+		UID: uid, Prompt: "a fox, " + string(uid), Seed: new(int64(5)), GroupSize: new(int64(2)), NumInferenceSteps: new(int64(3)),
 		Height: new(int64(64)), Width: new(int64(64)), Rollout: schemas.Rollout{SDEStepIndices: []int64{1}},
 	}
 	if change != nil {
@@ -167,7 +167,7 @@ func TestOutcomes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	message := func(uid string, change func(a *schemas.Advantage)) *bus.Message {
+	message := func(uid schemas.UID, change func(a *schemas.Advantage)) *bus.Message {
 		a := stored
 		a.UID = uid
 		change(&a)

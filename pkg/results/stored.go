@@ -15,7 +15,7 @@ import (
 
 // Sample names one sample of a run.
 type Sample struct {
-	UID   string
+	UID   schemas.UID
 	Index int64
 }
 
@@ -29,7 +29,7 @@ type Trajectory struct {
 }
 
 // Trajectories yields those of a run that are stored, or of one group of it (uid "*": of all).
-func Trajectories(ctx context.Context, b *bus.Bus, run, uid string) iter.Seq2[Trajectory, error] {
+func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) iter.Seq2[Trajectory, error] {
 	return func(yield func(Trajectory, error) bool) {
 		for m, err := range b.Read(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)}, bus.ReadOptions{}) {
 			if err != nil {
@@ -48,7 +48,7 @@ func Trajectories(ctx context.Context, b *bus.Bus, run, uid string) iter.Seq2[Tr
 }
 
 // Rewards returns those of a run that are stored, or of one group of it (uid "*": of all).
-func Rewards(ctx context.Context, b *bus.Bus, run, uid string) (map[Sample]*schemas.Reward, error) {
+func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Sample]*schemas.Reward, error) {
 	out := map[Sample]*schemas.Reward{}
 	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)}, bus.ReadOptions{}) {
 		if err != nil {

@@ -74,7 +74,7 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		if err != nil {
 			return err
 		}
-		path := filepath.Join(dir, g.UID+"-sheet.png")
+		path := filepath.Join(dir, string(g.UID)+"-sheet.png")
 		if err := os.WriteFile(path, drawn, 0o644); err != nil {
 			return fmt.Errorf("write contact sheet: %w", err)
 		}
@@ -135,7 +135,7 @@ func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) error {
 	for _, g := range r.Groups {
 		prefix := "latents."
 		if len(r.Groups) > 1 {
-			prefix = g.UID + ".latents."
+			prefix = string(g.UID) + ".latents."
 		}
 		tensors, err := groupLatents(ctx, b, g, prefix)
 		if err != nil {
@@ -143,7 +143,7 @@ func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) error {
 		}
 		out = append(out, tensors...)
 	}
-	if err := safetensors.WriteFile(path, out, map[string]string{"run": r.Summary.Run, "format": "packed [n, S, C], index i is before step i"}); err != nil {
+	if err := safetensors.WriteFile(path, out, map[string]string{"run": string(r.Summary.Run), "format": "packed [n, S, C], index i is before step i"}); err != nil {
 		return fmt.Errorf("save latents: %w", err)
 	}
 	return nil

@@ -265,7 +265,7 @@ func (w *worker) late(ctx context.Context, m *bus.Message) error {
 }
 
 // stored is the result of a group that is there, or bus.ErrNotFound.
-func (w *worker) stored(ctx context.Context, run, uid string, size int64, batch string) (*schemas.Advantage, error) {
+func (w *worker) stored(ctx context.Context, run schemas.Run, uid schemas.UID, size int64, batch string) (*schemas.Advantage, error) {
 	a := &schemas.Advantage{}
 	check := func() (fault, err error) { return resultFor(a, size, batch), nil }
 	if _, err := w.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid), a, check); err != nil {
@@ -361,7 +361,7 @@ func (w *worker) bury(ctx context.Context, g *group, a *schemas.Advantage, cause
 		}
 		w.settle(m.Term(bus.Code(cause)))
 	}
-	w.log.Error().Err(cause).Str("run", g.run).Str("uid", g.uid).Msg("the group's result cannot be stored; its rewards are dead letters")
+	w.log.Error().Err(cause).Str("run", string(g.run)).Str("uid", string(g.uid)).Msg("the group's result cannot be stored; its rewards are dead letters")
 	g.samples, g.opening = nil, nil
 	w.finish(ctx, g, failure(a, cause))
 	return nil
@@ -406,7 +406,7 @@ func (w *worker) collect(ctx, wait context.Context) {
 		} else if err == nil {
 			w.finish(ctx, g, a)
 		}
-		w.tryAgain(g.uid, err)
+		w.tryAgain(string(g.uid), err)
 	}
 }
 
@@ -435,7 +435,7 @@ func (w *worker) finish(ctx context.Context, g *group, a *schemas.Advantage) {
 	if last > 0 {
 		w.metrics.latency.Observe(max(0, time.Since(time.Unix(0, last)).Seconds()))
 	}
-	w.log.Info().Str("run", a.Run).Str("uid", a.UID).Str("status", a.Status).Int("members", len(a.Members)).Msg("group closed")
+	w.log.Info().Str("run", string(a.Run)).Str("uid", string(a.UID)).Str("status", a.Status).Int("members", len(a.Members)).Msg("group closed")
 	if g.spec.BatchGroups == 0 {
 		w.forgetGroup(g)
 		w.release(ctx, g)
@@ -461,7 +461,7 @@ func (w *worker) sweep(ctx context.Context) {
 		w.again = false
 		for _, g := range w.groups {
 			if g.ripe(caughtUp) {
-				w.tryAgain(g.uid, w.ripe(ctx, g))
+				w.tryAgain(string(g.uid), w.ripe(ctx, g))
 			}
 		}
 	}
@@ -475,7 +475,7 @@ func (w *worker) sweep(ctx context.Context) {
 		lookups++
 		if err := w.recognise(ctx, g); err != nil {
 			w.opened = append(w.opened, g)
-			w.tryAgain(g.uid, err)
+			w.tryAgain(string(g.uid), err)
 		}
 	}
 	for _, b := range w.batches {

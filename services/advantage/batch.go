@@ -21,10 +21,11 @@ import (
 // everything stored before is here. A worker that takes over in the middle of closing
 // therefore computes what the one before it computed.
 type batch struct {
-	run, id  string
+	run      schemas.Run
+	id       string
 	expected int64
-	groups   map[string]*group // by uid
-	roots    map[string]bool   // the places that they are for
+	groups   map[schemas.UID]*group // by uid
+	roots    map[schemas.UID]bool   // the places that they are for
 	// earliest is the first deadline of a group, zero while none has one: nothing that was
 	// stored before it came too late.
 	earliest time.Time
@@ -41,10 +42,10 @@ func (w *worker) batchOf(g *group) *batch {
 	if g.spec.BatchGroups == 0 {
 		return nil
 	}
-	key := g.run + "." + g.spec.Batch
+	key := string(g.run) + "." + g.spec.Batch
 	b, ok := w.batches[key]
 	if !ok {
-		b = &batch{run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[string]*group{}, roots: map[string]bool{}}
+		b = &batch{run: g.run, id: g.spec.Batch, expected: g.spec.BatchGroups, groups: map[schemas.UID]*group{}, roots: map[schemas.UID]bool{}}
 		w.batches[key] = b
 	}
 	if b.step == nil {
@@ -67,7 +68,7 @@ func (b *batch) inTime() (groups []*group, deadline time.Time) {
 	all := slices.SortedFunc(maps.Values(b.groups), func(x, y *group) int {
 		return cmp.Or(x.opened.Compare(y.opened), cmp.Compare(x.uid, y.uid))
 	})
-	places := map[string]bool{}
+	places := map[schemas.UID]bool{}
 	for _, g := range all {
 		if int64(len(places)) < b.expected || places[g.root()] {
 			places[g.root()] = true
@@ -106,7 +107,7 @@ func (b *batch) leave(g *group) {
 // of it is open, none has been asked for that has not come, and so has every one that was
 // replaced: what a killed worker had in hand may come after what was asked for later.
 func (b *batch) filled(groups []*group) bool {
-	places := map[string]bool{}
+	places := map[schemas.UID]bool{}
 	for _, g := range groups {
 		if g.verdict == nil || g.verdict.RefilledBy != "" && b.groups[g.verdict.RefilledBy] == nil {
 			return false
@@ -245,7 +246,7 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 		return fmt.Errorf("publish batch %s: %w", b.id, err)
 	default:
 		w.metrics.batch(e)
-		w.log.Info().Str("run", b.run).Str("batch", b.id).Str("status", e.Status).Int64("groups", e.Groups).Int("dropped", len(e.Dropped)).Msg("batch closed")
+		w.log.Info().Str("run", string(b.run)).Str("batch", b.id).Str("status", e.Status).Int64("groups", e.Groups).Int("dropped", len(e.Dropped)).Msg("batch closed")
 	}
 	for _, g := range b.groups {
 		if g.result == nil {
@@ -254,7 +255,7 @@ func (w *worker) closeBatch(ctx context.Context, b *batch, groups []*group, part
 			}
 		}
 	}
-	delete(w.batches, b.run+"."+b.id)
+	delete(w.batches, string(b.run)+"."+b.id)
 	for _, g := range b.groups {
 		w.forgetGroup(g)
 		w.release(ctx, g)

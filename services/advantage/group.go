@@ -13,8 +13,9 @@ import (
 // group collects the rewards of one uid. Its result depends on its record and its rewards
 // alone, not on their order or on how often each was delivered.
 type group struct {
-	run, uid string
-	size     int64
+	run  schemas.Run
+	uid  schemas.UID
+	size int64
 	// refused says why intake refused the prompt; empty: it did not.
 	refused string
 	// spec is that of its record, which counts, whatever a reward says.
@@ -179,7 +180,7 @@ func (g *group) find(index int64) *sample {
 
 // root names the place in the batch: the uid of the group that this one stands in for,
 // or its own.
-func (g *group) root() string {
+func (g *group) root() schemas.UID {
 	if r := g.spec.Refill; r != nil {
 		return r.Root
 	}

@@ -53,13 +53,13 @@ func (i *instruments) batch(e *schemas.Batch) {
 // summary is the Batch event, with the metrics that verl names.
 func summary(b *batch, groups []*group, now time.Time, estimateSeconds float64) *schemas.Batch {
 	e := &schemas.Batch{
-		Run: b.run, Batch: b.id, StdBasis: schemas.BasisPopulation, Status: schemas.StatusComplete, UIDs: []string{},
+		Run: b.run, Batch: b.id, StdBasis: schemas.BasisPopulation, Status: schemas.StatusComplete, UIDs: []schemas.UID{},
 		Expected: b.expected, Step: b.step, Epoch: b.epoch,
 	}
 	stats := estimator.BatchStats{Step: b.step, Epoch: b.epoch, AdvantageSeconds: estimateSeconds}
 	var evaluation []estimator.ValidationGroup
 	var began, finished int64 = math.MaxInt64, 0
-	filled := map[string]bool{}
+	filled := map[schemas.UID]bool{}
 	var rewards []float64
 	for _, g := range groups {
 		a := g.result
@@ -127,7 +127,7 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 			continue
 		}
 		x := estimator.SampleStats{
-			UID: g.uid, Reward: *m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
+			UID: string(g.uid), Reward: *m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
 			Returns:         cfg.Returns(*m.Reward),
 			GenerateSeconds: -1, ScoreSeconds: float64(s.scoreNS) / 1e9,
 		}

@@ -22,7 +22,7 @@ func (p *plane) open(t testing.TB, records ...*schemas.Opening) {
 }
 
 // opening is the record of a group of two.
-func opening(uid string, change func(g *schemas.Group)) *schemas.Opening {
+func opening(uid schemas.UID, change func(g *schemas.Group)) *schemas.Opening {
 	return openingOf(made("r", uid, 0, 2, 1, change))
 }
 
@@ -52,7 +52,7 @@ func TestOpening_Deadline(t *testing.T) {
 	if early := time.Until(end); early > 0 {
 		t.Errorf("closed %v before the deadline", early)
 	}
-	for uid, want := range map[string]string{
+	for uid, want := range map[schemas.UID]string{
 		"alone": "failed", "one-of-two": "partial", "past": "failed", "b0": "failed", "b1": "failed", "c0": "complete", "c1": "failed",
 	} {
 		a := advantageOf(t, results, "r", uid)
@@ -63,10 +63,10 @@ func TestOpening_Deadline(t *testing.T) {
 			t.Errorf("%s: %+v", uid, a)
 		}
 	}
-	if b := batchOf(t, results, "r", "b"); b.Status != "short" || b.Groups != 0 || !slices.Equal(b.Dropped, []string{"b0", "b1"}) {
+	if b := batchOf(t, results, "r", "b"); b.Status != "short" || b.Groups != 0 || !slices.Equal(b.Dropped, []schemas.UID{"b0", "b1"}) {
 		t.Errorf("batch %+v", b)
 	}
-	if b := batchOf(t, results, "r", "c"); b.Status != "partial" || !slices.Equal(b.UIDs, []string{"c0"}) || b.Samples != 2 {
+	if b := batchOf(t, results, "r", "c"); b.Status != "partial" || !slices.Equal(b.UIDs, []schemas.UID{"c0"}) || b.Samples != 2 {
 		t.Errorf("batch %+v", b)
 	}
 	p.put(t, made("r", "alone", 0, 2, 1, due), made("r", "alone", 1, 2, 1, due), made("r", "b0", 0, 2, 1, in("b", "group", 2)))
@@ -99,7 +99,7 @@ func TestOpening_BatchTimeout(t *testing.T) {
 			p.put(t, made("r", "waits", 0, 2, 5, in), made("r", "waits", 1, 2, 7, in))
 			p.serve(t, cfg)
 			results := p.results(t, "r", 3)
-			if b := batchOf(t, results, "r", "b"); b.Status != "partial" || b.Samples != 2 || !slices.Equal(b.UIDs, []string{"a"}) || !slices.Equal(b.Dropped, []string{"waits"}) {
+			if b := batchOf(t, results, "r", "b"); b.Status != "partial" || b.Samples != 2 || !slices.Equal(b.UIDs, []schemas.UID{"a"}) || !slices.Equal(b.Dropped, []schemas.UID{"waits"}) {
 				t.Errorf("batch %+v", b)
 			}
 			if a := advantageOf(t, results, "r", "waits"); a.Status != "failed" || !strings.Contains(a.Error, "0 failed, 2 did not come") {
@@ -129,8 +129,8 @@ func TestOpening_Waits(t *testing.T) {
 	}
 	p.open(t, opening("u", nil))
 	p.serve(t, cfg)
-	p.put(t, made("other", other, 0, 2, 1, nil))
-	if a := advantageOf(t, p.results(t, "other", 1), "other", other); a.Status != "partial" {
+	p.put(t, made("other", schemas.UID(other), 0, 2, 1, nil))
+	if a := advantageOf(t, p.results(t, "other", 1), "other", schemas.UID(other)); a.Status != "partial" {
 		t.Errorf("%s %s; want a group whose time is over", a.Status, a.Error)
 	}
 	p.put(t, made("r", "u", 0, 2, 1, nil), made("r", "u", 1, 2, 3, nil))
@@ -143,7 +143,7 @@ func TestOpening_Waits(t *testing.T) {
 func TestOpening_Refused(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
-	refused := func(uid string, change func(g *schemas.Group)) *schemas.Opening {
+	refused := func(uid schemas.UID, change func(g *schemas.Group)) *schemas.Opening {
 		r := opening(uid, change)
 		r.Error, r.PromptDigest, r.Lane, r.ScheduleDigest, r.Group.Reward = "height: 100; must be a multiple of 16", "", "", "", nil
 		return r
@@ -152,13 +152,13 @@ func TestOpening_Refused(t *testing.T) {
 	p.open(t, refused("alone", nil), refused("place", in))
 	p.put(t, made("r", "good", 0, 2, 1, in), made("r", "good", 1, 2, 3, in))
 	results := p.results(t, "r", 4)
-	for _, uid := range []string{"alone", "place"} {
+	for _, uid := range []schemas.UID{"alone", "place"} {
 		a := advantageOf(t, results, "r", uid)
 		if a.Status != "refused" || a.Error != "height: 100; must be a multiple of 16" || len(a.Members) != 2 || a.Members[0].Status != "missing" {
 			t.Errorf("%s: %+v", uid, a)
 		}
 	}
-	if b := batchOf(t, results, "r", "b"); b.Status != "short" || !slices.Equal(b.UIDs, []string{"good"}) || !slices.Equal(b.Dropped, []string{"place"}) {
+	if b := batchOf(t, results, "r", "b"); b.Status != "short" || !slices.Equal(b.UIDs, []schemas.UID{"good"}) || !slices.Equal(b.Dropped, []schemas.UID{"place"}) {
 		t.Errorf("batch %+v", b)
 	}
 }

@@ -27,7 +27,7 @@ func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, too
 	}
 	if tooLate {
 		w.metrics.gaveUp("deadline")
-		w.log.Warn().Str("run", g.run).Str("uid", g.uid).Str("status", a.Status).Msg("there is no time left to refill the group")
+		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Str("status", a.Status).Msg("there is no time left to refill the group")
 		return nil
 	}
 	round := int64(0)
@@ -36,13 +36,13 @@ func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, too
 	}
 	if round >= *policy.RefillRounds {
 		w.metrics.gaveUp("rounds")
-		w.log.Warn().Str("run", g.run).Str("uid", g.uid).Int64("rounds", round).Str("status", a.Status).Msg("no rounds are left to refill the group")
+		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Int64("rounds", round).Str("status", a.Status).Msg("no rounds are left to refill the group")
 		return nil
 	}
 	switch _, err := w.bus.Get(ctx, schemas.StreamPrompts, g.spec.PromptSeq); {
 	case errors.Is(err, bus.ErrNotFound):
 		w.metrics.gaveUp("prompt")
-		w.log.Warn().Str("run", g.run).Str("uid", g.uid).Msg("the prompt is no longer stored, the group cannot be refilled")
+		w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Msg("the prompt is no longer stored, the group cannot be refilled")
 		return nil
 	case err != nil:
 		return fmt.Errorf("look up the prompt of %s: %w", g.uid, err)
@@ -53,22 +53,22 @@ func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, too
 
 // refillUID is the uid of a fresh group: that of the first (round 0), cut where it is
 // long, and the round.
-func refillUID(root string, round int64) string {
+func refillUID(root schemas.UID, round int64) schemas.UID {
 	if round == 0 {
 		return root
 	}
 	suffix := "-r" + strconv.FormatInt(round, 10)
 	if len(root)+len(suffix) <= schemas.MaxToken {
-		return root + suffix
+		return root + schemas.UID(suffix)
 	}
 	sum := sha256.Sum256([]byte(root))
 	suffix = "-" + hex.EncodeToString(sum[:4]) + suffix
-	return root[:schemas.MaxToken-len(suffix)] + suffix
+	return root[:schemas.MaxToken-len(suffix)] + schemas.UID(suffix)
 }
 
 // askAgain publishes the prompt of the group that a names in place of its own. Asking
 // twice is harmless: the message id is the same, and intake knows a uid again.
-func (w *worker) askAgain(ctx context.Context, run string, promptSeq uint64, a *schemas.Advantage) error {
+func (w *worker) askAgain(ctx context.Context, run schemas.Run, promptSeq uint64, a *schemas.Advantage) error {
 	m, err := w.bus.Get(ctx, schemas.StreamPrompts, promptSeq)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil // it was there a moment ago, and its place is given up at the deadline
@@ -89,17 +89,17 @@ func (w *worker) askAgain(ctx context.Context, run string, promptSeq uint64, a *
 	if err != nil {
 		return fmt.Errorf("encode the prompt of %s: %w", p.UID, err)
 	}
-	header := nats.Header{jetstream.MsgIDHeader: {"prompt." + run + "." + p.UID}}
+	header := nats.Header{jetstream.MsgIDHeader: {"prompt." + string(run) + "." + string(p.UID)}}
 	_, err = w.bus.PublishPrompt(ctx, run, data, header, bus.WaitForSpace())
 	if hopeless(err) { // the place is given up at the deadline
 		w.metrics.gaveUp("prompt")
-		w.log.Error().Err(err).Str("run", run).Str("uid", p.UID).Msg("the fresh group cannot be asked for")
+		w.log.Error().Err(err).Str("run", string(run)).Str("uid", string(p.UID)).Msg("the fresh group cannot be asked for")
 		return w.bus.Dead(ctx, "advantage", bus.Code(err), fmt.Sprintf("cannot be asked for again as %s: %v", p.UID, err), m)
 	}
 	if err != nil {
 		return fmt.Errorf("ask for group %s: %w", p.UID, err)
 	}
 	w.metrics.refilled.Inc()
-	w.log.Info().Str("run", run).Str("uid", a.UID).Str("status", a.Status).Str("refilled_by", p.UID).Int64("round", round).Msg("asked for a fresh group")
+	w.log.Info().Str("run", string(run)).Str("uid", string(a.UID)).Str("status", a.Status).Str("refilled_by", string(p.UID)).Int64("round", round).Msg("asked for a fresh group")
 	return nil
 }

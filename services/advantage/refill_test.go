@@ -17,14 +17,14 @@ import (
 )
 
 // plots are the rewards of each group that is asked for, by uid; any other varies.
-var plots = map[string][]float64{
+var plots = map[schemas.UID][]float64{
 	"b": {1, 1, 1}, // its second try is fine
 	"c": {missing, missing, missing}, "c-r1": {0, 0, 0},
 	"d": {1, 1, 1}, "d-r1": {1, 1, 1}, "d-r2": {.5, .5, .5},
 }
 
 // plot is the rewards of a group.
-func plot(run, uid string, p *schemas.Prompt, seq uint64) []*schemas.Reward {
+func plot(run schemas.Run, uid schemas.UID, p *schemas.Prompt, seq uint64) []*schemas.Reward {
 	values, ok := plots[uid]
 	if !ok {
 		values = []float64{0, .5, 1}
@@ -41,7 +41,7 @@ func plot(run, uid string, p *schemas.Prompt, seq uint64) []*schemas.Reward {
 }
 
 // sampled stands for the stages before: it answers every prompt of a run with rewards.
-func (p *plane) sampled(t *testing.T, run string) {
+func (p *plane) sampled(t *testing.T, run schemas.Run) {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go func() {
@@ -66,7 +66,7 @@ func (p *plane) sampled(t *testing.T, run string) {
 	}()
 }
 
-func (p *plane) ask(t *testing.T, run string, uids []string, std string) {
+func (p *plane) ask(t *testing.T, run schemas.Run, uids []schemas.UID, std string) {
 	t.Helper()
 	for _, uid := range uids {
 		data, err := schemas.Encode(&schemas.Prompt{
@@ -103,18 +103,18 @@ func TestRefill(t *testing.T) {
 	p.serve(t, testConfig())
 	for _, std := range []string{"group", "global"} {
 		t.Run("full, "+std, func(t *testing.T) {
-			run := "full-" + std
+			run := schemas.Run("full-" + std)
 			p.sampled(t, run)
-			p.ask(t, run, []string{"a", "b", "c"}, std)
+			p.ask(t, run, []schemas.UID{"a", "b", "c"}, std)
 			results := p.results(t, run, 7)
 			b := batchOf(t, results, run, "b")
 			if b.Status != "complete" || b.Groups != 3 || b.Expected != 3 || b.Refills != 3 || b.Samples != 9 ||
-				!slices.Equal(b.UIDs, []string{"a", "b-r1", "c-r2"}) || !slices.Equal(b.Dropped, []string{"b", "c", "c-r1"}) {
+				!slices.Equal(b.UIDs, []schemas.UID{"a", "b-r1", "c-r2"}) || !slices.Equal(b.Dropped, []schemas.UID{"b", "c", "c-r1"}) {
 				t.Errorf("batch %+v", b)
 			}
-			for uid, want := range map[string]string{"a": "complete ", "b": "filtered b-r1", "b-r1": "complete ", "c": "failed c-r1", "c-r1": "filtered c-r2", "c-r2": "complete "} {
+			for uid, want := range map[schemas.UID]string{"a": "complete ", "b": "filtered b-r1", "b-r1": "complete ", "c": "failed c-r1", "c-r1": "filtered c-r2", "c-r2": "complete "} {
 				a := advantageOf(t, results, run, uid)
-				if got := a.Status + " " + a.RefilledBy; got != want {
+				if got := a.Status + " " + string(a.RefilledBy); got != want {
 					t.Errorf("%s: %s, want %s", uid, got, want)
 				}
 				for _, m := range a.Members {
@@ -125,11 +125,11 @@ func TestRefill(t *testing.T) {
 			}
 		})
 		t.Run("rounds used up, "+std, func(t *testing.T) {
-			run := "short-" + std
+			run := schemas.Run("short-" + std)
 			p.sampled(t, run)
-			p.ask(t, run, []string{"a", "d"}, std)
+			p.ask(t, run, []schemas.UID{"a", "d"}, std)
 			b := batchOf(t, p.results(t, run, 5), run, "b")
-			if b.Status != "short" || b.Groups != 1 || b.Refills != 2 || !slices.Equal(b.Dropped, []string{"d", "d-r1", "d-r2"}) {
+			if b.Status != "short" || b.Groups != 1 || b.Refills != 2 || !slices.Equal(b.Dropped, []schemas.UID{"d", "d-r1", "d-r2"}) {
 				t.Errorf("batch %+v", b)
 			}
 		})
@@ -141,9 +141,9 @@ func TestRefill(t *testing.T) {
 func TestRefill_Alone(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
-	p.ask(t, "r", []string{"b"}, "group")
+	p.ask(t, "r", []schemas.UID{"b"}, "group")
 	var prompt schemas.Prompt
-	for _, uid := range []string{"b", "gone"} {
+	for _, uid := range []schemas.UID{"b", "gone"} {
 		seq := uint64(1)
 		if uid == "gone" {
 			seq = 999
@@ -177,14 +177,14 @@ func TestRefill_ReplacedComeLast(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
 	for _, std := range []string{"group", "global"} {
-		run := "r-" + std
-		p.ask(t, run, []string{"a", "c"}, std)
+		run := schemas.Run("r-" + std)
+		p.ask(t, run, []schemas.UID{"a", "c"}, std)
 		last, err := p.Newest(t.Context(), schemas.StreamPrompts)
 		if err != nil {
 			t.Fatal(err)
 		}
 		prompt := &schemas.Prompt{Batch: &schemas.BatchSpec{ID: "b", Groups: 2}, Advantage: schemas.AdvantageSpec{Std: std}}
-		put := func(uid string, round int64) {
+		put := func(uid schemas.UID, round int64) {
 			if prompt.Refill = nil; round > 0 {
 				prompt.Refill = &schemas.Refill{Root: "c", Round: round}
 			}
@@ -197,7 +197,7 @@ func TestRefill_ReplacedComeLast(t *testing.T) {
 		p.delivered(t, "b")
 		put("c", 0)
 		b := batchOf(t, p.results(t, run, 5), run, "b")
-		if b.Status != "complete" || b.Groups != 2 || b.Refills != 2 || !slices.Equal(b.UIDs, []string{"a", "c-r2"}) || !slices.Equal(b.Dropped, []string{"c", "c-r1"}) {
+		if b.Status != "complete" || b.Groups != 2 || b.Refills != 2 || !slices.Equal(b.UIDs, []schemas.UID{"a", "c-r2"}) || !slices.Equal(b.Dropped, []schemas.UID{"c", "c-r1"}) {
 			t.Errorf("%s: batch %+v", std, b)
 		}
 	}
@@ -207,8 +207,8 @@ func TestRefill_ReplacedComeLast(t *testing.T) {
 // close: what is stored is what an undisturbed worker stores, each once.
 func TestRefill_Killed(t *testing.T) {
 	const batches = 12
-	run := func(i int) string { return fmt.Sprintf("r%02d", i) }
-	uids := []string{"a", "b", "c", "d"}
+	run := func(i int) schemas.Run { return schemas.Run(fmt.Sprintf("r%02d", i)) }
+	uids := []schemas.UID{"a", "b", "c", "d"}
 	begin := func(p *plane, i int) {
 		p.sampled(t, run(i))
 		p.ask(t, run(i), uids, []string{"group", "global"}[i%2])
@@ -241,7 +241,7 @@ func TestRefill_Killed(t *testing.T) {
 					t.Errorf("%s: %+v, want %+v", subject, batchOf(t, got, run(i), "b"), batchOf(t, want, run(i), "b"))
 				}
 			case !bytes.Equal(got[subject], data):
-				t.Errorf("%s: %+v, want %+v", subject, advantageOf(t, got, run(i), strings.Split(subject, ".")[4]), advantageOf(t, want, run(i), strings.Split(subject, ".")[4]))
+				t.Errorf("%s: %+v, want %+v", subject, advantageOf(t, got, run(i), schemas.UID(strings.Split(subject, ".")[4])), advantageOf(t, want, run(i), schemas.UID(strings.Split(subject, ".")[4])))
 			}
 		}
 		if len(got) != len(want) {
@@ -274,7 +274,7 @@ func TestBatch_TakeoverAtTheDeadline(t *testing.T) {
 	p.serve(t, testConfig())
 	results := p.results(t, "r", 4)
 	b := batchOf(t, results, "r", "b")
-	if b.Status != "partial" || !slices.Equal(b.UIDs, []string{"a", "b"}) || b.Samples != 3 {
+	if b.Status != "partial" || !slices.Equal(b.UIDs, []schemas.UID{"a", "b"}) || b.Samples != 3 {
 		t.Errorf("batch %+v; want a and the first sample of b", b)
 	}
 	if a := advantageOf(t, results, "r", "b"); a.Status != "partial" || a.Members[1].Status != "missing" || a.BatchSamples != 3 {

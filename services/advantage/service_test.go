@@ -45,7 +45,7 @@ func (p *plane) put(t testing.TB, rewards ...*schemas.Reward) {
 	t.Helper()
 	publisher := p.NewPublisher(512, 32<<20)
 	defer publisher.Close()
-	opened := map[string]bool{}
+	opened := map[schemas.UID]bool{}
 	for _, r := range rewards {
 		if !opened[r.UID] {
 			opened[r.UID] = true
@@ -64,7 +64,7 @@ func (p *plane) put(t testing.TB, rewards ...*schemas.Reward) {
 
 // results waits until a run has n stored advantages and batches, and returns all bytes
 // that there are then, by subject.
-func (p *plane) results(t testing.TB, run string, n int) map[string][]byte {
+func (p *plane) results(t testing.TB, run schemas.Run, n int) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
 	for subject, m := range bustest.Await(t, p.Bus, n, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"), schemas.BatchSubject(run, "*")) {
@@ -73,7 +73,7 @@ func (p *plane) results(t testing.TB, run string, n int) map[string][]byte {
 	return out
 }
 
-func advantageOf(t testing.TB, results map[string][]byte, run, uid string) *schemas.Advantage {
+func advantageOf(t testing.TB, results map[string][]byte, run schemas.Run, uid schemas.UID) *schemas.Advantage {
 	t.Helper()
 	var a schemas.Advantage
 	data, ok := results[schemas.AdvantageSubject(run, uid)]
@@ -86,7 +86,7 @@ func advantageOf(t testing.TB, results map[string][]byte, run, uid string) *sche
 	return &a
 }
 
-func batchOf(t testing.TB, results map[string][]byte, run, id string) *schemas.Batch {
+func batchOf(t testing.TB, results map[string][]byte, run schemas.Run, id string) *schemas.Batch {
 	t.Helper()
 	var b schemas.Batch
 	data, ok := results[schemas.BatchSubject(run, id)]
@@ -100,12 +100,12 @@ func batchOf(t testing.TB, results map[string][]byte, run, id string) *schemas.B
 }
 
 // made is the reward of one sample; a NaN value is a failure.
-func made(run, uid string, i, n int64, value float64, change func(g *schemas.Group)) *schemas.Reward {
+func made(run schemas.Run, uid schemas.UID, i, n int64, value float64, change func(g *schemas.Group)) *schemas.Reward {
 	r := rewardOf(i, n, &value)
 	if value != value {
 		r = rewardOf(i, n, nil)
 	}
-	r.Run, r.UID, r.Group.Batch = run, uid, uid
+	r.Run, r.UID, r.Group.Batch = run, uid, string(uid)
 	r.Scores = []schemas.Score{{Name: "synthetic", Version: "1", Weight: 1, Status: r.Status, Value: r.Reward, Error: r.Error}}
 	r.SampleStarted, r.SampleFinished = 1_000_000_000, 3_000_000_000
 	if change != nil {
@@ -126,7 +126,7 @@ func TestService_OrderAndRedelivery(t *testing.T) {
 			if rng.IntN(20) == 0 {
 				value = missing
 			}
-			rewards = append(rewards, made("r", fmt.Sprintf("u%05d", g), i, size, value, func(s *schemas.Group) {
+			rewards = append(rewards, made("r", schemas.UID(fmt.Sprintf("u%05d", g)), i, size, value, func(s *schemas.Group) {
 				if g%3 == 0 { // one group in three is in a batch with one scale
 					s.Batch, s.BatchGroups, s.Advantage.Std = fmt.Sprintf("b%d", g/300), 100, schemas.StdGlobal
 				}
@@ -223,10 +223,10 @@ func TestService_States(t *testing.T) {
 		}
 		return rs
 	}
-	pair := func(uid string, a, b float64, change func(g *schemas.Group)) []*schemas.Reward {
+	pair := func(uid schemas.UID, a, b float64, change func(g *schemas.Group)) []*schemas.Reward {
 		return []*schemas.Reward{made("r", uid, 0, 2, a, change), made("r", uid, 1, 2, b, change)}
 	}
-	mixed := func(uid string, change func(g *schemas.Group)) []*schemas.Reward {
+	mixed := func(uid schemas.UID, change func(g *schemas.Group)) []*schemas.Reward {
 		rs := pair(uid, 1, 2, change)
 		rs[1].ScheduleDigest = "f" + schedule[1:]
 		return rs
@@ -235,9 +235,9 @@ func TestService_States(t *testing.T) {
 		g.Advantage = schemas.AdvantageSpec{Estimator: "gdpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-6), Singleton: "reward"}
 		g.Reward = []schemas.RewardSpec{{Name: "synthetic", Weight: new(1.0)}, {Name: "ocr", Weight: new(0.5)}}
 	}
-	alone := func(uid string) []*schemas.Reward {
+	alone := func(uid schemas.UID) []*schemas.Reward {
 		return []*schemas.Reward{made("r", uid, 0, 1, 5, func(g *schemas.Group) {
-			g.Batch, g.BatchGroups, g.Advantage.Std = uid+"-batch", 1, schemas.StdGlobal
+			g.Batch, g.BatchGroups, g.Advantage.Std = string(uid+"-batch"), 1, schemas.StdGlobal
 		})}
 	}
 	tests := []struct {
@@ -293,7 +293,7 @@ func TestService_Estimators(t *testing.T) {
 		}
 		for g, group := range values {
 			for i, v := range group {
-				p.put(t, made(name, fmt.Sprint("g", g), int64(i), 2, v, func(s *schemas.Group) {
+				p.put(t, made(schemas.Run(name), schemas.UID(fmt.Sprint("g", g)), int64(i), 2, v, func(s *schemas.Group) {
 					s.Batch, s.BatchGroups = "b", 2
 					s.Advantage = schemas.AdvantageSpec{
 						Estimator: name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon, Mode: def.Mode,
@@ -302,7 +302,7 @@ func TestService_Estimators(t *testing.T) {
 				}))
 			}
 		}
-		results := p.results(t, name, 3)
+		results := p.results(t, schemas.Run(name), 3)
 		cfg := def
 		cfg.Columns = 2 // trained steps of the rewards
 		rewards := []estimator.Rewards{{Values: values[0]}, {Values: values[1]}}
@@ -317,7 +317,7 @@ func TestService_Estimators(t *testing.T) {
 			t.Fatal(err)
 		}
 		for g := range values {
-			a := advantageOf(t, results, name, fmt.Sprint("g", g))
+			a := advantageOf(t, results, schemas.Run(name), schemas.UID(fmt.Sprint("g", g)))
 			for i, m := range a.Members {
 				if m.Advantage == nil || *m.Advantage != want[g].Advantages[i] {
 					t.Errorf("%s: member %+v, want advantage %v", name, m, want[g].Advantages[i])
@@ -334,7 +334,7 @@ func TestService_Estimators(t *testing.T) {
 			}
 		}
 		metrics := map[string]float64{}
-		for _, m := range batchOf(t, results, name, "b").Metrics {
+		for _, m := range batchOf(t, results, schemas.Run(name), "b").Metrics {
 			metrics[m.Name] = m.Value
 		}
 		for _, part := range []string{"mean", "max", "min"} {
@@ -361,7 +361,7 @@ func TestService_BatchMetrics(t *testing.T) {
 	}
 	for g, values := range [][]float64{{.2, .4, .6, .8}, {1, 1, 1, 1}, {0, .5, .5, 1}, {.5, .5, 1, 1}} {
 		for i, v := range values {
-			p.put(t, made("r", fmt.Sprint("g", g), int64(i), 4, v, func(s *schemas.Group) {
+			p.put(t, made("r", schemas.UID(fmt.Sprint("g", g)), int64(i), 4, v, func(s *schemas.Group) {
 				s.Batch, s.BatchGroups, s.BatchStep, s.BatchEpoch = "b", 4, new(int64(12)), new(int64(1))
 				s.Validation, s.Metadata = g == 3, source
 			}))
@@ -406,8 +406,8 @@ func TestService_BatchMetrics(t *testing.T) {
 }
 
 func TestRefillUID(t *testing.T) {
-	long := strings.Repeat("u", schemas.MaxToken)
-	for root, want := range map[string]string{"p7": "p7-r2", long[:61]: long[:61] + "-r2"} {
+	long := schemas.UID(strings.Repeat("u", schemas.MaxToken))
+	for root, want := range map[schemas.UID]schemas.UID{"p7": "p7-r2", long[:61]: long[:61] + "-r2"} {
 		if got := refillUID(root, 2); got != want {
 			t.Errorf("%s: %s, want %s", root, got, want)
 		}

@@ -43,7 +43,7 @@ func (w *worker) open(ctx context.Context, m *bus.Message) error {
 	case err == nil && (record.Error != r.Error || record.GroupSize != r.GroupSize || !record.Group.Same(&r.Group)):
 		return w.refuse(ctx, m, schemas.CodeInvalid, "group: not that of the group's record")
 	}
-	g := w.groups[r.Run+"."+r.UID]
+	g := w.groups[key(r.Run, r.UID)]
 	if g != nil && !g.opens(&r) {
 		if g.sent {
 			return fmt.Errorf("group %s is about to close", g.uid)
@@ -83,7 +83,7 @@ func (g *group) opens(r *schemas.Opening) bool {
 // dismiss drops an open group whose record was displaced by the true one. Its rewards come
 // again, and are looked at anew.
 func (w *worker) dismiss(g *group) {
-	w.log.Warn().Str("run", g.run).Str("uid", g.uid).Msg("open group dropped: its record was not the true one")
+	w.log.Warn().Str("run", string(g.run)).Str("uid", string(g.uid)).Msg("open group dropped: its record was not the true one")
 	if b := w.batchOf(g); b != nil {
 		b.leave(g)
 	}
@@ -98,7 +98,7 @@ func (w *worker) dismiss(g *group) {
 
 // begin makes the group of a record one that is open; nil when its batch has closed.
 func (w *worker) begin(ctx context.Context, r *schemas.Opening, opened time.Time) (*group, error) {
-	if r.Group.BatchGroups > 0 && w.batches[r.Run+"."+r.Group.Batch] == nil {
+	if r.Group.BatchGroups > 0 && w.batches[string(r.Run)+"."+r.Group.Batch] == nil {
 		closed, err := w.batchClosed(ctx, r)
 		if closed || err != nil {
 			return nil, err
@@ -111,7 +111,7 @@ func (w *worker) begin(ctx context.Context, r *schemas.Opening, opened time.Time
 }
 
 func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) error {
-	g := w.groups[r.Run+"."+r.UID]
+	g := w.groups[key(r.Run, r.UID)]
 	if g == nil {
 		// Its record came before it, but what a worker left behind comes again in any order.
 		var o schemas.Opening
@@ -155,7 +155,9 @@ func (w *worker) progress(ctx context.Context, g *group) error {
 }
 
 // key is the group's in worker.groups.
-func (g *group) key() string { return g.run + "." + g.uid }
+func (g *group) key() string { return key(g.run, g.uid) }
+
+func key(run schemas.Run, uid schemas.UID) string { return string(run) + "." + string(uid) }
 
 // held is how many messages wait for the group's result.
 func (g *group) held() int {

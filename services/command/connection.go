@@ -193,7 +193,7 @@ func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string)
 }
 
 // withRun is withBus for a command about one run: the latest, where none is named.
-func (a *app) withRun(run *string, f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
+func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
 	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 		if *run == "" {
 			var err error

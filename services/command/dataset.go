@@ -24,7 +24,7 @@ import (
 // prompt is one prompt as a msgpack-shaped map. It is sent as it is: intake, not the
 // command line, decides what is valid, so that every client hears the same.
 type prompt struct {
-	uid  string
+	uid  schemas.UID
 	text string
 	body map[string]any
 	// truth is an answer that no reward function has yet: the model's are not known here.
@@ -106,7 +106,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 		return nil, err
 	}
 	var out []prompt
-	uids := map[string]int{}
+	uids := map[schemas.UID]int{}
 	for _, batch := range batches {
 		begin := len(out)
 		for _, r := range batch.Records {
@@ -120,7 +120,8 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
 				q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
 			}
-			q.uid, _ = q.body["uid"].(string)
+			uid, _ := q.body["uid"].(string)
+			q.uid = schemas.UID(uid)
 			if first, twice := uids[q.uid]; twice && q.uid != "" {
 				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, r.Index+1, q.uid)
 			}

@@ -46,7 +46,7 @@ func mustLoad(t *testing.T, args ...string) []prompt {
 func uidsOf(prompts []prompt) []string {
 	out := make([]string, len(prompts))
 	for i, p := range prompts {
-		out[i] = p.uid
+		out[i] = string(p.uid)
 	}
 	return out
 }
@@ -156,7 +156,7 @@ func TestLoad_ShardsAreTheWhole(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				whole[p.uid] = string(data)
+				whole[string(p.uid)] = string(data)
 			}
 			for _, n := range []int{2, 3} {
 				union := map[string]string{}
@@ -170,10 +170,10 @@ func TestLoad_ShardsAreTheWhole(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						if union[p.uid] != "" {
+						if union[string(p.uid)] != "" {
 							t.Errorf("%q: %s is in two of %d shards", args, p.uid, n)
 						}
-						union[p.uid] = string(data)
+						union[string(p.uid)] = string(data)
 					}
 				}
 				if !reflect.DeepEqual(union, whole) {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -31,7 +32,7 @@ dead-letter stream with the reason.`,
 }
 
 func (a *app) deadListCommand() *cobra.Command {
-	var run string
+	var run schemas.Run
 	c := &cobra.Command{
 		Use: "ls", Short: "list dead letters, oldest first", Args: args(cobra.NoArgs),
 		Example: "  meander dead ls --run demo --json",
@@ -39,7 +40,7 @@ func (a *app) deadListCommand() *cobra.Command {
 			return a.listDead(c, conn, run)
 		}),
 	}
-	c.Flags().StringVar(&run, "run", "*", "only this run")
+	c.Flags().StringVar((*string)(&run), "run", "*", "only this run")
 	return c
 }
 
@@ -102,7 +103,7 @@ func (a *app) deadDropCommand() *cobra.Command {
 }
 
 // listDead prints a line for each letter of a run ("*": of all).
-func (a *app) listDead(c *cobra.Command, conn *connection, run string) error {
+func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) error {
 	t := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
 	if !a.json {
 		fmt.Fprintln(t, "ID\tWHEN\tSTAGE\tCODE\tRUN\tUID\tREASON")
@@ -218,9 +219,6 @@ func original(data []byte) any {
 	return map[string]string{"not_msgpack_hex": fmt.Sprintf("%x", data[:min(len(data), 256)])}
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
+func orDash[S ~string](s S) string {
+	return cmp.Or(string(s), "-")
 }

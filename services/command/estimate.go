@@ -86,7 +86,7 @@ func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, 
 		q := &prompts[i]
 		if q.truth != "" {
 			name, _ := q.body["model"].(string)
-			policy := f.Policy(name)
+			policy := f.Policy(schemas.Lane(name))
 			var specs []any
 			// With a ground truth, whatever compares has what it needs.
 			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(q.truth)}, policy) {
@@ -142,7 +142,7 @@ func shorten(s string, most int) string {
 
 // show prints the estimate of what is about to run, and refuses what cannot fit, unless it
 // is told not to, or the run goes on with what it began.
-func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run string, prompts []prompt, out io.Writer) error {
+func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run schemas.Run, prompts []prompt, out io.Writer) error {
 	p, err := d.estimate(ctx, conn, s, prompts)
 	if err != nil {
 		return err

@@ -201,7 +201,7 @@ func TestEstimate_IsWhatRuns(t *testing.T) {
 		dec := json.NewDecoder(strings.NewReader(stdout))
 		for dec.More() {
 			var g struct {
-				UID     string
+				UID     schemas.UID
 				Status  string
 				Members []struct {
 					Seed      uint64 `json:"sample_seed,string"`

@@ -59,7 +59,7 @@ func plain(v any) any {
 }
 
 // latestRun is the run of the newest trajectory, else of the newest prompt.
-func latestRun(ctx context.Context, b *bus.Bus) (string, error) {
+func latestRun(ctx context.Context, b *bus.Bus) (schemas.Run, error) {
 	for _, stream := range []string{schemas.StreamTrajectories, schemas.StreamPrompts} {
 		m, err := b.Newest(ctx, stream)
 		if err == nil {
@@ -70,7 +70,7 @@ func latestRun(ctx context.Context, b *bus.Bus) (string, error) {
 }
 
 // runOfSubject is the run token of an event's subject.
-func runOfSubject(subject string) string {
+func runOfSubject(subject string) schemas.Run {
 	run, _ := schemas.RunOf(subject)
 	return run
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // states are those of a safetensors file that samples begin with.
@@ -41,7 +42,7 @@ func (s *states) close() {
 // of returns the states before a step, -1 for one that is not known, of the group uid: the
 // tensor "<uid>.latents.<step>", "latents.<step>", as --save-latents writes them, or "latents",
 // or the only one of the file.
-func (s *states) of(uid string, step int64) (map[string]any, error) {
+func (s *states) of(uid schemas.UID, step int64) (map[string]any, error) {
 	names := s.archive.Names()
 	var wanted []string
 	if step >= 0 {

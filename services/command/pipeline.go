@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/pipeline"
 )
@@ -138,8 +139,8 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 }
 
 // newRunID is unique and sorts by time.
-func newRunID() string {
-	return "r" + time.Now().UTC().Format("20060102-150405") + "-" + shortToken()
+func newRunID() schemas.Run {
+	return schemas.Run("r" + time.Now().UTC().Format("20060102-150405") + "-" + shortToken())
 }
 
 // shortToken is random and readable.

@@ -24,9 +24,9 @@ import (
 // elsewhere. It counts steps by their subjects and never reads a latent.
 type progress struct {
 	out    io.Writer
-	run    string
-	total  int             // groups
-	uids   map[string]bool // those that are not done yet; not changed after the start
+	run    schemas.Run
+	total  int                  // groups
+	uids   map[schemas.UID]bool // those that are not done yet; not changed after the start
 	bars   *mpb.Progress
 	bar    *mpb.Bar
 	ended  chan struct{}
@@ -44,14 +44,14 @@ type progress struct {
 	scored int
 }
 
-func newProgress(out io.Writer, machine bool, run string, prompts []results.Prompt, o *results.Outcomes) *progress {
-	p := &progress{out: out, run: run, total: len(prompts), uids: map[string]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
+func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes) *progress {
+	p := &progress{out: out, run: run, total: len(prompts), uids: map[schemas.UID]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
 	for _, prompt := range prompts {
 		p.uids[prompt.UID] = o.Open(prompt.UID)
 	}
 	p.changed()
 	if boot.IsTerminal(out) && !machine {
-		name := run + " "
+		name := string(run) + " "
 		if width(out) < 80 {
 			name = "" // the numbers matter more
 		}
@@ -111,7 +111,7 @@ func (p *progress) receipts() nats.MsgHandler {
 			p.note("waiting: " + r.Waiting)
 		}
 		for _, w := range r.Warnings {
-			p.note("warning: " + r.UID + ": " + w)
+			p.note("warning: " + string(r.UID) + ": " + w)
 		}
 		if r.Accepted {
 			p.expect(int(r.Samples * r.Steps()))
@@ -134,7 +134,7 @@ func (p *progress) step(subject string) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.seen[a.UID+"."+a.Sample+"."+a.Step] = true
+	p.seen[string(a.UID)+"."+a.Sample+"."+a.Step] = true
 	p.changed()
 }
 

@@ -15,7 +15,7 @@ import (
 
 func publishCommand(a *app) *cobra.Command {
 	var p promptFlags
-	var run string
+	var run schemas.Run
 	var wait time.Duration
 	c := &cobra.Command{
 		Use:   "publish [PROMPT ...]",
@@ -49,14 +49,14 @@ samples are made in the background; follow them with 'meander watch'.`,
 			return a.publishAll(c, conn, run, prompts, wait)
 		},
 	}
-	c.Flags().StringVar(&run, "run", "default", "run the prompts belong to")
+	c.Flags().StringVar((*string)(&run), "run", "default", "run the prompts belong to")
 	c.Flags().DurationVar(&wait, "wait", 10*time.Second, "how long to wait for intake's answer")
 	p.register(c.Flags())
 	return c
 }
 
 // publishAll prints what intake answers to each prompt.
-func (a *app) publishAll(c *cobra.Command, conn *connection, run string, prompts []prompt, wait time.Duration) error {
+func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration) error {
 	refused := 0
 	for _, prompt := range prompts {
 		receipt, err := publishOne(c.Context(), conn, run, prompt, wait)
@@ -97,7 +97,7 @@ func refusal(r *schemas.Receipt) string {
 
 // publishOne stores one prompt and waits for the receipt. Without an answer in
 // time the receipt says that the prompt is stored.
-func publishOne(ctx context.Context, conn *connection, run string, p prompt, wait time.Duration) (*schemas.Receipt, error) {
+func publishOne(ctx context.Context, conn *connection, run schemas.Run, p prompt, wait time.Duration) (*schemas.Receipt, error) {
 	if err := schemas.CheckToken("--run", run); err != nil {
 		return nil, usage(err)
 	}

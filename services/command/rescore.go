@@ -58,8 +58,8 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&r.run, "run", "", "the run whose images are scored; default the latest")
-	f.StringVar(&r.pass, "pass", "", "the run that the rewards go into; default <run>--<rewards>")
+	f.StringVar((*string)(&r.run), "run", "", "the run whose images are scored; default the latest")
+	f.StringVar((*string)(&r.pass), "pass", "", "the run that the rewards go into; default <run>--<rewards>")
 	section(f, rewardSection, r.rewards.register)
 	section(f, advantageSection, r.advantage.register)
 	f.StringVar(&r.services.Reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")
@@ -71,7 +71,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage.`,
 // rescorer is one rescore command.
 type rescorer struct {
 	*app
-	run, pass string
+	run, pass schemas.Run
 	rewards   rewardFlags
 	advantage advantageFlags
 	services  services
@@ -164,10 +164,10 @@ func (r *rescorer) name(ctx context.Context, conn *connection, c change) (err er
 		if len(names) == 0 {
 			names = []string{c.advantage.Name}
 		}
-		r.pass = r.run + "--" + strings.Join(names, "-")
+		r.pass = r.run + "--" + schemas.Run(strings.Join(names, "-"))
 		if len(r.pass) > schemas.MaxToken {
 			sum := sha256.Sum256([]byte(r.pass))
-			r.pass = r.pass[:schemas.MaxToken-9] + "-" + hex.EncodeToString(sum[:4])
+			r.pass = r.pass[:schemas.MaxToken-9] + "-" + schemas.Run(hex.EncodeToString(sum[:4]))
 		}
 	}
 	if err := errors.Join(schemas.CheckToken("--run", r.run), schemas.CheckToken("--pass", r.pass)); err != nil {
@@ -182,9 +182,9 @@ func (r *rescorer) name(ctx context.Context, conn *connection, c change) (err er
 // claim writes what the pass is on first use; the name of another one is refused.
 func (r *rescorer) claim(ctx context.Context, conn *connection, c change) error {
 	type passSpec struct {
-		Source  string `json:"source_run"`
-		Digest  string `json:"digest"`
-		Created int64  `json:"created"`
+		Source  schemas.Run `json:"source_run"`
+		Digest  string      `json:"digest"`
+		Created int64       `json:"created"`
 	}
 	what, err := json.Marshal([]any{r.run, c.rewards, c.groundTruth, c.advantage})
 	if err != nil {
@@ -212,7 +212,7 @@ func (r *rescorer) claim(ctx context.Context, conn *connection, c change) error 
 
 // serve scores what has no reward yet, and waits until every group has a result. Where
 // nobody else does, this process closes the groups.
-func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRun, stderr io.Writer, log zerolog.Logger) (map[string]*schemas.Advantage, error) {
+func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRun, stderr io.Writer, log zerolog.Logger) (map[schemas.UID]*schemas.Advantage, error) {
 	if err := source.open(ctx, conn.Bus, r.pass); err != nil {
 		return nil, err
 	}
@@ -244,7 +244,7 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 			t.Run, t.Group = r.pass, g.group
 		},
 	})
-	var advantages map[string]*schemas.Advantage
+	var advantages map[schemas.UID]*schemas.Advantage
 	if err == nil {
 		advantages, err = r.advantages(work, conn, source)
 	}
@@ -259,8 +259,8 @@ func (r *rescorer) serve(ctx context.Context, conn *connection, source *sourceRu
 }
 
 // advantages waits for those of the pass.
-func (r *rescorer) advantages(ctx context.Context, conn *connection, source *sourceRun) (map[string]*schemas.Advantage, error) {
-	out := map[string]*schemas.Advantage{}
+func (r *rescorer) advantages(ctx context.Context, conn *connection, source *sourceRun) (map[schemas.UID]*schemas.Advantage, error) {
+	out := map[schemas.UID]*schemas.Advantage{}
 	for m, err := range conn.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(r.pass, "*")}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			return nil, fmt.Errorf("follow pass %s: %w", r.pass, err)
@@ -280,7 +280,7 @@ func (r *rescorer) advantages(ctx context.Context, conn *connection, source *sou
 }
 
 // report prints and writes the results and returns the exit status.
-func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceRun, advantages map[string]*schemas.Advantage, took time.Duration, stdout, stderr io.Writer) error {
+func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceRun, advantages map[schemas.UID]*schemas.Advantage, took time.Duration, stdout, stderr io.Writer) error {
 	var groups []results.Scored
 	for _, uid := range sortedKeys(source.groups) {
 		g := source.groups[uid]
@@ -291,7 +291,7 @@ func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceR
 		return err
 	}
 	p.Summary.Seconds = took.Seconds()
-	if dir := cmp.Or(r.out, filepath.Join("meander-out", r.pass)); dir != "-" {
+	if dir := cmp.Or(r.out, filepath.Join("meander-out", string(r.pass))); dir != "-" {
 		if err := p.Write(dir); err != nil {
 			return err
 		}
@@ -313,7 +313,7 @@ func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceR
 // rescoreProgress is a bar on a terminal, a line every few seconds elsewhere.
 type rescoreProgress struct {
 	out   io.Writer
-	pass  string
+	pass  schemas.Run
 	total int
 	bars  *mpb.Progress
 	bar   *mpb.Bar
@@ -323,11 +323,11 @@ type rescoreProgress struct {
 	shown time.Time
 }
 
-func newRescoreProgress(out io.Writer, machine bool, pass string, total int) *rescoreProgress {
+func newRescoreProgress(out io.Writer, machine bool, pass schemas.Run, total int) *rescoreProgress {
 	p := &rescoreProgress{out: out, pass: pass, total: total, shown: time.Now()}
 	if boot.IsTerminal(out) && !machine {
 		p.bars, p.bar = newBar(out, int64(total),
-			mpb.PrependDecorators(decor.Name(pass+" ")),
+			mpb.PrependDecorators(decor.Name(string(pass)+" ")),
 			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d samples"), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
 	}
 	return p

@@ -55,16 +55,17 @@ func rewardSpecs(list []any) ([]schemas.RewardSpec, error) {
 
 // sourceRun is what a run has stored of its samples. It holds no images.
 type sourceRun struct {
-	groups map[string]*sourceGroup // by uid
+	groups map[schemas.UID]*sourceGroup // by uid
 	// refills: the policy of some group would have it replaced.
 	refills bool
 }
 
 type sourceGroup struct {
-	uid, prompt string
-	size        int64
-	seqs        map[int64]uint64 // of the trajectories, by sample index
-	trained     bool
+	uid     schemas.UID
+	prompt  string
+	size    int64
+	seqs    map[int64]uint64 // of the trajectories, by sample index
+	trained bool
 	// group is what the samples have in common, first as the run has it, then as the pass
 	// does.
 	group  schemas.Group
@@ -73,8 +74,8 @@ type sourceGroup struct {
 
 // readSource finds the samples of a run. A group that is still open is an error: its
 // samples may be on their way.
-func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error) {
-	s := &sourceRun{groups: map[string]*sourceGroup{}}
+func readSource(ctx context.Context, b *bus.Bus, run schemas.Run) (*sourceRun, error) {
+	s := &sourceRun{groups: map[schemas.UID]*sourceGroup{}}
 	for t, err := range results.Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return nil, err
@@ -108,7 +109,7 @@ func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error)
 	if len(s.groups) == 0 {
 		return nil, usage(fmt.Errorf("--run: %q has no stored trajectories; 'meander show' shows the latest run", run))
 	}
-	var open []string
+	var open []schemas.UID
 	for _, uid := range sortedKeys(s.groups) {
 		if g := s.groups[uid]; g.result == nil && int64(len(g.seqs)) < g.size {
 			open = append(open, uid)
@@ -121,11 +122,11 @@ func readSource(ctx context.Context, b *bus.Bus, run string) (*sourceRun, error)
 }
 
 // apply makes the groups those of the pass.
-func (s *sourceRun) apply(run string, c change) error {
-	places := map[string]map[string]bool{} // roots by batch
+func (s *sourceRun) apply(run schemas.Run, c change) error {
+	places := map[string]map[schemas.UID]bool{} // roots by batch
 	for _, g := range s.groups {
 		if places[g.group.Batch] == nil {
-			places[g.group.Batch] = map[string]bool{}
+			places[g.group.Batch] = map[schemas.UID]bool{}
 		}
 		root := g.uid
 		if g.group.Refill != nil {
@@ -155,7 +156,7 @@ func (s *sourceRun) apply(run string, c change) error {
 
 // apply makes one group that of the pass. places are those that its batch has trajectories
 // for: prompts that were refused have none.
-func (g *sourceGroup) apply(run string, c change, places int64) error {
+func (g *sourceGroup) apply(run schemas.Run, c change, places int64) error {
 	x := &g.group
 	x.SourceRun, x.Deadline = run, 0
 	if x.BatchGroups > 0 {
@@ -206,7 +207,7 @@ func (g *sourceGroup) apply(run string, c change, places int64) error {
 
 // open stores the records of the groups of the pass, as intake does those of prompts: the
 // advantage service knows the groups from them.
-func (s *sourceRun) open(ctx context.Context, b *bus.Bus, pass string) error {
+func (s *sourceRun) open(ctx context.Context, b *bus.Bus, pass schemas.Run) error {
 	p := b.NewPublisher(256, 16<<20)
 	defer p.Close()
 	for _, uid := range sortedKeys(s.groups) {
@@ -248,7 +249,7 @@ func (s *sourceRun) samples(rewards map[string]uint64) []reward.PassSample {
 	done := map[string]bool{}
 	for subject := range rewards {
 		if a, ok := schemas.ParseSubject(subject); ok {
-			done[a.UID+"."+a.Sample] = true
+			done[string(a.UID)+"."+a.Sample] = true
 		}
 	}
 	var out []reward.PassSample
@@ -259,7 +260,7 @@ func (s *sourceRun) samples(rewards map[string]uint64) []reward.PassSample {
 			any = max(any, seq)
 		}
 		for i := range g.size {
-			if done[uid+"."+strconv.FormatInt(i, 10)] {
+			if done[string(uid)+"."+strconv.FormatInt(i, 10)] {
 				continue
 			}
 			if seq, ok := g.seqs[i]; ok {

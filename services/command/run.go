@@ -58,7 +58,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 		},
 	}
 	section(c.Flags(), outputSection, func(f *pflag.FlagSet) {
-		f.StringVar(&r.id, "run", "", "run id; give it again to resume; default a new one")
+		f.StringVar((*string)(&r.id), "run", "", "run id; give it again to resume; default a new one")
 		f.StringVar(&r.out, "out", "", "folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none")
 		f.StringVar(&r.saveLatents, "save-latents", "", "write every kept state to this safetensors file, packed [n, S, C] in F32")
 	})
@@ -73,7 +73,7 @@ type runner struct {
 	*app
 	prompts  promptFlags
 	services services
-	id       string
+	id       schemas.Run
 	out      string
 
 	saveLatents string
@@ -184,14 +184,14 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 	if err := r.await(ctx, conn, o, bySeq, func() { progress.groups(len(prompts)-o.Left(), o.Refills()) }); err != nil {
 		return nil, err
 	}
-	log.Debug().Str("run", r.id).Msg("all groups have closed")
+	log.Debug().Str("run", string(r.id)).Msg("all groups have closed")
 	return o, nil
 }
 
 // publish sends the prompts that have no outcome; their receipts go to inbox. It returns the
 // uids by stream sequence, which the dead letters of a prompt carry.
-func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, inbox string) (map[uint64]string, error) {
-	bySeq := map[uint64]string{}
+func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, inbox string) (map[uint64]schemas.UID, error) {
+	bySeq := map[uint64]schemas.UID{}
 	for _, p := range prompts {
 		if !o.Open(p.uid) {
 			continue
@@ -214,7 +214,7 @@ func (r *runner) publish(ctx context.Context, conn *connection, prompts []prompt
 
 // await reads advantages and refusals until every prompt has an outcome. It calls changed
 // after each.
-func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]string, changed func()) error {
+func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]schemas.UID, changed func()) error {
 	type item struct {
 		m   *bus.Message
 		err error
@@ -296,7 +296,7 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 		return err
 	}
 	run.Summary.Seconds = took.Seconds()
-	if dir := cmp.Or(r.out, filepath.Join("meander-out", r.id)); dir != "-" {
+	if dir := cmp.Or(r.out, filepath.Join("meander-out", string(r.id))); dir != "-" {
 		if err := run.Write(ctx, conn.Bus, dir); err != nil {
 			return err
 		}
@@ -338,7 +338,7 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 		if uids[reason] == nil {
 			reasons = append(reasons, reason)
 		}
-		uids[reason] = append(uids[reason], p.uid)
+		uids[reason] = append(uids[reason], string(p.uid))
 	}
 	for _, reason := range reasons {
 		list := uids[reason]
@@ -350,4 +350,4 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 }
 
 // sortedKeys of a map, for output that does not depend on map order.
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

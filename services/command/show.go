@@ -18,7 +18,7 @@ import (
 )
 
 func showCommand(a *app) *cobra.Command {
-	var run string
+	var run schemas.Run
 	c := &cobra.Command{
 		Use:   "show [UID]",
 		Short: "show a group with its trajectories, steps and log-probs; without a uid, the groups of a run",
@@ -33,14 +33,14 @@ func showCommand(a *app) *cobra.Command {
 			if err := schemas.CheckToken("uid", given[0]); err != nil {
 				return usage(err)
 			}
-			return a.showGroup(c.Context(), conn.Bus, run, given[0], c.OutOrStdout())
+			return a.showGroup(c.Context(), conn.Bus, run, schemas.UID(given[0]), c.OutOrStdout())
 		}),
 	}
-	c.Flags().StringVar(&run, "run", "", "run; default the latest")
+	c.Flags().StringVar((*string)(&run), "run", "", "run; default the latest")
 	return c
 }
 
-func (a *app) showRun(ctx context.Context, b *bus.Bus, run string, out io.Writer) error {
+func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	if !a.json {
 		fmt.Fprintf(t, "run %s\nUID\tSTATUS\tMEMBERS\tMEAN\tSTD\n", run)
@@ -69,7 +69,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run string, out io.Writer
 	return t.Flush()
 }
 
-func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io.Writer) error {
+func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, out io.Writer) error {
 	var adv *schemas.Advantage
 	m, err := b.Last(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid))
 	switch {
@@ -115,7 +115,7 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run, uid string, out io
 }
 
 // failuresOf says why samples of a group have no reward.
-func failuresOf(ctx context.Context, b *bus.Bus, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory) ([]string, error) {
+func failuresOf(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory) ([]string, error) {
 	if adv == nil {
 		adv = &schemas.Advantage{}
 		for _, t := range trajectories {
@@ -160,7 +160,7 @@ func segmentLine(t *schemas.Trajectory) string {
 	return s
 }
 
-func printGroup(out io.Writer, run, uid string, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
+func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
 	line := func(format string, args ...any) {
 		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out), "\n  "))
 	}

@@ -178,7 +178,7 @@ so do dead letters. The id of a purged run must not be used again.`,
 				}
 			}
 			for _, run := range given {
-				n, err := conn.Purge(c.Context(), run)
+				n, err := conn.Purge(c.Context(), schemas.Run(run))
 				if err != nil {
 					return err
 				}

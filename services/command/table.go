@@ -58,7 +58,7 @@ func printGroups(w io.Writer, r *results.Run) {
 			head += fmt.Sprintf(", mean reward %s, std %s", results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"))
 		}
 		if g.Group != "" {
-			head += ", stood in for by " + g.Group
+			head += ", stood in for by " + string(g.Group)
 		}
 		if g.Error != "" {
 			head += ": " + firstLine(g.Error)
@@ -143,7 +143,7 @@ func printLines(w io.Writer, r *results.Run) error {
 	columns := width(w)
 	widest := 0
 	for _, g := range r.Groups {
-		widest = max(widest, utf8.RuneCountInString(g.UID))
+		widest = max(widest, utf8.RuneCountInString(string(g.UID)))
 	}
 	widest = min(widest, max(columns/3, 12))
 	// Status, mean and std take some 30 columns, a sample about 14.
@@ -152,7 +152,7 @@ func printLines(w io.Writer, r *results.Run) error {
 	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
 	var all []results.Member
 	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(g.UID, widest), g.Status, results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest), g.Status, results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
 		all = append(all, g.Members...)
 	}
 	if err := t.Flush(); err != nil {

@@ -29,17 +29,18 @@ import (
 
 // judgement is a verdict as people write it: a line of a file, or UID SAMPLE=VALUE.
 type judgement struct {
-	UID         string   `json:"uid"`
-	SampleIndex *int64   `json:"sample_index"`
-	Value       *float64 `json:"value"`
-	Name        string   `json:"name"`
-	Error       string   `json:"error"`
-	Comment     string   `json:"comment"`
-	Author      string   `json:"author"`
+	UID         schemas.UID `json:"uid"`
+	SampleIndex *int64      `json:"sample_index"`
+	Value       *float64    `json:"value"`
+	Name        string      `json:"name"`
+	Error       string      `json:"error"`
+	Comment     string      `json:"comment"`
+	Author      string      `json:"author"`
 }
 
 func verdictCommand(a *app) *cobra.Command {
-	var run, name, file, dir, author string
+	var run schemas.Run
+	var name, file, dir, author string
 	c := &cobra.Command{
 		Use:   "verdict [UID SAMPLE=VALUE ...]",
 		Short: "give samples the reward that they wait for (--reward external)",
@@ -83,7 +84,7 @@ value says that there will be none. The first verdict of a sample counts.`,
 		}),
 	}
 	f := c.Flags()
-	f.StringVar(&run, "run", "", "run; default the latest")
+	f.StringVar((*string)(&run), "run", "", "run; default the latest")
 	f.StringVar(&name, "name", "", "NAME of external:NAME; needed where a sample waits for several")
 	f.StringVarP(&file, "file", "f", "", "JSON lines of verdicts; - for stdin")
 	f.StringVar(&author, "author", "", "who judges")
@@ -92,7 +93,7 @@ value says that there will be none. The first verdict of a sample counts.`,
 }
 
 // give publishes verdicts in their order.
-func give(ctx context.Context, b *bus.Bus, run string, list []judgement) error {
+func give(ctx context.Context, b *bus.Bus, run schemas.Run, list []judgement) error {
 	for i, j := range list {
 		v, err := j.verdict(ctx, b, run)
 		if err == nil {
@@ -121,7 +122,7 @@ func parseJudgements(given []string) ([]judgement, error) {
 		if err := errors.Join(err1, err2); err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
 			return nil, fmt.Errorf("%q; must be SAMPLE=VALUE, such as 0=0.8, and a finite value", s)
 		}
-		out = append(out, judgement{UID: given[0], SampleIndex: &sample, Value: &value})
+		out = append(out, judgement{UID: schemas.UID(given[0]), SampleIndex: &sample, Value: &value})
 	}
 	return out, nil
 }
@@ -172,7 +173,7 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 }
 
 // verdict checks that there is such a sample and that it wants it.
-func (j judgement) verdict(ctx context.Context, b *bus.Bus, run string) (*schemas.Verdict, error) {
+func (j judgement) verdict(ctx context.Context, b *bus.Bus, run schemas.Run) (*schemas.Verdict, error) {
 	t, err := client.New(b).Trajectory(ctx, run, j.UID, *j.SampleIndex)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, fmt.Errorf("run %q has no such sample, or it is not finished; 'meander verdict --run %s' lists what waits", run, run)
@@ -213,16 +214,16 @@ func externals(g *schemas.Group) []string {
 
 // waitingSample is a sample that lacks a verdict.
 type waitingSample struct {
-	UID         string `json:"uid"`
-	SampleIndex int64  `json:"sample_index"`
-	Name        string `json:"name"`
-	Prompt      string `json:"prompt"`
+	UID         schemas.UID `json:"uid"`
+	SampleIndex int64       `json:"sample_index"`
+	Name        string      `json:"name"`
+	Prompt      string      `json:"prompt"`
 	// Deadline is when the group closes without it, Unix nanoseconds; 0: the service decides.
 	Deadline int64  `json:"deadline"`
 	Image    string `json:"image,omitempty"`
 }
 
-func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out, stderr io.Writer) error {
+func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir string, out, stderr io.Writer) error {
 	waiting, err := waitingIn(ctx, b, run, dir)
 	if err != nil {
 		return err
@@ -254,7 +255,7 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run, dir string, out,
 
 // waitingIn finds the verdicts that finished samples of a run wait for, sorted. With a folder
 // it writes their images there.
-func waitingIn(ctx context.Context, b *bus.Bus, run, dir string) ([]waitingSample, error) {
+func waitingIn(ctx context.Context, b *bus.Bus, run schemas.Run, dir string) ([]waitingSample, error) {
 	rewards, err := results.Rewards(ctx, b, run, "*")
 	if err != nil {
 		return nil, err

@@ -8,11 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
 
 func verifyCommand(a *app) *cobra.Command {
-	var run string
+	var run schemas.Run
 	var options verify.Options
 	var tolerance float64
 	c := &cobra.Command{
@@ -50,7 +51,7 @@ least one, and all are right.`,
 			return a.printVerify(c.OutOrStdout(), report, tolerance)
 		}),
 	}
-	c.Flags().StringVar(&run, "run", "", "run; default the latest")
+	c.Flags().StringVar((*string)(&run), "run", "", "run; default the latest")
 	c.Flags().StringVar(&options.Model, "model", "", "model to recompute with; default the one the trajectories name")
 	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA that the samples were made with")
 	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "how much of the adapter")

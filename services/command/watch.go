@@ -32,10 +32,11 @@ var watched = []struct{ kind, stream string }{
 // watcher is one watch command.
 type watcher struct {
 	*app
-	run, uid string
-	kinds    []string
-	count    int
-	printed  int
+	run     schemas.Run
+	uid     schemas.UID
+	kinds   []string
+	count   int
+	printed int
 }
 
 func watchCommand(a *app) *cobra.Command {
@@ -78,8 +79,8 @@ the streams, so it never slows the pipeline down.`,
 		}),
 	}
 	f := c.Flags()
-	f.StringVar(&w.run, "run", "*", "only this run")
-	f.StringVar(&w.uid, "uid", "", "only this group")
+	f.StringVar((*string)(&w.run), "run", "*", "only this run")
+	f.StringVar((*string)(&w.uid), "uid", "", "only this group")
 	f.StringSliceVar(&w.kinds, "kinds", names, "kinds of events to print")
 	f.DurationVar(&since, "since", 0, "begin this long ago")
 	f.BoolVar(&all, "all", false, "begin at the beginning, whatever the run")
@@ -224,7 +225,7 @@ func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
 
 // describe is one event in one line, and the uid it belongs to. Parts of a step
 // have no line.
-func describe(kind string, m *bus.Message) (line, uid string, err error) {
+func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err error) {
 	switch kind {
 	case "prompt":
 		var e schemas.Prompt

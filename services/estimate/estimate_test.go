@@ -47,7 +47,7 @@ func encode(t *testing.T, p *schemas.Prompt) []byte {
 
 // policy is that of the closed-form model under another name: 64 x 64 pixels, [16, 64] latents,
 // 10 steps.
-func policy(t *testing.T, lane string) *schemas.Policy {
+func policy(t *testing.T, lane schemas.Lane) *schemas.Policy {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
@@ -56,7 +56,7 @@ func policy(t *testing.T, lane string) *schemas.Policy {
 		t.Fatal(err)
 	}
 	p := facts.Policies[0]
-	p.Lane, p.Model, p.Reward = lane, lane, []string{"glyph", "jpeg_compressibility"}
+	p.Lane, p.Model, p.Reward = lane, string(lane), []string{"glyph", "jpeg_compressibility"}
 	return p
 }
 
@@ -117,13 +117,13 @@ func TestFacts_Policy(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		facts estimate.Facts
-		model string
+		model schemas.Lane
 		want  *schemas.Policy
 	}{
 		{"the one there is", estimate.Facts{Policies: []*schemas.Policy{a}}, "", a},
-		{"the one that lives", estimate.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "", b},
+		{"the one that lives", estimate.Facts{Policies: []*schemas.Policy{a, b}, Live: []schemas.Lane{"b"}}, "", b},
 		{"none of two", estimate.Facts{Policies: []*schemas.Policy{a, b}}, "", nil},
-		{"by name", estimate.Facts{Policies: []*schemas.Policy{a, b}, Live: []string{"b"}}, "a", a},
+		{"by name", estimate.Facts{Policies: []*schemas.Policy{a, b}, Live: []schemas.Lane{"b"}}, "a", a},
 		{"unknown", estimate.Facts{Policies: []*schemas.Policy{a}}, "c", nil},
 	} {
 		if got := c.facts.Policy(c.model); got != c.want {

@@ -17,7 +17,7 @@ import (
 type Facts struct {
 	// Policies are the lanes, Live the names of those that a sampler serves now.
 	Policies []*schemas.Policy
-	Live     []string
+	Live     []schemas.Lane
 	// Reward are the functions of a prompt that names none, where its model names none either.
 	Reward []string
 	// Room is that of the streams, by name.
@@ -86,7 +86,7 @@ func (f *Facts) AskRoom(ctx context.Context, b *bus.Bus) error {
 }
 
 // Policy is that of the lane which a prompt for a model goes to, nil when it is not known.
-func (f *Facts) Policy(model string) *schemas.Policy {
+func (f *Facts) Policy(model schemas.Lane) *schemas.Policy {
 	switch {
 	case model == "" && len(f.Live) == 1: // as intake picks it
 		model = f.Live[0]

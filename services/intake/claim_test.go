@@ -32,11 +32,11 @@ func newPlane(t testing.TB) *plane {
 }
 
 // sampler is present until the test ends.
-func (p *plane) sampler(t testing.TB, lane string) {
+func (p *plane) sampler(t testing.TB, lane schemas.Lane) {
 	t.Helper()
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return b.Announce(ctx, func() *schemas.Presence {
-			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + lane, Lane: lane}
+			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane}
 		})
 	})
 }
@@ -50,7 +50,7 @@ func (p *plane) serve(t testing.TB) *bustest.Service {
 }
 
 // publish stores a prompt and returns the inbox of its receipt.
-func (p *plane) publish(t testing.TB, run string, prompt *schemas.Prompt) *nats.Subscription {
+func (p *plane) publish(t testing.TB, run schemas.Run, prompt *schemas.Prompt) *nats.Subscription {
 	t.Helper()
 	inbox := p.Conn().NewInbox()
 	answers, err := p.Conn().SubscribeSync(inbox)
@@ -82,13 +82,13 @@ func receipt(t testing.TB, answers *nats.Subscription) *schemas.Receipt {
 }
 
 // requests are the stored requests of a run by uid.
-func (p *plane) requests(t testing.TB, run string) map[string][]*schemas.Request {
+func (p *plane) requests(t testing.TB, run schemas.Run) map[schemas.UID][]*schemas.Request {
 	t.Helper()
-	stored, err := p.LastMany(t.Context(), schemas.StreamRequests, []string{schemas.Prefix + "request." + run + ".>"})
+	stored, err := p.LastMany(t.Context(), schemas.StreamRequests, []string{schemas.Prefix + "request." + string(run) + ".>"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := map[string][]*schemas.Request{}
+	out := map[schemas.UID][]*schemas.Request{}
 	for _, m := range stored {
 		r := &schemas.Request{}
 		if err := schemas.DecodeValid(m.Data, r); err != nil {
@@ -101,7 +101,7 @@ func (p *plane) requests(t testing.TB, run string) map[string][]*schemas.Request
 
 // whole says what is wrong with a group's requests: one of a sample is missing, or they
 // are not all of the prompt that has the uid.
-func (p *plane) whole(t testing.TB, run, uid string, requests []*schemas.Request) error {
+func (p *plane) whole(t testing.TB, run schemas.Run, uid schemas.UID, requests []*schemas.Request) error {
 	t.Helper()
 	m, err := p.Last(t.Context(), schemas.StreamGroups, schemas.GroupSubject(run, uid))
 	if err != nil {
@@ -122,7 +122,7 @@ func (p *plane) whole(t testing.TB, run, uid string, requests []*schemas.Request
 	return nil
 }
 
-func prompt(uid, text string, change func(*schemas.Prompt)) *schemas.Prompt {
+func prompt(uid schemas.UID, text string, change func(*schemas.Prompt)) *schemas.Prompt {
 	p := &schemas.Prompt{UID: uid, Prompt: text, GroupSize: new(int64(4))}
 	if change != nil {
 		change(p)
@@ -135,9 +135,9 @@ func prompt(uid, text string, change func(*schemas.Prompt)) *schemas.Prompt {
 func TestClaim_TwoPrompts(t *testing.T) {
 	const uids = 60
 	p := newPlane(t)
-	answers := map[string][]*nats.Subscription{}
+	answers := map[schemas.UID][]*nats.Subscription{}
 	for i := range uids {
-		uid := fmt.Sprintf("u%d", i)
+		uid := schemas.UID(fmt.Sprintf("u%d", i))
 		answers[uid] = []*nats.Subscription{
 			p.publish(t, "r", prompt(uid, "a red fox", nil)),
 			p.publish(t, "r", prompt(uid, "a blue fox", func(p *schemas.Prompt) { p.NumInferenceSteps = new(int64(4)) })),
@@ -152,7 +152,7 @@ func TestClaim_TwoPrompts(t *testing.T) {
 			switch r := receipt(t, a); {
 			case r.Accepted:
 				accepted++
-			case r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, `uid: "`+uid+`" is already used in run "r" by another prompt`) ||
+			case r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, string(`uid: "`+uid+`" is already used in run "r" by another prompt`)) ||
 				!strings.Contains(r.Error, "which differs in prompt, schedule;"):
 				t.Errorf("%s: %s %s", uid, r.Code, r.Error)
 			}
@@ -174,7 +174,7 @@ func TestClaim_Kills(t *testing.T) {
 	const uids = 40
 	p := newPlane(t)
 	for i := range uids {
-		uid := fmt.Sprintf("u%d", i)
+		uid := schemas.UID(fmt.Sprintf("u%d", i))
 		p.publish(t, "r", prompt(uid, "a red fox", nil))
 		p.publish(t, "r", prompt(uid, "a blue fox", nil))
 	}

@@ -60,11 +60,11 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 	x := new(math.Pi)
 	steps := make([]float64, trained)
 	a := &schemas.Advantage{
-		Run: longest, UID: longest, Batch: longest, Status: longest, GroupSize: math.MaxInt64, Members: make([]schemas.Member, n),
+		Run: schemas.Run(longest), UID: schemas.UID(longest), Batch: longest, Status: longest, GroupSize: math.MaxInt64, Members: make([]schemas.Member, n),
 		Mean: x, Std: x, Scale: longest, StdBasis: longest, Estimator: longest, Epsilon: *x, TrainedSteps: math.MaxInt64, ScheduleDigest: longest,
 		PolicyVersionMin: math.MaxInt64, PolicyVersionMax: math.MaxInt64, Metadata: r.Group.Metadata, Opened: math.MaxInt64, Closed: math.MaxInt64,
-		Mode: longest, AdvClipMax: x, Gamma: x, BatchSamples: math.MaxInt64, Refill: &schemas.Refill{Root: longest, Round: math.MaxInt64}, RefilledBy: longest,
-		Validation: true, SourceRun: longest, Singleton: longest,
+		Mode: longest, AdvClipMax: x, Gamma: x, BatchSamples: math.MaxInt64, Refill: &schemas.Refill{Root: schemas.UID(longest), Round: math.MaxInt64}, RefilledBy: schemas.UID(longest),
+		Validation: true, SourceRun: schemas.Run(longest), Singleton: longest,
 	}
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{SampleIndex: math.MaxInt64, Reward: x, Advantage: x, Status: schemas.StatusMissing, TrajectorySeq: math.MaxUint64, StepAdvantages: steps}
@@ -76,15 +76,15 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 func largestBatch(r *schemas.Request, n int) *schemas.Batch {
 	x := new(math.Pi)
 	b := &schemas.Batch{
-		Run: longest, Batch: longest, Groups: math.MaxInt64, UIDs: []string{}, Samples: math.MaxInt64, Mean: x, Std: x, StdBasis: longest,
+		Run: schemas.Run(longest), Batch: longest, Groups: math.MaxInt64, UIDs: []schemas.UID{}, Samples: math.MaxInt64, Mean: x, Std: x, StdBasis: longest,
 		Metrics: make([]schemas.Metric, resultMetrics), Closed: math.MaxInt64, Status: longest, Expected: math.MaxInt64, Refills: math.MaxInt64,
-		Dropped: make([]string, n), Step: r.Group.BatchStep, Epoch: r.Group.BatchEpoch,
+		Dropped: make([]schemas.UID, n), Step: r.Group.BatchStep, Epoch: r.Group.BatchEpoch,
 	}
 	for i := range b.Metrics {
 		b.Metrics[i] = schemas.Metric{Name: longest, Value: *x}
 	}
 	for i := range b.Dropped {
-		b.Dropped[i] = longest
+		b.Dropped[i] = schemas.UID(longest)
 	}
 	return b
 }

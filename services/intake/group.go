@@ -27,7 +27,7 @@ func Check(p *schemas.Prompt, o Origin) error {
 // stochastic steps.
 func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained int) (*schemas.Group, error) {
 	g := &schemas.Group{
-		Batch: p.UID, Deadline: value(p.Deadline, 0), Validation: p.Validation, Metadata: p.Metadata,
+		Batch: string(p.UID), Deadline: value(p.Deadline, 0), Validation: p.Validation, Metadata: p.Metadata,
 		PromptSeq: o.Seq, Created: o.Created.UnixNano(), GroupPolicy: p.GroupPolicy, Refill: p.Refill,
 	}
 	if b := p.Batch; b != nil {

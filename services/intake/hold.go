@@ -87,7 +87,7 @@ func (h *holding) forget(seq uint64) {
 // its rewards can be scored. Until then the prompt waits: in hand, where it goes on at
 // once, or put back (errPutBack). It is refused when nobody came before it had waited for
 // cfg.Hold, or when its deadline has passed.
-func (s *service) settled(ctx context.Context, m *bus.Message, run string, p *schemas.Prompt) (policy *schemas.Policy, err error) {
+func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt) (policy *schemas.Policy, err error) {
 	policy, waiting, err := s.fit(ctx, p, false)
 	if waiting == "" && err == nil {
 		return policy, nil
@@ -126,7 +126,7 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run string, p *sc
 		}
 		if tell := inHand && time.Since(m.Time) > tellAfter || !inHand && m.Delivered == 1; tell && !told {
 			told = true
-			zerolog.Ctx(ctx).Warn().Str("run", run).Str("uid", p.UID).Time("until", due).Msg("held: " + waiting)
+			zerolog.Ctx(ctx).Warn().Str("run", string(run)).Str("uid", string(p.UID)).Time("until", due).Msg("held: " + waiting)
 			receipt := &schemas.Receipt{Run: run, UID: p.UID, Waiting: fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))}
 			if err := s.answer(m, receipt); err != nil {
 				return nil, err

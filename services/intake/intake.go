@@ -28,7 +28,7 @@ type Config struct {
 	Slots int `koanf:"slots" help:"prompts resolved at once"`
 	// Models are lanes a prompt may name before their sampler has announced itself; the first
 	// serves prompts that name none.
-	Models []string `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
+	Models []schemas.Lane `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
 	// Reward is what prompts without a reward list are scored with, unless their model names some.
 	Reward []string `koanf:"reward" help:"reward functions of prompts that name none, when their model names none either"`
 	// Hold is how long a prompt waits for a sampler of its model, or for a reward service that
@@ -175,7 +175,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	s.metrics.prompts.Inc()
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
-	zerolog.Ctx(ctx).Info().Str("run", run).Str("uid", p.UID).Int("samples", len(requests)).
+	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
 	return s.answer(m, accepted(requests[0], append(warnings, Unscored(requests[0])...)))
 }
@@ -225,7 +225,7 @@ func (s *service) answer(m *bus.Message, r *schemas.Receipt) error {
 	return s.bus.Conn().Publish(inbox, data)
 }
 
-func runOf(subject string) string {
+func runOf(subject string) schemas.Run {
 	run, _ := schemas.RunOf(subject)
 	return run
 }

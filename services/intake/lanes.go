@@ -29,8 +29,8 @@ type lanes struct {
 // view is what was there at one moment.
 type view struct {
 	// policies are of every lane that was ever announced, live those with a sampler now.
-	policies map[string]*schemas.Policy
-	live     []string
+	policies map[schemas.Lane]*schemas.Policy
+	live     []schemas.Lane
 	// scorers are the reward services.
 	scorers []*schemas.Presence
 }
@@ -51,7 +51,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &view{policies: map[string]*schemas.Policy{}}
+	v := &view{policies: map[schemas.Lane]*schemas.Policy{}}
 	for _, p := range policies {
 		v.policies[p.Lane] = p
 	}
@@ -72,7 +72,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 // only one that is served. waiting says what to wait for instead: a sampler of a lane that
 // was announced or is expected, or of any. A name that others than those are served under
 // is refused.
-func (v *view) pick(name string, expected []string) (p *schemas.Policy, waiting string, err error) {
+func (v *view) pick(name schemas.Lane, expected []schemas.Lane) (p *schemas.Policy, waiting string, err error) {
 	if name == "" && len(expected) > 0 {
 		name = expected[0]
 	}
@@ -83,30 +83,38 @@ func (v *view) pick(name string, expected []string) (p *schemas.Policy, waiting 
 		case 0:
 			return nil, "model: no sampler runs; start one" + before(slices.Sorted(maps.Keys(v.policies))), nil
 		}
-		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: empty, and several are served; name one of %s", strings.Join(v.live, ", ")))
+		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: empty, and several are served; name one of %s", list(v.live)))
 	}
 	p = v.policies[name]
 	switch {
 	case p != nil && slices.Contains(v.live, name):
 		return p, "", nil
 	case p == nil && len(v.live) > 0 && !slices.Contains(expected, name):
-		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be one of %s", name, strings.Join(v.live, ", ")))
+		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be one of %s", name, list(v.live)))
 	}
 	waiting = fmt.Sprintf("model: no sampler serves %q now; start one", name)
 	if p != nil {
 		waiting += fmt.Sprintf(" (the last announced itself at %s)", time.Unix(0, p.Announced).UTC().Format(time.RFC3339))
 	}
 	if len(v.live) > 0 {
-		waiting += ", or name one of " + strings.Join(v.live, ", ")
+		waiting += ", or name one of " + list(v.live)
 	}
 	return nil, waiting, nil
 }
 
-func before(names []string) string {
+func list(lanes []schemas.Lane) string {
+	names := make([]string, len(lanes))
+	for i, lane := range lanes {
+		names[i] = string(lane)
+	}
+	return strings.Join(names, ", ")
+}
+
+func before(names []schemas.Lane) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return " (there were samplers of " + strings.Join(names, ", ") + ")"
+	return " (there were samplers of " + list(names) + ")"
 }
 
 // able says whether the reward services that run have the functions. Any trajectory may go

@@ -1,6 +1,7 @@
 package intake
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -25,7 +26,9 @@ func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error
 }
 
 // uidOf is the group key of a prompt.
-func uidOf(p *schemas.Prompt, m *bus.Message) string { return or(p.UID, fmt.Sprintf("p%d", m.Seq)) }
+func uidOf(p *schemas.Prompt, m *bus.Message) schemas.UID {
+	return cmp.Or(p.UID, schemas.UID(fmt.Sprintf("p%d", m.Seq)))
+}
 
 // refused is the record of the group that a refused prompt does not get, with what can be
 // used of the prompt.
@@ -36,7 +39,7 @@ func refused(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecor
 	r := &schemas.GroupRecord{
 		Run: runOf(m.Subject), UID: uid, GroupSize: *given.GroupSize, Error: cause.Error(),
 		Group: schemas.Group{
-			Batch: uid, PromptSeq: m.Seq, Created: m.Time.UnixNano(), Deadline: max(0, value(p.Deadline, 0)),
+			Batch: string(uid), PromptSeq: m.Seq, Created: m.Time.UnixNano(), Deadline: max(0, value(p.Deadline, 0)),
 			Advantage: schemas.AdvantageSpec{Estimator: def.Name, Std: def.Std, StdBasis: def.StdBasis, Epsilon: &def.Epsilon},
 			Metadata:  p.Metadata, Validation: p.Validation,
 		},

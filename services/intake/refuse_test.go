@@ -15,7 +15,7 @@ import (
 )
 
 // record is the stored record of a group, which must be open where its rewards come.
-func (p *plane) record(t testing.TB, run, uid string) *schemas.GroupRecord {
+func (p *plane) record(t testing.TB, run schemas.Run, uid schemas.UID) *schemas.GroupRecord {
 	t.Helper()
 	g := &schemas.GroupRecord{}
 	if _, err := p.Claimed(t.Context(), schemas.StreamGroups, schemas.GroupSubject(run, uid), g, nil); err != nil {
@@ -36,7 +36,7 @@ func TestRefuse_Record(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t)
 	for _, c := range []struct {
-		uid     string
+		uid     schemas.UID
 		change  func(*schemas.Prompt)
 		code    string
 		reason  string
@@ -68,7 +68,7 @@ func TestRefuse_Record(t *testing.T) {
 		if r := ask(c.change); r.Accepted || r.Code != c.code && r.Code != schemas.CodeUIDConflict {
 			t.Errorf("%s again: %+v", c.uid, r)
 		}
-		if r := ask(nil); r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, `uid: "`+c.uid+`" of run "r" has its result, a refusal (`) {
+		if r := ask(nil); r.Code != schemas.CodeUIDConflict || !strings.Contains(r.Error, string(`uid: "`+c.uid+`" of run "r" has its result, a refusal (`)) {
 			t.Errorf("%s, corrected: %+v", c.uid, r)
 		}
 	}

@@ -26,7 +26,7 @@ type Origin struct {
 // complete: no later stage applies a default. The schedule, the stochastic steps
 // and the returned latents are decided once, so they are equal in the group. It
 // depends on its arguments alone and changes none of them.
-func Resolve(run string, prompt *schemas.Prompt, policy *schemas.Policy, o Origin) ([]*schemas.Request, error) {
+func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin) ([]*schemas.Request, error) {
 	p := new(*prompt)
 	schemas.SetDefaults(p)
 	p.Advantage, p.Start = prompt.Advantage, prompt.Start // whose defaults depend on more than the field
@@ -43,7 +43,7 @@ func Resolve(run string, prompt *schemas.Prompt, policy *schemas.Policy, o Origi
 		return nil, err
 	}
 	steps := len(sigmas) - 1
-	base := flow.RunBase(run)
+	base := flow.RunBase(string(run))
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
@@ -108,10 +108,10 @@ func samples(of schemas.Request, base string, shared bool) []*schemas.Request {
 	for i := range of.GroupSize {
 		r := of
 		r.SampleIndex = i
-		r.SampleSeed = flow.SampleSeed(base, of.UID, int(i))
+		r.SampleSeed = flow.SampleSeed(base, string(of.UID), int(i))
 		r.NoiseSeed = r.SampleSeed
 		if shared {
-			r.NoiseSeed = flow.GroupSeed(base, of.UID)
+			r.NoiseSeed = flow.GroupSeed(base, string(of.UID))
 		}
 		requests[i] = &r
 	}
@@ -167,7 +167,7 @@ func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32,
 	return schedule.Sigmas(int(value(p.NumInferenceSteps, policy.NumInferenceSteps)), tokens)
 }
 
-func stochasticSteps(run string, p *schemas.Prompt, steps int) ([]int, error) {
+func stochasticSteps(run schemas.Run, p *schemas.Prompt, steps int) ([]int, error) {
 	r := p.Rollout
 	switch {
 	case p.Validation || r.SDEType == string(flow.ODE):
@@ -188,8 +188,8 @@ func stochasticSteps(run string, p *schemas.Prompt, steps int) ([]int, error) {
 // windowSeed is one for all groups of a batch, whatever their own seeds: a trainer whose
 // batch mixes windows compares samples that had noise at different steps. Prompts without
 // a batch are as if all of their run were in one.
-func windowSeed(run string, p *schemas.Prompt) uint64 {
-	base, batch := flow.RunBase(run), ""
+func windowSeed(run schemas.Run, p *schemas.Prompt) uint64 {
+	base, batch := flow.RunBase(string(run)), ""
 	if p.Rollout.SDEWindow.Seed != nil {
 		base = flow.SeedBase(*p.Rollout.SDEWindow.Seed)
 	}

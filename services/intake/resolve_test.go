@@ -84,7 +84,7 @@ func TestResolve_Steps(t *testing.T) {
 // A random window is one draw per batch: equal for all samples of all its groups, whatever
 // their seeds, and for a redelivery. Prompts without a batch have that of their run.
 func TestResolve_WindowIsTheBatchs(t *testing.T) {
-	window := func(t *testing.T, run, uid, batch string, seed, windowSeed *int64) []string {
+	window := func(t *testing.T, run schemas.Run, uid schemas.UID, batch string, seed, windowSeed *int64) []string {
 		t.Helper()
 		p := &schemas.Prompt{
 			UID: uid, Prompt: "a", GroupSize: new(int64(4)), Seed: seed,
@@ -108,7 +108,7 @@ func TestResolve_WindowIsTheBatchs(t *testing.T) {
 	for _, batch := range []string{"", "b0", "b1"} {
 		want := window(t, "r", "a", batch, nil, nil)
 		for i, uid := range names {
-			if got := window(t, "r", uid, batch, new(int64(i)), nil); !slices.Equal(got, want) {
+			if got := window(t, "r", schemas.UID(uid), batch, new(int64(i)), nil); !slices.Equal(got, want) {
 				t.Errorf("batch %q: group %q has the steps %v, another has %v", batch, uid, got, want)
 			}
 		}
@@ -123,11 +123,11 @@ func TestResolve_WindowIsTheBatchs(t *testing.T) {
 	if n := places(func(batch string) []string { return window(t, "r", "a", batch, nil, nil) }); n < 2 {
 		t.Error("eight batches all have the same window")
 	}
-	if n := places(func(run string) []string { return window(t, run, "a", "", nil, nil) }); n < 2 {
+	if n := places(func(run string) []string { return window(t, schemas.Run(run), "a", "", nil, nil) }); n < 2 {
 		t.Error("eight runs all have the same window")
 	}
 	seed := new(int64(7))
-	if n := places(func(run string) []string { return window(t, run, run, "b0", nil, seed) }); n != 1 {
+	if n := places(func(run string) []string { return window(t, schemas.Run(run), schemas.UID(run), "b0", nil, seed) }); n != 1 {
 		t.Errorf("a window with a seed has %d places in eight runs", n)
 	}
 	if n := places(func(batch string) []string { return window(t, "r", "a", batch, nil, seed) }); n < 2 {

@@ -68,7 +68,7 @@ func place(field string, index *int64, sigma *float64, sigmas []float32, def int
 // chooseSteps lists the steps of a schedule that are not ode, and the latents that samples which run
 // [begin, end) of it keep, both ascending. The run is that of the prompt: a window without a
 // seed of its own is drawn for it.
-func chooseSteps(run string, p *schemas.Prompt, steps, begin, end int) (stochastic []int, returned []int64, err error) {
+func chooseSteps(run schemas.Run, p *schemas.Prompt, steps, begin, end int) (stochastic []int, returned []int64, err error) {
 	if stochastic, err = stochasticSteps(run, p, steps); err != nil {
 		return nil, nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -69,7 +70,7 @@ func (c *Config) share() {
 func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()
-	c.Intake.Models = []string{model.NameOf(c.Sampler.Model)}
+	c.Intake.Models = []schemas.Lane{schemas.Lane(model.NameOf(c.Sampler.Model))}
 	c.Intake.Health = c.Health
 	registry := prometheus.DefaultRegisterer
 	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics, c.Advantage.Metrics = registry, registry, registry, registry

@@ -146,7 +146,7 @@ func TestService_GroupsAreRatedOnce(t *testing.T) {
 	const groups, n = 4, 16
 	put := func(i int64) {
 		for g := range groups {
-			p.put(t, trajectory(t, "r", fmt.Sprint("g", g), i, n, uint8(16*i), "diversity", "http:slow"))
+			p.put(t, trajectory(t, "r", schemas.UID(fmt.Sprint("g", g)), i, n, uint8(16*i), "diversity", "http:slow"))
 		}
 	}
 	for i := range int64(n / 2) { // half before the service is there, half after
@@ -189,7 +189,7 @@ func TestService_ReplicasLeaveNoSampleWaiting(t *testing.T) {
 	const groups, n = 16, 8
 	for g := range groups { // the first ones of each group wait for the rest
 		for i := range int64(n) {
-			p.put(t, trajectory(t, "r", fmt.Sprint("g", g), i, n, uint8(16*i), "diversity", "http:slow"))
+			p.put(t, trajectory(t, "r", schemas.UID(fmt.Sprint("g", g)), i, n, uint8(16*i), "diversity", "http:slow"))
 		}
 	}
 	for key, r := range p.rewards(t, "r", groups*n) {

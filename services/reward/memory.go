@@ -76,21 +76,21 @@ func (k *memory) sample(t *schemas.Trajectory, seq uint64) *memo {
 func (k *memory) group(t *schemas.Trajectory) *groupMemo {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return remember(k.groups, t.Run+"."+t.UID, maxGroupsKept, func() *groupMemo { return &groupMemo{turn: make(turn, 1)} })
+	return remember(k.groups, groupKey(t.Run, t.UID), maxGroupsKept, func() *groupMemo { return &groupMemo{turn: make(turn, 1)} })
 }
 
 // record is that of a group, where it is known; nil: it is not.
-func (k *memory) record(run, uid string) *schemas.GroupRecord {
+func (k *memory) record(run schemas.Run, uid schemas.UID) *schemas.GroupRecord {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.records[run+"."+uid]
+	return k.records[groupKey(run, uid)]
 }
 
 // keep remembers the record of a group, which never changes.
 func (k *memory) keep(r *schemas.GroupRecord) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	remember(k.records, r.Run+"."+r.UID, maxRecordsKept, func() *schemas.GroupRecord { return r })
+	remember(k.records, groupKey(r.Run, r.UID), maxRecordsKept, func() *schemas.GroupRecord { return r })
 }
 
 // forget drops a sample that is done, unless others of its group may come to complete it
@@ -106,7 +106,9 @@ func (k *memory) forget(r *schemas.Reward) {
 	delete(k.samples, sampleKey(r.Run, r.UID, r.SampleIndex, r.TrajectorySeq))
 }
 
-func sampleKey(run, uid string, index int64, seq uint64) string {
+func groupKey(run schemas.Run, uid schemas.UID) string { return string(run) + "." + string(uid) }
+
+func sampleKey(run schemas.Run, uid schemas.UID, index int64, seq uint64) string {
 	return fmt.Sprintf("%s.%s.%d.%d", run, uid, index, seq)
 }
 

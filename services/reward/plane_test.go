@@ -51,7 +51,7 @@ func (p *plane) serve(t testing.TB, cfg Config) *bustest.Service {
 var prompted = time.Now()
 
 // trajectory is a finished sample whose image is of one grey.
-func trajectory(t testing.TB, run, uid string, i, n int64, shade uint8, rewards ...string) *schemas.Trajectory {
+func trajectory(t testing.TB, run schemas.Run, uid schemas.UID, i, n int64, shade uint8, rewards ...string) *schemas.Trajectory {
 	t.Helper()
 	im := image.NewNRGBA(image.Rect(0, 0, 32, 16))
 	for k := range im.Pix {
@@ -77,7 +77,7 @@ func trajectory(t testing.TB, run, uid string, i, n int64, shade uint8, rewards 
 		ScheduleDigest: digest, WeightsDigest: digest, Sampler: "s", Backend: "cpu",
 		Timings: schemas.SampleTimings{Received: now, Started: now, Finished: now},
 		Group: schemas.Group{
-			Batch: uid, PromptSeq: 1, Created: prompted.UnixNano(),
+			Batch: string(uid), PromptSeq: 1, Created: prompted.UnixNano(),
 			Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo", Std: "group", StdBasis: "sample", Epsilon: new(1e-4)},
 		},
 	}
@@ -123,7 +123,7 @@ func (p *plane) putStep(t testing.TB, tr *schemas.Trajectory) {
 }
 
 // rewards waits until a run has n rewards, and returns them by uid and sample.
-func (p *plane) rewards(t testing.TB, run string, n int) map[string]*schemas.Reward {
+func (p *plane) rewards(t testing.TB, run schemas.Run, n int) map[string]*schemas.Reward {
 	t.Helper()
 	out := map[string]*schemas.Reward{}
 	for _, m := range bustest.Await(t, p.Bus, n, schemas.StreamRewards, schemas.RewardFilter(run, "*", "*")) {
@@ -137,9 +137,9 @@ func (p *plane) rewards(t testing.TB, run string, n int) map[string]*schemas.Rew
 // stored after it has its reward.
 func (p *plane) handled(t testing.TB) {
 	t.Helper()
-	uid := fmt.Sprintf("after-%d", p.Info(t, schemas.StreamTrajectories).State.LastSeq)
+	uid := schemas.UID(fmt.Sprintf("after-%d", p.Info(t, schemas.StreamTrajectories).State.LastSeq))
 	p.put(t, trajectory(t, "plain", uid, 0, 1, 7, "jpeg_compressibility"))
-	bustest.Await(t, p.Bus, 1, schemas.StreamRewards, schemas.RewardFilter("plain", uid, uid))
+	bustest.Await(t, p.Bus, 1, schemas.StreamRewards, schemas.RewardFilter("plain", string(uid), uid))
 }
 
 // file writes a scorers file.

@@ -217,7 +217,7 @@ func (s *service) check(ctx context.Context, t *schemas.Trajectory) (fault, err 
 }
 
 // record is that of a group; nil when no prompt asked for it.
-func (s *service) record(ctx context.Context, run, uid string) (*schemas.GroupRecord, error) {
+func (s *service) record(ctx context.Context, run schemas.Run, uid schemas.UID) (*schemas.GroupRecord, error) {
 	if r := s.memory.record(run, uid); r != nil {
 		return r, nil
 	}
@@ -276,7 +276,7 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	for i := range r.Scores {
 		s.metrics.scores.WithLabelValues(r.Scores[i].Name, r.Scores[i].Status).Inc()
 	}
-	event := zerolog.Ctx(ctx).Info().Str("run", r.Run).Str("uid", r.UID).Int64("sample_index", r.SampleIndex).Str("status", r.Status)
+	event := zerolog.Ctx(ctx).Info().Str("run", string(r.Run)).Str("uid", string(r.UID)).Int64("sample_index", r.SampleIndex).Str("status", r.Status)
 	if r.Reward != nil {
 		event = event.Float64("reward", *r.Reward)
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // noisy is a sample that stops with noise in it, and so has no image.
-func noisy(t *testing.T, uid string, i, n int64, rewards ...string) *schemas.Trajectory {
+func noisy(t *testing.T, uid schemas.UID, i, n int64, rewards ...string) *schemas.Trajectory {
 	t.Helper()
 	tr := trajectory(t, "r", uid, i, n, 7, rewards...)
 	tr.Sigmas, tr.Timesteps, tr.Transitions = []float32{1, 0.5, 0}, []float32{1000, 500, 0}, []string{"sde", "sde"}

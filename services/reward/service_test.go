@@ -107,7 +107,7 @@ func TestService_BrokenScorers(t *testing.T) {
 		"nats:fine":    {"scored", "", 0.75}, "nats:hang": {"failed", "nats:hang", 0}, "nats:garbage": {"failed", "nats:garbage", 0}, "nats:nan": {"failed", "NaN", 0},
 		"nats:sorry": {"failed", "no face in the image", 0}, "nats:nobody": {"failed", "nats:nobody", 0},
 	}
-	uid := func(name, kind string) string { return strings.ReplaceAll(name, ":", "-") + kind }
+	uid := func(name, kind string) schemas.UID { return schemas.UID(strings.ReplaceAll(name, ":", "-") + kind) }
 	samples := 0
 	for name := range cases {
 		for i := range int64(6) {
@@ -167,7 +167,7 @@ func TestService_Batches(t *testing.T) {
 	cfg.Scorers = file(t, fmt.Sprintf("http:\n  many: {url: %q, max_batch: 8, concurrency: 2}\n", url))
 	for g := range 8 {
 		for i := range int64(4) {
-			p.put(t, trajectory(t, "r", fmt.Sprint("g", g), i, 4, 9, "http:many"))
+			p.put(t, trajectory(t, "r", schemas.UID(fmt.Sprint("g", g)), i, 4, 9, "http:many"))
 		}
 	}
 	p.serve(t, cfg)
@@ -215,7 +215,7 @@ func TestService_Diversity(t *testing.T) {
 		if i == 1 {
 			want = 1
 		}
-		for _, uid := range []string{"all", "short"} {
+		for _, uid := range []schemas.UID{"all", "short"} {
 			if r := got[fmt.Sprintf("%s.%d", uid, i)]; r.Status != "scored" || math.Abs(*r.Reward-want) > 0.02 {
 				t.Errorf("%s %d: %+v, want about %v", uid, i, r, want)
 			}

@@ -11,7 +11,7 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-func verdict(uid string, i int64, name string, value *float64) *schemas.Verdict {
+func verdict(uid schemas.UID, i int64, name string, value *float64) *schemas.Verdict {
 	v := &schemas.Verdict{Run: "r", UID: uid, SampleIndex: i, Name: name, Value: value, Comment: "well done", Author: "lin", At: 1}
 	if value == nil {
 		v.Error = "skipped"
@@ -25,7 +25,7 @@ func TestService_Verdicts(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	now := time.Now() // what is left of a deadline's time counts from the prompt
-	sample := func(uid string, i int64, deadline time.Duration, rewards ...string) *schemas.Trajectory {
+	sample := func(uid schemas.UID, i int64, deadline time.Duration, rewards ...string) *schemas.Trajectory {
 		tr := trajectory(t, "r", uid, i, 4, 7, rewards...)
 		tr.Group.Created, tr.Group.Deadline = now.UnixNano(), now.Add(deadline).UnixNano()
 		return tr
@@ -116,7 +116,7 @@ func TestService_VerdictsAndGroups(t *testing.T) {
 	t.Parallel()
 	p := newPlane(t)
 	p.serve(t, testConfig())
-	sample := func(uid string, i int64) *schemas.Trajectory {
+	sample := func(uid schemas.UID, i int64) *schemas.Trajectory {
 		tr := trajectory(t, "r", uid, i, 3, uint8(100*i), "diversity", "external:human")
 		tr.Group.Deadline = prompted.Add(time.Hour).UnixNano()
 		return tr

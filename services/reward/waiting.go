@@ -51,7 +51,7 @@ func (s *service) due(t *schemas.Trajectory) time.Time {
 func again(t *schemas.Trajectory) bool { return t.Group.SourceRun != "" }
 
 // source is the run that made the trajectory.
-func source(t *schemas.Trajectory) string {
+func source(t *schemas.Trajectory) schemas.Run {
 	if again(t) {
 		return t.Group.SourceRun
 	}

@@ -43,7 +43,7 @@ type Config struct {
 	// Threads is how many threads the model computes with; 0: all cores.
 	Threads int `koanf:"threads" help:"threads of the model; 0 for all cores; results do not depend on it"`
 	// Lane is the request queue to serve; empty: the model's name.
-	Lane string `koanf:"lane" help:"request queue to serve; default the model's name"`
+	Lane schemas.Lane `koanf:"lane" help:"request queue to serve; default the model's name"`
 	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side.
 	Batch   int `koanf:"batch" help:"samples denoised together in one micro-batch"`
 	Workers int `koanf:"workers" help:"micro-batches running side by side"`
@@ -137,7 +137,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerolog.Logger) error {
 	card := m.Card()
 	if cfg.Lane == "" {
-		cfg.Lane = card.Name
+		cfg.Lane = schemas.Lane(card.Name)
 	}
 	if cfg.Instance == "" {
 		cfg.Instance = "sampler-" + strings.ToLower(rand.Text()[:8])
@@ -158,7 +158,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	if cfg.Announced != nil {
 		cfg.Announced()
 	}
-	log.Info().Str("model", card.Name).Str("lane", cfg.Lane).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
+	log.Info().Str("model", card.Name).Str("lane", string(cfg.Lane)).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
 
 	// The schedulers outlive ctx: samples in hand are finished while Consume drains.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -192,7 +192,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 // kin are the run and the group of a request.
 func kin(m *bus.Message) []string {
 	a, _ := schemas.ParseSubject(m.Subject)
-	return []string{a.Run, a.Run + "." + a.UID}
+	return []string{string(a.Run), string(a.Run) + "." + string(a.UID)}
 }
 
 type service struct {
@@ -220,7 +220,7 @@ func (s *service) policy() *schemas.Policy {
 // PolicyOf is what a sampler of a model announces, in the lane of the model's name.
 func PolicyOf(c model.Card) *schemas.Policy {
 	return &schemas.Policy{
-		Lane: c.Name, Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
+		Lane: schemas.Lane(c.Name), Model: c.Name, Family: c.Family, WeightsDigest: c.WeightsDigest, SchedulerConfig: c.SchedulerConfig,
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
@@ -280,7 +280,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := s.publish(ctx, t, &req); err != nil {
 		return fmt.Errorf("publish trajectory: %w", err)
 	}
-	zerolog.Ctx(ctx).Info().Str("run", req.Run).Str("uid", req.UID).Int64("sample_index", req.SampleIndex).
+	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
 		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
 	return nil
 }

@@ -1,11 +1,15 @@
 package verify
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/meander-rl/meander/schemas"
+)
 
 // Report is what was found in a run.
 type Report struct {
-	Run          string `json:"run"`
-	Trajectories int    `json:"trajectories"`
+	Run          schemas.Run `json:"run"`
+	Trajectories int         `json:"trajectories"`
 	// Failed of the trajectories are of samples that could not be made.
 	Failed int `json:"failed"`
 	// Steps were recomputed; StepsSkipped are stochastic, but their latents were not kept.
@@ -27,7 +31,7 @@ type Report struct {
 
 // Mismatch is something that does not agree with what a trajectory says of itself.
 type Mismatch struct {
-	UID         string `json:"uid"`
+	UID         string `json:"uid"` // or the subject of what cannot be read
 	SampleIndex int64  `json:"sample_index"`
 	StepIndex   int64  `json:"step_index"` // -1: the trajectory as a whole
 	What        string `json:"what"`

@@ -64,7 +64,7 @@ func TestRun_Segment(t *testing.T) {
 		e.Stop, e.Image = &schemas.SegmentStop{StepIndex: 3}, nil
 		e.Steps, e.LatentStepIndices = e.Steps[:2], []int64{2, 3}
 	})
-	for run, want := range map[string]string{
+	for run, want := range map[schemas.Run]string{
 		"elsewhere": "latents 2: not those that the sample starts with",
 		"others":    "sequence",
 		"shapeless": "start.latents: shape: [2 64 16]; must be",

@@ -45,7 +45,7 @@ func (e *ModelError) Unwrap() error { return e.Err }
 // Run checks every trajectory of a run that is stored on b. What is wrong is in the report;
 // an error means that the run could not be read to its end, or the model not be opened
 // (ModelError).
-func Run(ctx context.Context, b *bus.Bus, run string, o Options) (*Report, error) {
+func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, error) {
 	if o.Models == nil {
 		o.Models = families.All()
 	}
@@ -117,7 +117,7 @@ func (v *verifier) open(name string) error {
 
 // trajectory checks one completed trajectory against its steps and the model.
 func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error {
-	if err := v.open(t.Lane); err != nil {
+	if err := v.open(string(t.Lane)); err != nil {
 		return err
 	}
 	s := &sample{verifier: v, t: t}
@@ -161,7 +161,7 @@ type sample struct {
 
 // fault notes what is wrong with a step, or with the whole (-1).
 func (s *sample) fault(step int64, format string, args ...any) {
-	s.report.Mismatches = append(s.report.Mismatches, Mismatch{s.t.UID, s.t.SampleIndex, step, fmt.Sprintf(format, args...)})
+	s.report.Mismatches = append(s.report.Mismatches, Mismatch{string(s.t.UID), s.t.SampleIndex, step, fmt.Sprintf(format, args...)})
 }
 
 // encode makes the conditioning of the prompt and, with guidance, of the negative prompt.

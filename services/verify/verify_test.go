@@ -45,7 +45,7 @@ func prompt() *schemas.Prompt {
 }
 
 // sample serves one prompt to its end.
-func sample(t *testing.T, plane *bustest.Plane, run string, prompt *schemas.Prompt) {
+func sample(t *testing.T, plane *bustest.Plane, run schemas.Run, prompt *schemas.Prompt) {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = "synthetic"
@@ -58,7 +58,7 @@ func sample(t *testing.T, plane *bustest.Plane, run string, prompt *schemas.Prom
 }
 
 // forge stores the first trajectory of r1 once more, changed, in a run of its own.
-func forge(t *testing.T, b *bus.Bus, run string, change func(*schemas.Trajectory)) {
+func forge(t *testing.T, b *bus.Bus, run schemas.Run, change func(*schemas.Trajectory)) {
 	t.Helper()
 	trajectory, err := client.New(b).Trajectory(t.Context(), "r1", "p1", 0)
 	if err != nil {
@@ -68,7 +68,7 @@ func forge(t *testing.T, b *bus.Bus, run string, change func(*schemas.Trajectory
 }
 
 // store stores a trajectory once more, changed, in a run of its own.
-func store(t *testing.T, b *bus.Bus, run string, trajectory *schemas.Trajectory, change func(*schemas.Trajectory)) {
+func store(t *testing.T, b *bus.Bus, run schemas.Run, trajectory *schemas.Trajectory, change func(*schemas.Trajectory)) {
 	t.Helper()
 	data, err := schemas.Encode(trajectory)
 	if err != nil {
@@ -110,8 +110,9 @@ func TestRun(t *testing.T) {
 	forge(t, b, "reworded", func(t *schemas.Trajectory) { t.Prompt = "a blue fox" })
 	forge(t, b, "weights", func(t *schemas.Trajectory) { t.WeightsDigest = strings.Repeat("0", 64) })
 	for _, c := range []struct {
-		run, want string
-		ratio     bool
+		run   schemas.Run
+		want  string
+		ratio bool
 	}{
 		{"moved", "log_prob: the event has", true},
 		{"scaled", "schedule_digest: stored", true},

@@ -148,10 +148,10 @@ func (b *advantageBench) showProgress(stderr io.Writer) (stop func()) {
 var benchBegan = time.Now()
 
 // benchReward is a reward as the reward service stores it after a prompt with defaults.
-func benchReward(run string, group int, i, n int64) *schemas.Reward {
+func benchReward(run schemas.Run, group int, i, n int64) *schemas.Reward {
 	value := float64((group*31+int(i)*17)%97) / 97
 	now := time.Now().UnixNano()
-	uid := fmt.Sprintf("p%07d", group)
+	uid := schemas.UID(fmt.Sprintf("p%07d", group))
 	return &schemas.Reward{
 		Run: run, UID: uid, SampleIndex: i, GroupSize: n, Status: schemas.StatusScored, Reward: &value,
 		Scores: []schemas.Score{{
@@ -160,7 +160,7 @@ func benchReward(run string, group int, i, n int64) *schemas.Reward {
 		TrajectorySeq: uint64(group)*uint64(n) + uint64(i) + 1, TrainedSteps: 2,
 		ScheduleDigest: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
 		Group: schemas.Group{
-			Batch: uid, PromptSeq: uint64(group + 1), Created: benchBegan.UnixNano() + int64(group),
+			Batch: string(uid), PromptSeq: uint64(group + 1), Created: benchBegan.UnixNano() + int64(group),
 			Reward: []schemas.RewardSpec{{Name: "jpeg_compressibility", Weight: new(1.0), Required: new(true)}},
 			Advantage: schemas.AdvantageSpec{
 				Estimator: "flow_grpo", Std: schemas.StdGroup, StdBasis: schemas.BasisSample, Epsilon: new(1e-4),
@@ -194,7 +194,7 @@ func benchPublish(ctx context.Context, p *bus.Publisher, r *schemas.Reward) erro
 
 // put stores, in the order of samples of many prompts side by side, the records and the
 // given samples of groups [first, first+count).
-func (b *advantageBench) put(ctx context.Context, run string, first, count int, n, samples int64) error {
+func (b *advantageBench) put(ctx context.Context, run schemas.Run, first, count int, n, samples int64) error {
 	p := b.bus.NewPublisher(512, 32<<20)
 	defer p.Close()
 	const beside = 64 // prompts that are sampled at a time
@@ -237,7 +237,7 @@ func (b *advantageBench) throughput(ctx context.Context, out io.Writer) error {
 			if err := b.clear(ctx); err != nil {
 				return err
 			}
-			if err := b.put(ctx, fmt.Sprintf("t%d-%d", n, round+1), 0, groups, int64(n), int64(n)); err != nil {
+			if err := b.put(ctx, schemas.Run(fmt.Sprintf("t%d-%d", n, round+1)), 0, groups, int64(n), int64(n)); err != nil {
 				return err
 			}
 			engines := []func(context.Context, int, int) (time.Duration, error){b.bare, b.serve}
@@ -405,7 +405,7 @@ func (b *advantageBench) latency(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	last := map[string]time.Time{}
+	last := map[schemas.UID]time.Time{}
 	for m, err := range b.bus.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", "*")}, bus.ReadOptions{}) {
 		if err != nil {
 			return err
