@@ -49,7 +49,7 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	}
 	p, err := b.newPuller(c, func(ctx context.Context) error { return b.bindPatiently(ctx, c) })
 	if err != nil {
-		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, err)
+		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, closedError(err))
 	}
 	w := &consumer{bus: b, config: c, handler: h, puller: p, heartbeats: p.heartbeats, failed: map[uint64]int{}, fair: newFairness(c), log: b.log.With().Str("consumer", c.Durable).Logger()}
 	return w.run(ctx)
@@ -88,6 +88,9 @@ func (w *consumer) run(ctx context.Context) error {
 	defer stopWatch()
 	closed := w.bus.nc.StatusChanged(nats.CLOSED)
 	defer w.bus.nc.RemoveStatusListener(closed)
+	if w.bus.nc.IsClosed() { // before anybody listened
+		return fmt.Errorf("consume %q of %s: %w", w.config.Durable, w.config.Stream, ErrClosed)
+	}
 
 	w.puller.setRoom(w.config.Slots)
 	for open := true; open; {

@@ -154,8 +154,16 @@ func publishError(subject string, err error) error {
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload), api != nil && api.ErrorCode == codeMessageExceeds:
 		err = Terminal(schemas.CodeTooLarge, fmt.Errorf("%w: %w", ErrTooLarge, err))
-	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
-		err = fmt.Errorf("%w: %w", ErrClosed, err)
+	default:
+		err = closedError(err)
 	}
 	return fmt.Errorf("publish %q: %w", subject, err)
+}
+
+// closedError adds ErrClosed to what the client says of a connection that was closed.
+func closedError(err error) error {
+	if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrConnectionDraining) {
+		return fmt.Errorf("%w: %w", ErrClosed, err)
+	}
+	return err
 }

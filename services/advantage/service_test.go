@@ -385,24 +385,27 @@ func TestService_BatchMetrics(t *testing.T) {
 	if b.Status != "complete" || b.Expected != 4 || *b.Step != 12 || b.Samples != 16 {
 		t.Errorf("batch %+v", b)
 	}
-	// The same numbers for Prometheus.
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	shown := 0
-	for _, f := range families {
-		if f.GetName() == "meander_advantage_batch_metric" {
-			for _, m := range f.GetMetric() {
-				if shown++; m.GetGauge().GetValue() != got[m.GetLabel()[0].GetValue()] {
-					t.Errorf("gauge %v", m)
+	// The same numbers for Prometheus, once the event is stored.
+	bustest.Until(t, "all gauges", func() error {
+		families, err := registry.Gather()
+		if err != nil {
+			return err
+		}
+		shown := 0
+		for _, f := range families {
+			if f.GetName() == "meander_advantage_batch_metric" {
+				for _, m := range f.GetMetric() {
+					if shown++; m.GetGauge().GetValue() != got[m.GetLabel()[0].GetValue()] {
+						return fmt.Errorf("gauge %v", m)
+					}
 				}
 			}
 		}
-	}
-	if shown != len(got) {
-		t.Errorf("%d gauges, want %d", shown, len(got))
-	}
+		if shown != len(got) {
+			return fmt.Errorf("%d of %d", shown, len(got))
+		}
+		return nil
+	})
 }
 
 func TestRefillUID(t *testing.T) {
