@@ -102,6 +102,11 @@ func rolloutSamples(t testing.TB) []sample {
 		{"trajectory-completed", completedTrajectory(t)},
 		{"trajectory-inline-image", inlineTrajectory(t)},
 		{"trajectory-segment", segmentTrajectory(t)},
+		{"trajectory-resumed", func() *schemas.Trajectory {
+			e := completedTrajectory(t)
+			e.Steps[0].Attempt = "gpu1-7"
+			return e
+		}()},
 		{"trajectory-segment-decoded", func() *schemas.Trajectory {
 			e := segmentTrajectory(t)
 			e.Stop.Decode, e.Image = true, inlineTrajectory(t).Image

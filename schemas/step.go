@@ -1,7 +1,7 @@
 package schemas
 
 // Step is one denoising step of one attempt at one sample, published as it
-// happens. Only the attempt that the sample's Trajectory names counts.
+// happens. Only the steps that the sample's Trajectory names count.
 type Step struct {
 	V                 int64  `msgpack:"v"`
 	Run               Run    `msgpack:"run" form:"token"`
@@ -38,4 +38,14 @@ type Step struct {
 	Backend        string          `msgpack:"backend" size:"0..MaxName"`
 	// DeviceNS is this step's share of device time, nanoseconds.
 	DeviceNS int64 `msgpack:"device_ns" range:"0.."`
+}
+
+// State is the state with an index that the step holds, [S, C]; nil where it does not.
+func (e *Step) State(index int64) *Tensor {
+	for i := range e.Latents {
+		if e.Latents[i].Index == index {
+			return &e.Latents[i].Tensor
+		}
+	}
+	return nil
 }

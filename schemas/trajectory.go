@@ -1,5 +1,7 @@
 package schemas
 
+import "slices"
+
 // Trajectory is the authority on one sample: which attempt counts, which steps it
 // has, and all a trainer needs to recompute each log-prob.
 type Trajectory struct {
@@ -45,7 +47,8 @@ type Trajectory struct {
 	LatentStepIndices []int64 `msgpack:"latent_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
 	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims"`
 	LatentsDType      string  `msgpack:"latents_dtype" enum:"LatentsDTypes?"`
-	// Steps are the stored step events of the attempt, in step order, of the steps that ran.
+	// Steps are the stored step events that count, in step order, of the steps that ran: those of
+	// Attempt, and before them those of earlier attempts that it went on from.
 	Steps []StepRef `msgpack:"steps" size:"0..MaxSteps"`
 	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
 	// for equal rollouts, whoever sampled them and when. Empty unless completed.
@@ -57,13 +60,13 @@ type Trajectory struct {
 	Conditioning   []NamedTensor `msgpack:"conditioning" size:"0..MaxConditioning"`
 	ScheduleDigest string        `msgpack:"schedule_digest" form:"digest?"`
 	WeightsDigest  string        `msgpack:"weights_digest" size:"0..MaxName"`
-	// PolicyVersionMin and PolicyVersionMax are the oldest and newest weights the attempt used.
+	// PolicyVersionMin and PolicyVersionMax are the oldest and newest weights the attempts used.
 	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
 	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`
 	Sampler          string `msgpack:"sampler" size:"0..MaxName"`
 	Backend          string `msgpack:"backend" size:"0..MaxName"`
 	Group            Group  `msgpack:"group"`
-	// Timings say when the attempt was received and what its parts took.
+	// Timings say when Attempt was received and what its parts took.
 	Timings SampleTimings `msgpack:"timings"`
 }
 
@@ -73,6 +76,33 @@ type StepRef struct {
 	Seq uint64 `msgpack:"seq" range:"1.."`
 	// Digest is the sha-256 of the event's stored payload in lower-case hex.
 	Digest string `msgpack:"digest" form:"digest"`
+	// Attempt made the step, where it is another than that of the trajectory.
+	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
+}
+
+// StepAttempt is the attempt that made Steps[i].
+func (e *Trajectory) StepAttempt(i int) string {
+	if of := e.Steps[i].Attempt; of != "" {
+		return of
+	}
+	return e.Attempt
+}
+
+// StepSubject is the subject of Steps[i]. Of all steps of the sample these alone count.
+func (e *Trajectory) StepSubject(i int) string {
+	begin, _ := e.Segment()
+	return StepSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), begin+int64(i))
+}
+
+// Attempts are those that contributed steps, in the order of their steps.
+func (e *Trajectory) Attempts() []string {
+	var list []string
+	for i := range e.Steps {
+		if of := e.StepAttempt(i); !slices.Contains(list, of) {
+			list = append(list, of)
+		}
+	}
+	return list
 }
 
 // Image is an encoded image. Exactly one of Data and Ref carries the bytes.

@@ -167,19 +167,23 @@ func (b *Bus) Group(ctx context.Context, run schemas.Run, uid schemas.UID) (*sch
 // must be stored on the subject of its attempt. What its age has removed is not missed.
 // The steps are not read; that each is the one named, its digest says to who reads it.
 func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err error) {
-	if t.StopReason != schemas.StopCompleted || len(t.Steps) == 0 {
+	if t.StopReason != schemas.StopCompleted {
 		return nil, nil
 	}
-	filter := schemas.Address{Kind: schemas.KindStep, Run: t.Run, UID: t.UID, Sample: strconv.FormatInt(t.SampleIndex, 10), Attempt: t.Attempt}.Filter()
-	state, err := b.streamState(ctx, schemas.StreamSteps, filter)
-	if err != nil {
-		return nil, fmt.Errorf("look up the steps of %q: %w", t.Subject(), err)
-	}
-	begin, _ := t.Segment()
-	for i, ref := range t.Steps {
-		_, stored := state.Subjects[schemas.StepSubject(t.Run, t.UID, t.SampleIndex, t.Attempt, begin+int64(i))]
-		if ref.Seq > state.LastSeq || !stored && ref.Seq >= state.FirstSeq {
-			return fmt.Errorf("steps[%d].seq: %d; no such step of attempt %s is stored", i, ref.Seq, t.Attempt), nil
+	for _, attempt := range t.Attempts() {
+		filter := schemas.Address{Kind: schemas.KindStep, Run: t.Run, UID: t.UID, Sample: strconv.FormatInt(t.SampleIndex, 10), Attempt: attempt}.Filter()
+		state, err := b.streamState(ctx, schemas.StreamSteps, filter)
+		if err != nil {
+			return nil, fmt.Errorf("look up the steps of %q: %w", t.Subject(), err)
+		}
+		for i, ref := range t.Steps {
+			if t.StepAttempt(i) != attempt {
+				continue
+			}
+			_, stored := state.Subjects[t.StepSubject(i)]
+			if ref.Seq > state.LastSeq || !stored && ref.Seq >= state.FirstSeq {
+				return fmt.Errorf("steps[%d].seq: %d; no such step of attempt %s is stored", i, ref.Seq, attempt), nil
+			}
 		}
 	}
 	return nil, nil

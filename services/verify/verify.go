@@ -262,7 +262,8 @@ func (s *sample) steps(ctx context.Context) ([]*schemas.Step, error) {
 // checkStep compares a step event with what its trajectory says of it.
 func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	t := s.t
-	if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.Attempt || step.StepIndex != i {
+	begin, _ := t.Segment()
+	if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.StepAttempt(int(i-begin)) || step.StepIndex != i {
 		s.fault(i, "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID, step.SampleIndex, step.Attempt)
 	}
 	if step.ScheduleDigest != t.ScheduleDigest {
