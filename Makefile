@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-onnx compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
+.PHONY: help build build-onnx build-cuda cuda-build compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
 	generate generate-check ptx golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -46,6 +46,14 @@ build: ## build all binaries into bin/: static, no cgo
 
 build-onnx: ## the same with ONNX reward functions (needs a C compiler)
 	CGO_ENABLED=1 go build -trimpath -tags onnx -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+
+build-cuda: ## the same for NVIDIA GPUs; they start without NVIDIA software too (needs a C compiler, no CUDA toolkit)
+	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+
+cuda-build: ## build, vet and tests of what is for GPUs, on a GPU or without (needs a C compiler)
+	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/...
+	.ci/cuda go vet -tags cuda ./...
+	.ci/cuda go test -tags cuda $(TEST_LIMIT) -run GPU ./pkg/tensor/cuda/...
 
 check: fmt-check vet lint test ## what to run before a commit
 

@@ -1,6 +1,10 @@
 package tensor
 
-import "context"
+import (
+	"context"
+	"errors"
+	"time"
+)
 
 // Device executes the operations of networks: it holds their weights, and runs their
 // passes in sessions. Its methods may be called concurrently; tensortest is the suite
@@ -35,6 +39,23 @@ type Device interface {
 	WorkingBytes() int
 	// Close ends what the device runs. No session may be open.
 	Close() error
+}
+
+// ErrDeviceLost is wrapped by the errors of a device that computes nothing any more.
+var ErrDeviceLost = errors.New("the device is lost")
+
+// Metered is a device with memory of its own.
+type Metered interface {
+	Usage() Usage
+}
+
+// Usage is where the memory of a device is, in bytes, and how long it worked.
+type Usage struct {
+	Used    int           // handed out: weights, and what a session has
+	Idle    int           // kept for the next session
+	Ceiling int           // of both together; 0 is all there is
+	Blocks  int           // pieces handed out
+	Busy    time.Duration // that sessions took
 }
 
 // Weight, Kernel and Vector are on a device, read-only, and belong to it alone.

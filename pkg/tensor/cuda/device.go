@@ -8,9 +8,12 @@ import (
 	"math"
 	"runtime"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/gpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/kernels"
 )
 
@@ -31,7 +34,44 @@ type Device struct {
 	kernels map[string]driver.Function
 	bf16    bool
 	turn    chan struct{} // holds the right to a session
-	staging []byte
+	staging []byte        // of the session that has its turn
+	busy    atomic.Int64  // nanoseconds that sessions took
+	lost    atomic.Pointer[error]
+}
+
+// Count is the number of GPUs that can be opened. An error that wraps ErrNone says why there is
+// none in this program or on this machine, and what would have to be.
+func Count() (int, error) { return gpu.Count() }
+
+// ErrNone is there being no GPU.
+var ErrNone = gpu.ErrNone
+
+// Open makes a device of the GPU of a number, below Count.
+func Open(index int, o Options) (*Device, error) {
+	n, err := Count()
+	switch {
+	case err != nil:
+		return nil, err
+	case index < 0 || index >= n:
+		return nil, fmt.Errorf("no such GPU; must be %s", among(n))
+	}
+	d, err := gpu.Open(index)
+	if err != nil {
+		return nil, err
+	}
+	dev, err := New(d, o)
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return dev, nil
+}
+
+// among names n GPUs.
+func among(n int) string {
+	if n == 1 {
+		return "cuda:0, the only one"
+	}
+	return fmt.Sprintf("one of cuda:0 to cuda:%d", n-1)
 }
 
 var _ tensor.Device = (*Device)(nil)
@@ -50,6 +90,11 @@ func New(d driver.Driver, o Options) (*Device, error) {
 		return nil, fmt.Errorf("factors: %q; must be %s or %s", o.Factors, tensor.F32, tensor.BF16)
 	}
 	d = &locked{d: d}
+	release, err := d.Bind()
+	if err != nil {
+		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
+	}
+	defer release()
 	m, err := d.LoadModule(kernels.PTX)
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
@@ -70,6 +115,28 @@ type locked struct {
 }
 
 func (l *locked) Name() string { return l.d.Name() }
+
+func (l *locked) Bind() (release func(), err error) { return l.d.Bind() }
+
+func (l *locked) Memory() (free, total int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Memory()
+}
+
+func (l *locked) Host(bytes int) ([]byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Host(bytes)
+}
+
+func (l *locked) FreeHost(b []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.FreeHost(b)
+}
+
+func (l *locked) Close() error { return l.d.Close() }
 
 func (l *locked) LoadModule(ptx []byte) (driver.Module, error) {
 	l.mu.Lock()
@@ -125,37 +192,74 @@ func (d *Device) Name() string {
 // Parallel is 1: one pass keeps all of a GPU busy.
 func (d *Device) Parallel() int { return 1 }
 
-// Run calls f with a session when it is its turn. It returns the error of f, or what went
-// wrong on the device meanwhile. All memory of the session is back in the pool then, also
-// when f panics.
+// Run calls f with a session when it is its turn, on a goroutine that keeps to its thread with
+// the GPU's primary context meanwhile. It returns the error of f, or what went wrong on the
+// device. All memory of the session is back in the pool then, also when f panics. On a GPU that
+// is lost it calls nothing: the error wraps tensor.ErrDeviceLost.
 func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) error {
 	select {
 	case d.turn <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	s := &session{d: d, lists: map[*int32]list{}}
-	defer func() {
-		s.end()
-		<-d.turn
-	}()
-	err := f(s)
-	s.check(d.driver.Sync())
-	if s.err != nil {
-		return errors.Join(fmt.Errorf("device %s: %w", d.Name(), s.err), err)
-	}
-	return err
+	defer func() { <-d.turn }()
+	return d.bound(func() error {
+		s := &session{d: d, lists: map[*int32]list{}}
+		began := time.Now()
+		defer func() {
+			s.end()
+			d.busy.Add(int64(time.Since(began)))
+		}()
+		err := f(s)
+		s.check(d.driver.Sync())
+		if s.err != nil {
+			return errors.Join(d.fault(s.err), err)
+		}
+		return err
+	})
 }
 
-// Usage is the memory that the device takes now.
-func (d *Device) Usage() Usage { return d.pool.now() }
+// bound calls f with the GPU bound to this goroutine.
+func (d *Device) bound(f func() error) error {
+	if lost := d.lost.Load(); lost != nil {
+		return *lost
+	}
+	release, err := d.driver.Bind()
+	if err != nil {
+		return d.fault(err)
+	}
+	defer release()
+	return f()
+}
+
+// fault is an error of the driver as callers see it. One after which nothing works is that of
+// all calls to come.
+func (d *Device) fault(err error) error {
+	if code, ok := errors.AsType[driver.Code](err); ok && code.Lost() {
+		lost := fmt.Errorf("device %s: %w: %w; start this process again, and look for the reason in dmesg and nvidia-smi", d.Name(), tensor.ErrDeviceLost, err)
+		d.lost.CompareAndSwap(nil, &lost)
+		return *d.lost.Load()
+	}
+	return fmt.Errorf("device %s: %w", d.Name(), err)
+}
+
+// Usage is the memory that the device takes now, and how long it was busy.
+func (d *Device) Usage() tensor.Usage {
+	u := d.pool.now()
+	u.Busy = time.Duration(d.busy.Load())
+	return u
+}
 
 // WorkingBytes is the memory that the pool keeps for sessions.
 func (d *Device) WorkingBytes() int { return d.pool.now().Idle }
 
-// Close frees all memory.
+// Close frees all memory and gives the GPU back.
 func (d *Device) Close() error {
-	if err := d.pool.close(); err != nil {
+	err := d.bound(func() error { return errors.Join(d.unstage(), d.pool.close()) })
+	if d.lost.Load() != nil {
+		err = nil // there is nothing left to free: the driver takes it all back
+	}
+	if err = errors.Join(err, d.driver.Close()); err != nil {
 		return fmt.Errorf("close device %s: %w", d.Name(), err)
 	}
 	return nil
@@ -194,11 +298,16 @@ func (d *Device) putBytes(a *array, b []byte) *array {
 	if len(b) == 0 {
 		return a
 	}
-	if a.at, a.err = d.pool.take(len(b)); a.err != nil {
-		return a
-	}
-	runtime.AddCleanup(a, d.pool.give, a.at)
-	a.err = d.driver.CopyIn(a.at, b)
+	a.err = d.bound(func() (err error) {
+		if a.at, err = d.pool.take(len(b)); err != nil {
+			return d.fault(err)
+		}
+		runtime.AddCleanup(a, d.pool.give, a.at)
+		if err := d.driver.CopyIn(a.at, b); err != nil {
+			return d.fault(err)
+		}
+		return nil
+	})
 	return a
 }
 
@@ -238,7 +347,7 @@ func (d *Device) Read(dst []float32, w tensor.Weight) {
 		panic(fmt.Sprintf("tensor: read %d x %d to %d elements", a.n, a.k, len(dst)))
 	}
 	b := make([]byte, a.Bytes())
-	if a.err != nil || len(b) > 0 && d.driver.CopyOut(b, a.at) != nil {
+	if a.err != nil || len(b) > 0 && d.bound(func() error { return d.driver.CopyOut(b, a.at) }) != nil {
 		for i := range dst {
 			dst[i] = float32(math.NaN())
 		}

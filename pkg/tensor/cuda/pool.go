@@ -7,16 +7,9 @@ import (
 	"runtime"
 	"sync"
 
+	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 )
-
-// Usage is where a device's memory is, in bytes.
-type Usage struct {
-	Used    int // handed out
-	Idle    int // kept for the next that asks
-	Ceiling int // of both together; 0 is none
-	Blocks  int // pieces handed out
-}
 
 // pool keeps what was given back, by size, and takes new memory only up to a ceiling.
 // Launches are in one order, so memory can be handed out again while a kernel that uses
@@ -25,13 +18,13 @@ type pool struct {
 	d driver.Driver
 
 	mu    sync.Mutex
-	usage Usage
+	usage tensor.Usage
 	idle  map[int][]driver.Pointer
 	used  map[driver.Pointer]int // sizes
 }
 
 func newPool(d driver.Driver, ceiling int) *pool {
-	return &pool{d: d, usage: Usage{Ceiling: ceiling}, idle: map[int][]driver.Pointer{}, used: map[driver.Pointer]int{}}
+	return &pool{d: d, usage: tensor.Usage{Ceiling: ceiling}, idle: map[int][]driver.Pointer{}, used: map[driver.Pointer]int{}}
 }
 
 // roundUp is the size that serves a request: at most a quarter more.
@@ -48,8 +41,25 @@ func (p *pool) take(bytes int) (driver.Pointer, error) {
 		runtime.GC() // weights that nobody holds
 		at, err = p.try(bytes)
 	}
+	if errors.Is(err, driver.ErrMemory) {
+		err = p.full(bytes, err)
+	}
 	return at, err
 }
+
+// full is the error when there is no memory for so many bytes, with what helps.
+func (p *pool) full(bytes int, err error) error {
+	free, total, unknown := p.d.Memory()
+	if err = fmt.Errorf("%w: %s more than the %s in use", err, mib(roundUp(bytes)), mib(p.now().Used)); unknown == nil {
+		err = fmt.Errorf("%w, with %s free of %s", err, mib(free), mib(total))
+	}
+	if c := p.now().Ceiling; c > 0 {
+		err = fmt.Errorf("%w and a ceiling of %s", err, mib(c))
+	}
+	return fmt.Errorf("%w; must fit: take a smaller batch, smaller images, or a GPU with more memory that no other process uses", err)
+}
+
+func mib(bytes int) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 
 func (p *pool) try(bytes int) (driver.Pointer, error) {
 	size := roundUp(bytes)
@@ -67,7 +77,7 @@ func (p *pool) try(bytes int) (driver.Pointer, error) {
 			return 0, err
 		}
 		if p.usage.Used+size > c {
-			return 0, fmt.Errorf("%d bytes more than the %d in use; the ceiling is %d: %w", size, p.usage.Used, c, driver.ErrMemory)
+			return 0, driver.ErrMemory
 		}
 	}
 	at, err := p.d.Alloc(size)
@@ -126,11 +136,11 @@ func (p *pool) close() error {
 		err = errors.Join(err, p.d.Free(at))
 	}
 	clear(p.used)
-	p.usage = Usage{Ceiling: p.usage.Ceiling}
+	p.usage = tensor.Usage{Ceiling: p.usage.Ceiling}
 	return err
 }
 
-func (p *pool) now() Usage {
+func (p *pool) now() tensor.Usage {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.usage

@@ -108,7 +108,10 @@ func (s *session) ints(x []int32) driver.Arg {
 	if s.err != nil {
 		return 0
 	}
-	b := s.d.stage(4 * len(x))
+	b := s.stage(4 * len(x))
+	if b == nil {
+		return 0
+	}
 	for i, v := range x {
 		binary.LittleEndian.PutUint32(b[4*i:], uint32(v))
 	}
@@ -117,12 +120,29 @@ func (s *session) ints(x []int32) driver.Arg {
 	return driver.Address(at)
 }
 
-// stage is host memory for a copy. Only the session that has its turn uses it.
-func (d *Device) stage(bytes int) []byte {
-	if cap(d.staging) < bytes {
-		d.staging = make([]byte, bytes)
+// stage is host memory for a copy; nil after an error. Only the session that has its turn
+// uses it.
+func (s *session) stage(bytes int) []byte {
+	if d := s.d; len(d.staging) < bytes && s.err == nil {
+		s.check(d.unstage())
+		if s.err == nil {
+			d.staging, s.err = d.driver.Host(roundUp(bytes))
+		}
 	}
-	return d.staging[:bytes]
+	if s.err != nil {
+		return nil
+	}
+	return s.d.staging[:bytes]
+}
+
+// unstage gives the memory for copies back.
+func (d *Device) unstage() error {
+	if d.staging == nil {
+		return nil
+	}
+	b := d.staging
+	d.staging = nil
+	return d.driver.FreeHost(b)
 }
 
 // launch runs a kernel over blocks of threads.
@@ -189,8 +209,11 @@ func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	if s.err != nil {
 		return
 	}
-	b := tensor.F32.AppendFloats(s.d.stage(4 * len(src))[:0], src)
-	s.check(s.d.driver.CopyIn(at, b))
+	b := s.stage(4 * len(src))
+	if b == nil {
+		return
+	}
+	s.check(s.d.driver.CopyIn(at, tensor.F32.AppendFloats(b[:0], src)))
 	if !direct {
 		s.each("copy_f32", len(src), to, i32(dst.Stride), driver.Address(at), i32(dst.Cols), 0, i32(dst.Rows), i32(dst.Cols))
 	}
@@ -210,8 +233,7 @@ func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
 		at = s.take(4 * len(dst))
 		s.each("copy_f32", len(dst), driver.Address(at), i32(src.Cols), from, i32(src.Stride), 0, i32(src.Rows), i32(src.Cols))
 	}
-	if s.err == nil {
-		b := s.d.stage(4 * len(dst))
+	if b := s.stage(4 * len(dst)); b != nil {
 		s.check(s.d.driver.CopyOut(b, at))
 		decode(dst, b)
 	}

@@ -7,11 +7,16 @@ import (
 	"math"
 )
 
-// Driver is one GPU. One goroutine uses it at a time. Every call may fail; after the fault
-// of a kernel all later ones do, with the same error.
+// Driver is one GPU. One goroutine uses it at a time, and binds itself to it first. Every call
+// may fail; after the fault of a kernel all later ones do, with the same error.
 type Driver interface {
 	// Name is the device's, e.g. NVIDIA H100 80GB HBM3.
 	Name() string
+	// Bind makes the GPU that of the calling goroutine until release, which it calls itself. All
+	// calls below are made in between; it nests.
+	Bind() (release func(), err error)
+	// Memory is the bytes of the device that are free, and all it has.
+	Memory() (free, total int, err error)
 	// LoadModule makes the kernels of a PTX text ready to launch.
 	LoadModule(ptx []byte) (Module, error)
 	// Alloc takes device memory with unspecified contents, aligned to 256 bytes. It fails
@@ -19,6 +24,9 @@ type Driver interface {
 	Alloc(bytes int) (Pointer, error)
 	// Free gives back what Alloc returned.
 	Free(p Pointer) error
+	// Host takes host memory of which copies are fast; FreeHost gives it back.
+	Host(bytes int) ([]byte, error)
+	FreeHost(b []byte) error
 	// CopyIn writes host memory to the device, CopyOut the other way. They follow the
 	// launches before them; the host memory is the caller's again when they return.
 	CopyIn(dst Pointer, src []byte) error
@@ -27,6 +35,8 @@ type Driver interface {
 	Launch(f Function, g Grid, args ...Arg) error
 	// Sync waits for all launches and returns the fault of one that failed.
 	Sync() error
+	// Close gives the GPU back. What was taken from it has been given back before.
+	Close() error
 }
 
 // Module is a loaded PTX text.
@@ -78,6 +88,8 @@ type Code int
 const (
 	ErrInvalidValue Code = 1
 	ErrMemory       Code = 2
+	ErrUnavailable  Code = 46
+	ErrECC          Code = 214
 	ErrInvalidPTX   Code = 218
 	ErrNotFound     Code = 500
 	ErrAddress      Code = 700
@@ -85,28 +97,37 @@ const (
 	ErrTimeout      Code = 702
 	ErrMisaligned   Code = 716
 	ErrLaunchFailed Code = 719
+	ErrUnknown      Code = 999
 )
 
+var texts = map[Code]string{
+	ErrInvalidValue: "invalid value",
+	ErrMemory:       "out of device memory",
+	ErrUnavailable:  "the GPU is busy or not available",
+	ErrECC:          "uncorrectable error of the GPU's memory",
+	ErrInvalidPTX:   "invalid PTX",
+	ErrNotFound:     "not found",
+	ErrAddress:      "illegal address",
+	ErrResources:    "launch out of resources",
+	ErrTimeout:      "launch ran too long",
+	ErrMisaligned:   "misaligned address",
+	ErrLaunchFailed: "launch failed",
+	ErrUnknown:      "the driver does not know what happened",
+}
+
 func (c Code) Error() string {
-	switch c {
-	case ErrInvalidValue:
-		return "invalid value"
-	case ErrMemory:
-		return "out of device memory"
-	case ErrInvalidPTX:
-		return "invalid PTX"
-	case ErrNotFound:
-		return "not found"
-	case ErrAddress:
-		return "illegal address"
-	case ErrResources:
-		return "launch out of resources"
-	case ErrTimeout:
-		return "launch ran too long"
-	case ErrMisaligned:
-		return "misaligned address"
-	case ErrLaunchFailed:
-		return "launch failed"
+	if text, ok := texts[c]; ok {
+		return fmt.Sprintf("%s (CUresult %d)", text, int(c))
 	}
 	return fmt.Sprintf("CUresult %d", int(c))
+}
+
+// Lost says that nothing works on the GPU after this error until the process has ended: a
+// kernel's fault, a fault of the hardware, a driver that has gone.
+func (c Code) Lost() bool {
+	switch {
+	case c == 4, c == ErrUnavailable, c == ErrECC, c == 220, c == ErrUnknown: // 4: the driver ends; 220: NVLink
+		return true
+	}
+	return c == ErrAddress || c == ErrTimeout || c >= 708 && c <= 719 && c != 711 && c != 712 && c != 713
 }

@@ -26,6 +26,7 @@ type Options struct {
 type VM struct {
 	options Options
 	heap    heap
+	host    int   // bytes of Host
 	serial  stamp // of the next block
 	draws   uint64
 	lost    error // the fault after which nothing works
@@ -47,8 +48,34 @@ func New(o Options) *VM {
 // Name is ptxvm.
 func (vm *VM) Name() string { return "ptxvm" }
 
-// Used is the bytes that are allocated.
-func (vm *VM) Used() int { return vm.heap.used }
+// Bind has nothing to do: there is no thread to keep to.
+func (vm *VM) Bind() (release func(), err error) { return func() {}, nil }
+
+// Memory is what Options.Memory leaves.
+func (vm *VM) Memory() (free, total int, err error) {
+	return vm.options.Memory - vm.heap.used, vm.options.Memory, nil
+}
+
+// Host is ordinary memory, which it counts.
+func (vm *VM) Host(bytes int) ([]byte, error) {
+	if vm.lost != nil {
+		return nil, vm.lost
+	}
+	vm.host += bytes
+	return make([]byte, bytes), nil
+}
+
+// FreeHost gives it back.
+func (vm *VM) FreeHost(b []byte) error {
+	vm.host -= len(b)
+	return vm.lost
+}
+
+// Close has nothing to give back.
+func (vm *VM) Close() error { return nil }
+
+// Used is the bytes that are allocated, on the device and for Host.
+func (vm *VM) Used() int { return vm.heap.used + vm.host }
 
 type module struct {
 	vm *VM
@@ -107,6 +134,15 @@ func (m *module) Function(name string) (driver.Function, error) {
 		return nil, fmt.Errorf("kernel %s: %w", name, driver.ErrNotFound)
 	}
 	return k, nil
+}
+
+// ParamSizes is the bytes of each parameter of a kernel, in order.
+func ParamSizes(f driver.Function) []int {
+	var sizes []int
+	for _, v := range f.(*kernel).paramOrder {
+		sizes = append(sizes, v.size)
+	}
+	return sizes
 }
 
 // Alloc fills new memory with NaN and notes that none of it is written.

@@ -1,0 +1,175 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime"
+	"unsafe"
+
+	"gorgonia.org/cu"
+
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cudashim"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cuext"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+)
+
+// Count is the number of GPUs.
+func Count() (int, error) {
+	if err := cudashim.Available(); err != nil {
+		return 0, none(err.Error() + "; must be cpu, or install NVIDIA's driver (in a container: give it the GPUs, --gpus all)")
+	}
+	n, err := cu.NumDevices()
+	if err != nil {
+		return 0, fmt.Errorf("count GPUs: %w", result(err))
+	}
+	if n == 0 {
+		return 0, none("the CUDA driver finds no GPU; must be cpu, or show it one (CUDA_VISIBLE_DEVICES)")
+	}
+	return n, nil
+}
+
+// Open takes a GPU by its number, below Count, on its primary context: what else of this
+// process uses the GPU, such as cuBLAS, shares that.
+func Open(index int) (driver.Driver, error) {
+	d, err := cu.GetDevice(index)
+	if err != nil {
+		return nil, fmt.Errorf("open GPU %d: %w", index, result(err))
+	}
+	name, err := d.Name()
+	if err != nil {
+		return nil, fmt.Errorf("open GPU %d: %w", index, result(err))
+	}
+	major, err := d.Attribute(cu.ComputeCapabilityMajor)
+	minor, err2 := d.Attribute(cu.ComputeCapabilityMinor)
+	if err = errors.Join(err, err2); err != nil {
+		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
+	}
+	if 10*major+minor < Least {
+		return nil, fmt.Errorf("%s has compute capability %d.%d; must be a GPU of %d.%d (Ampere) or newer, or cpu", name, major, minor, Least/10, Least%10)
+	}
+	context, err := d.RetainPrimaryCtx()
+	if err != nil {
+		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
+	}
+	return &device{cu: d, name: name, context: context}, nil
+}
+
+type device struct {
+	cu      cu.Device
+	name    string
+	context cu.CUContext
+}
+
+type module struct {
+	cu cu.Module
+}
+
+type function struct {
+	cu     cu.Function
+	name   string
+	shared int // dynamic shared memory that launches may have
+}
+
+// result is an error of cu as a driver.Code. Its type is hidden, an integer.
+func result(err error) error {
+	if err == nil {
+		return nil
+	}
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if v := reflect.ValueOf(e); v.Kind() == reflect.Int {
+			return driver.Code(v.Int())
+		}
+	}
+	return err
+}
+
+func (d *device) Name() string { return d.name }
+
+// Bind keeps the goroutine on its thread meanwhile: a context is current on a thread.
+func (d *device) Bind() (release func(), err error) {
+	runtime.LockOSThread()
+	if err := cu.PushCurrentCtx(d.context); err != nil {
+		runtime.UnlockOSThread()
+		return nil, result(err)
+	}
+	return func() {
+		_, _ = cu.PopCurrentCtx() // it was pushed
+		runtime.UnlockOSThread()
+	}, nil
+}
+
+func (d *device) Memory() (free, total int, err error) {
+	f, t, err := cu.MemInfo()
+	return int(f), int(t), result(err)
+}
+
+func (d *device) LoadModule(ptx []byte) (driver.Module, error) {
+	m, log, err := cuext.LoadModule(string(ptx))
+	if err != nil {
+		return nil, fmt.Errorf("load module: %w: %s", err, log)
+	}
+	return &module{cu: m}, nil
+}
+
+func (m *module) Function(name string) (driver.Function, error) {
+	f, err := m.cu.Function(name)
+	if err != nil {
+		return nil, fmt.Errorf("kernel %s: %w", name, result(err))
+	}
+	return &function{cu: f, name: name, shared: 48 << 10}, nil
+}
+
+func (d *device) Alloc(bytes int) (driver.Pointer, error) {
+	p, err := cu.MemAlloc(int64(bytes))
+	return driver.Pointer(p), result(err)
+}
+
+func (d *device) Free(p driver.Pointer) error { return result(cu.MemFree(cu.DevicePtr(p))) }
+
+func (d *device) Host(bytes int) ([]byte, error) { return cuext.HostAlloc(bytes) }
+
+func (d *device) FreeHost(b []byte) error { return result(cuext.HostFree(b)) }
+
+func (d *device) CopyIn(dst driver.Pointer, src []byte) error {
+	if len(src) == 0 {
+		return nil
+	}
+	return result(cu.MemcpyHtoD(cu.DevicePtr(dst), unsafe.Pointer(unsafe.SliceData(src)), int64(len(src))))
+}
+
+func (d *device) CopyOut(dst []byte, src driver.Pointer) error {
+	if len(dst) == 0 {
+		return nil
+	}
+	return result(cu.MemcpyDtoH(unsafe.Pointer(unsafe.SliceData(dst)), cu.DevicePtr(src), int64(len(dst))))
+}
+
+func (d *device) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) error {
+	k, ok := f.(*function)
+	if !ok {
+		return fmt.Errorf("launch of what is no kernel: %w", driver.ErrInvalidValue)
+	}
+	if g.Shared > k.shared {
+		if err := cuext.SetMaxDynamicShared(k.cu, g.Shared); err != nil {
+			return fmt.Errorf("launch %s: %d bytes of shared memory: %w", k.name, g.Shared, err)
+		}
+		k.shared = g.Shared
+	}
+	params := make([]unsafe.Pointer, len(args))
+	for i := range args {
+		params[i] = unsafe.Pointer(&args[i]) // 8 bytes, as cu copies them
+	}
+	b, t := g.Blocks, g.Threads
+	err := k.cu.Launch(max(b.X, 1), max(b.Y, 1), max(b.Z, 1), max(t.X, 1), max(t.Y, 1), max(t.Z, 1), g.Shared, cu.NoStream, params)
+	if err != nil {
+		return fmt.Errorf("launch %s: %w", k.name, result(err))
+	}
+	return nil
+}
+
+func (d *device) Sync() error { return result(cu.Synchronize()) }
+
+func (d *device) Close() error { return result(d.cu.ReleasePrimaryCtx()) }
