@@ -89,6 +89,9 @@ type (
 type Session interface {
 	// Block takes n elements with unspecified contents, until the end of the session.
 	Block(n int) Block
+	// Factors is Block for numbers that the products and attentions of the pass read: a device
+	// that multiplies in a smaller type keeps them in it, rounded.
+	Factors(n int) Block
 	// CopyIn writes src, dense and row-major, to dst; CopyOut the other way.
 	CopyIn(dst Matrix, src []float32)
 	CopyOut(dst []float32, src Matrix)
@@ -108,6 +111,8 @@ type Session interface {
 	RMSNorm(dst, x Matrix, w Vector, eps float32)
 	// L2Norm computes act(w * sqrt(C) * x / max(|x|, eps)) per row of C columns. dst may be x.
 	L2Norm(dst, x Matrix, w Vector, eps float32, act Activation)
+	// RMSNormRopePairs is RMSNorm, then RopePairs, of heads of w.Len() columns.
+	RMSNormRopePairs(dst, x Matrix, w Vector, eps float32, cos, sin Matrix, rows []int32)
 	// RopePairs rotates adjacent columns 2j and 2j+1 of each head by the angle whose cos and
 	// sin are in row rows[i] (nil: i) of the tables [P, D/2]; RopeHalves columns j and
 	// j + D/2. dst may be x.

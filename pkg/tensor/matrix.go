@@ -46,6 +46,14 @@ func NewMatrix(s Session, rows, cols int) Matrix {
 	return s.Block(rows*cols).Matrix(rows, cols)
 }
 
+// NewFactors takes one for factors, as Session.Factors has it.
+func NewFactors(s Session, rows, cols int) Matrix {
+	if rows < 0 || cols < 0 {
+		panic("tensor: negative dimension")
+	}
+	return s.Factors(rows*cols).Matrix(rows, cols)
+}
+
 // IsZero reports whether m is the absent argument.
 func (m Matrix) IsZero() bool { return m.Memory == nil && m.Rows == 0 && m.Cols == 0 }
 

@@ -148,10 +148,10 @@ func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *
 	n := p.text + p.image
 
 	h := tensor.NewMatrix(s, n, d) // both streams
-	y := tensor.NewMatrix(s, n, d)
-	qkv := tensor.NewMatrix(s, n, 3*d)
-	attn := tensor.NewMatrix(s, n, d)
-	hidden := tensor.NewMatrix(s, n, 4*d)
+	y := tensor.NewFactors(s, n, d)
+	qkv := tensor.NewFactors(s, n, 3*d)
+	attn := tensor.NewFactors(s, n, d)
+	hidden := tensor.NewFactors(s, n, 4*d)
 	part := func(t tensor.Matrix, image bool) tensor.Matrix {
 		if image {
 			return t.SliceRows(p.text, n)
@@ -159,7 +159,7 @@ func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *
 		return t.SliceRows(0, p.text)
 	}
 
-	normed := tensor.NewMatrix(s, p.text, c.TextWidth)
+	normed := tensor.NewFactors(s, p.text, c.TextWidth)
 	s.RMSNorm(normed, embeds, m.textRMS, mmditEpsilon)
 	m.textIn.Apply(s, part(h, false), normed, tensor.Epilogue{})
 	m.imgIn.Apply(s, part(h, true), x, tensor.Epilogue{})
@@ -168,6 +168,7 @@ func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *
 		stream      *mmditStream
 		image       bool
 		groups      []int32
+		positions   []int32
 		mod         tensor.Matrix // [groups, 6D]
 		h, y        tensor.Matrix
 		qkv, attn   tensor.Matrix
@@ -182,8 +183,8 @@ func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *
 		}
 		last := i == len(m.blocks)-1
 		halves := [2]half{
-			{stream: &m.blocks[i].txt, groups: p.groups[:p.text], mod: mod.SliceCols((12*i+6)*d, (12*i+12)*d), unnecessary: last},
-			{stream: &m.blocks[i].img, image: true, groups: p.groups[p.text:], mod: mod.SliceCols(12*i*d, (12*i+6)*d)},
+			{stream: &m.blocks[i].txt, groups: p.groups[:p.text], positions: p.positions[:p.text], mod: mod.SliceCols((12*i+6)*d, (12*i+12)*d), unnecessary: last},
+			{stream: &m.blocks[i].img, image: true, groups: p.groups[p.text:], positions: p.positions[p.text:], mod: mod.SliceCols(12*i*d, (12*i+6)*d)},
 		}
 		for j := range halves {
 			f := &halves[j]
@@ -195,11 +196,9 @@ func (m *mmdit) forward(s tensor.Session, dst, x, embeds, mod tensor.Matrix, p *
 			s.LayerNormModulate(f.y, f.h, f.modAttn[1], f.modAttn[0], f.groups, mmditEpsilon)
 			f.stream.qkv.Apply(s, f.qkv, f.y, tensor.Epilogue{})
 			q, k := f.qkv.SliceCols(0, d), f.qkv.SliceCols(d, 2*d)
-			s.RMSNorm(q, q, f.stream.normQ, mmditEpsilon)
-			s.RMSNorm(k, k, f.stream.normK, mmditEpsilon)
+			s.RMSNormRopePairs(q, q, f.stream.normQ, mmditEpsilon, p.cos, p.sin, f.positions)
+			s.RMSNormRopePairs(k, k, f.stream.normK, mmditEpsilon, p.cos, p.sin, f.positions)
 		}
-		qk := qkv.SliceCols(0, 2*d) // heads of q, then of k
-		s.RopePairs(qk, qk, p.cos, p.sin, p.positions)
 		s.Attention(attn, qkv.SliceCols(0, d), qkv.SliceCols(d, 2*d), qkv.SliceCols(2*d, 3*d),
 			tensor.Attention{Heads: d / hd, Sequences: p.sequences})
 		for j := range halves {

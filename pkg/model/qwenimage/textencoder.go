@@ -94,10 +94,10 @@ func (t *textEncoder) forward(s tensor.Session, dst tensor.Matrix, ids []int32) 
 	hd := d / c.Heads
 	kv := c.KVHeads * hd
 	eps := float32(c.Epsilon)
-	x, y := tensor.NewMatrix(s, n, d), tensor.NewMatrix(s, n, d)
-	qkv := tensor.NewMatrix(s, n, d+2*kv)
-	gateUp := tensor.NewMatrix(s, n, 2*c.Intermediate)
-	hidden := tensor.NewMatrix(s, n, c.Intermediate)
+	x, y := tensor.NewMatrix(s, n, d), tensor.NewFactors(s, n, d)
+	qkv := tensor.NewFactors(s, n, d+2*kv)
+	gateUp := tensor.NewFactors(s, n, 2*c.Intermediate)
+	hidden := tensor.NewFactors(s, n, c.Intermediate)
 
 	cos, sin := t.rope.Load(s, n)
 	s.Gather(x, t.embed, ids)

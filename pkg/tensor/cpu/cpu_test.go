@@ -55,9 +55,9 @@ func TestDevice_SameBits(t *testing.T) {
 		}
 	}
 	for _, cs := range tensortest.Cases() {
-		w := cs.Output(t, want, false)
+		w := cs.Output(t, want, false, false)
 		for _, v := range variants {
-			wantBits(t, cs.Name+" on "+v.name, cs.Output(t, v.d, v.wide), w)
+			wantBits(t, cs.Name+" on "+v.name, cs.Output(t, v.d, v.wide, false), w)
 		}
 	}
 }

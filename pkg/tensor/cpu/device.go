@@ -194,6 +194,9 @@ func (s *session) Block(n int) tensor.Block {
 	return tensor.Block{Memory: m, Offset: offset, Len: n}
 }
 
+// Factors are float32: products are.
+func (s *session) Factors(n int) tensor.Block { return s.Block(n) }
+
 func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	to := host(dst)
 	if len(src) != to.Rows*to.Cols {
@@ -232,6 +235,11 @@ func (s *session) RMSNorm(dst, x tensor.Matrix, w tensor.Vector, eps float32) {
 
 func (s *session) L2Norm(dst, x tensor.Matrix, w tensor.Vector, eps float32, act tensor.Activation) {
 	s.cpu.L2Norm(host(dst), host(x), hostVector(w), eps, act)
+}
+
+func (s *session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix, rows []int32) {
+	s.RMSNorm(dst, x, w, eps)
+	s.RopePairs(dst, dst, cos, sin, rows)
 }
 
 func (s *session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {

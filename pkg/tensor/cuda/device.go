@@ -2,11 +2,8 @@ package cuda
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,8 +19,8 @@ type Options struct {
 	// Ceiling is the most device memory in bytes that is taken; 0 is all there is.
 	Ceiling int
 	// Factors is the element type in which factors meet: F32 (the default), or BF16 for
-	// tensor cores, with weights of projections kept in it. Sums, and all that a session
-	// holds, are float32.
+	// tensor cores, with weights of projections and what sessions hold as factors kept in it.
+	// Sums, and all else that a session holds, are float32.
 	Factors tensor.DType
 }
 
@@ -37,6 +34,10 @@ type Device struct {
 	staging []byte        // of the session that has its turn
 	busy    atomic.Int64  // nanoseconds that sessions took
 	lost    atomic.Pointer[error]
+
+	uploading sync.Mutex
+	decoded   []float32 // of an upload
+	encoded   []byte
 }
 
 // Count is the number of GPUs that can be opened. An error that wraps ErrNone says why there is
@@ -79,7 +80,7 @@ var _ tensor.Device = (*Device)(nil)
 // names of the kernels that sessions launch.
 var names = []string{
 	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32", "silu_mul_f32", "copy_f32", "upsample2_f32",
-	"linear_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128", "copy_bf16",
+	"norm_rope_f32", "linear_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
 }
 
 // New makes a device of a driver, which belongs to it from then on.
@@ -263,139 +264,4 @@ func (d *Device) Close() error {
 		return fmt.Errorf("close device %s: %w", d.Name(), err)
 	}
 	return nil
-}
-
-// array is numbers on the device, row by row: a weight [n, k], a kernel [out, kh, kw, in],
-// a vector, a table. Its memory goes back when nobody has it any more.
-type array struct {
-	n, k   int // out, kh*kw*in of a kernel
-	kh, kw int
-	in     int
-	stride int // of rows in bf16, 0 where they are float32
-	at     driver.Pointer
-	err    error // why it is not there: what uses it fails
-}
-
-func (a *array) N() int                  { return a.n }
-func (a *array) K() int                  { return a.k }
-func (a *array) Len() int                { return a.n * a.k }
-func (a *array) Size() (kh, kw int)      { return a.kh, a.kw }
-func (a *array) Channels() (in, out int) { return a.in, a.n }
-
-func (a *array) Bytes() int {
-	if a.stride > 0 {
-		return 2 * a.n * a.stride
-	}
-	return 4 * a.n * a.k
-}
-
-// put copies numbers to the device.
-func (d *Device) put(a *array, x []float32) *array {
-	return d.putBytes(a, tensor.F32.AppendFloats(nil, x))
-}
-
-func (d *Device) putBytes(a *array, b []byte) *array {
-	if len(b) == 0 {
-		return a
-	}
-	a.err = d.bound(func() (err error) {
-		if a.at, err = d.pool.take(len(b)); err != nil {
-			return d.fault(err)
-		}
-		runtime.AddCleanup(a, d.pool.give, a.at)
-		if err := d.driver.CopyIn(a.at, b); err != nil {
-			return d.fault(err)
-		}
-		return nil
-	})
-	return a
-}
-
-// padded is the stride of rows in bf16: kernels copy 8 elements at a time.
-func padded(cols int) int { return (cols + 7) / 8 * 8 }
-
-// Weight stacks the parts, which have one K. Like all that a device holds: where it could
-// not be put there, each pass that uses it returns the reason.
-func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
-	w := &array{k: parts[0].Shape[1]}
-	if d.bf16 {
-		w.stride = padded(w.k)
-	}
-	var b []byte
-	for _, p := range parts {
-		if len(p.Shape) != 2 || p.Shape[1] != w.k {
-			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
-		}
-		w.n += p.Shape[0]
-		x := p.Decode()
-		if !d.bf16 {
-			b = tensor.F32.AppendFloats(b, x)
-			continue
-		}
-		for i := range p.Shape[0] {
-			b = tensor.BF16.AppendFloats(b, x[i*w.k:(i+1)*w.k])
-			b = append(b, make([]byte, 2*(w.stride-w.k))...)
-		}
-	}
-	return d.putBytes(w, b)
-}
-
-// Read copies a weight back; what could not be put on the device is NaN.
-func (d *Device) Read(dst []float32, w tensor.Weight) {
-	a := w.(*array)
-	if len(dst) != a.Len() {
-		panic(fmt.Sprintf("tensor: read %d x %d to %d elements", a.n, a.k, len(dst)))
-	}
-	b := make([]byte, a.Bytes())
-	if a.err != nil || len(b) > 0 && d.bound(func() error { return d.driver.CopyOut(b, a.at) }) != nil {
-		for i := range dst {
-			dst[i] = float32(math.NaN())
-		}
-		return
-	}
-	if a.stride == 0 {
-		decode(dst, b)
-		return
-	}
-	for i := range dst {
-		dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*(i/a.k*a.stride+i%a.k):])) << 16)
-	}
-}
-
-func decode(dst []float32, b []byte) {
-	for i := range dst {
-		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
-	}
-}
-
-// Kernel moves the channels of the input last: they are adjacent in an image.
-func (d *Device) Kernel(w tensor.Array) tensor.Kernel {
-	if len(w.Shape) != 4 {
-		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
-	}
-	out, in, kh, kw := w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]
-	x, y := w.Decode(), make([]float32, w.Len())
-	for o := range out {
-		for c := range in {
-			for p := range kh * kw {
-				y[(o*kh*kw+p)*in+c] = x[(o*in+c)*kh*kw+p]
-			}
-		}
-	}
-	return d.put(&array{n: out, k: kh * kw * in, kh: kh, kw: kw, in: in}, y)
-}
-
-// Vector keeps the numbers as float32.
-func (d *Device) Vector(a tensor.Array) tensor.Vector {
-	return d.put(&array{n: 1, k: a.Len()}, a.Decode())
-}
-
-// Table keeps a matrix as float32.
-func (d *Device) Table(a tensor.Array) tensor.Matrix {
-	if len(a.Shape) != 2 {
-		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
-	}
-	t := d.put(&array{n: a.Shape[0], k: a.Shape[1]}, a.Decode())
-	m := &memory{at: t.at, len: t.Len(), err: t.err, owner: t}
-	return tensor.Block{Memory: m, Len: m.len}.Matrix(t.n, t.k)
 }

@@ -53,10 +53,12 @@ func TestDevice_ConformanceInBF16(t *testing.T) {
 	}
 	for i, cs := range tensortest.Cases() {
 		t.Run(cs.Name, func(t *testing.T) {
-			want := cs.Output(t, reference.Device{}, false)
-			got := cs.Output(t, devices[i%len(devices)], false)
-			if e := distance(got, want); len(want) > 0 && !(e < 1e-2) {
-				t.Errorf("relative L2 distance %.3g, want less than 0.01", e)
+			want := cs.Output(t, reference.Device{}, false, false)
+			for _, factors := range []bool{false, true} {
+				got := cs.Output(t, devices[i%len(devices)], false, factors)
+				if e := distance(got, want); len(want) > 0 && !(e < 1e-2) {
+					t.Errorf("relative L2 distance %.3g, want less than 0.01; operands are factors: %v", e, factors)
+				}
 			}
 		})
 	}

@@ -10,20 +10,23 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 )
 
-// memory is a tensor.Memory: float32 elements on the device.
+// memory is a tensor.Memory: elements on the device.
 type memory struct {
 	at    driver.Pointer
-	len   int // elements
+	len   int          // elements
+	dtype tensor.DType // F32 or BF16
 	err   error
 	owner any // keeps a table's memory
 }
 
 // session is a pass. Once err is set its operations do nothing.
 type session struct {
-	d     *Device
-	err   error
-	taken []driver.Pointer
-	lists map[*int32]list
+	d         *Device
+	err       error
+	taken     []driver.Pointer
+	temporary []driver.Pointer // of the operation that is being put together
+	lists     map[*int32]list
+	plans     []*plan
 }
 
 // list is integers that are on the device already.
@@ -34,10 +37,20 @@ type list struct {
 
 // end gives all memory back.
 func (s *session) end() {
+	s.done()
 	for _, at := range s.taken {
 		s.d.pool.give(at)
 	}
 	s.taken = nil
+}
+
+// done gives the memory back that one operation needed. Kernels run in the order of their
+// launches: who takes it next comes later.
+func (s *session) done() {
+	for _, at := range s.temporary {
+		s.d.pool.give(at)
+	}
+	s.temporary = s.temporary[:0]
 }
 
 // check notes the first error.
@@ -61,11 +74,75 @@ func (s *session) take(bytes int) driver.Pointer {
 	return at
 }
 
-func (s *session) Block(n int) tensor.Block {
+func (s *session) Block(n int) tensor.Block { return s.block(n, tensor.F32) }
+
+func (s *session) Factors(n int) tensor.Block { return s.block(n, s.d.factors()) }
+
+func (s *session) block(n int, dtype tensor.DType) tensor.Block {
 	if n < 0 {
 		panic(fmt.Sprintf("tensor: block of %d elements", n))
 	}
-	return tensor.Block{Memory: &memory{at: s.take(4 * n), len: n}, Len: n}
+	return tensor.Block{Memory: &memory{at: s.take(dtype.Size() * n), len: n, dtype: dtype}, Len: n}
+}
+
+// scratch is a matrix until the operation is done.
+func (s *session) scratch(rows, cols, stride int, dtype tensor.DType) tensor.Matrix {
+	n := rows * stride
+	m := tensor.Matrix{Memory: &memory{at: s.take(dtype.Size() * n), len: n, dtype: dtype}, Rows: rows, Cols: cols, Stride: stride}
+	if at := m.Memory.(*memory).at; at != 0 {
+		s.taken = s.taken[:len(s.taken)-1]
+		s.temporary = append(s.temporary, at)
+	}
+	return m
+}
+
+func isBF16(m tensor.Matrix) bool { return !m.IsZero() && m.Memory.(*memory).dtype == tensor.BF16 }
+
+// types says which of the matrices are in bf16, as kernels take it.
+func types(ms ...tensor.Matrix) driver.Arg {
+	bits := 0
+	for i, m := range ms {
+		if isBF16(m) {
+			bits |= 1 << i
+		}
+	}
+	return i32(bits)
+}
+
+// copy copies rows ids of src (nil: all) to dst, from one type to the other.
+func (s *session) copy(dst, src tensor.Matrix, ids driver.Arg) {
+	s.each("copy_f32", dst.Rows*dst.Cols, s.at(dst), i32(dst.Stride), s.at(src), i32(src.Stride), ids, i32(dst.Rows), i32(dst.Cols), types(dst, src))
+}
+
+// float is m in float32: itself, or a copy until the operation is done.
+func (s *session) float(m tensor.Matrix) tensor.Matrix {
+	if !isBF16(m) {
+		return m
+	}
+	own := s.scratch(m.Rows, m.Cols, m.Cols, tensor.F32)
+	s.copy(own, m, 0)
+	return own
+}
+
+// factor is m in bf16, its rows at multiples of 16 bytes: itself, or a copy until the
+// operation is done.
+func (s *session) factor(m tensor.Matrix) tensor.Matrix {
+	if isBF16(m) && m.Offset%8 == 0 && (m.Stride%8 == 0 || m.Rows <= 1) {
+		return m
+	}
+	own := s.scratch(m.Rows, m.Cols, padded(m.Cols), tensor.BF16)
+	s.copy(own, m, 0)
+	return own
+}
+
+// result is where an operation in float32 writes what is to be in dst, and what copies it
+// there.
+func (s *session) result(dst tensor.Matrix) (to tensor.Matrix, store func()) {
+	if !isBF16(dst) {
+		return dst, func() {}
+	}
+	own := s.scratch(dst.Rows, dst.Cols, dst.Cols, tensor.F32)
+	return own, func() { s.copy(dst, own, 0) }
 }
 
 // at is the address of a matrix; 0 where it is absent or empty.
@@ -78,10 +155,8 @@ func (s *session) at(m tensor.Matrix) driver.Arg {
 		panic(fmt.Sprintf("tensor: matrix of %d x %d with stride %d at %d in %d elements", m.Rows, m.Cols, m.Stride, m.Offset, mem.len))
 	}
 	s.check(mem.err)
-	return driver.Address(mem.at + driver.Pointer(4*m.Offset))
+	return driver.Address(mem.at + driver.Pointer(mem.dtype.Size()*m.Offset))
 }
-
-func (s *session) atImage(m tensor.Image) driver.Arg { return s.at(m.Matrix()) }
 
 // array is the address of a weight, a kernel or a vector.
 func (s *session) array(a *array) driver.Arg {
@@ -197,25 +272,22 @@ func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	if len(src) != dst.Rows*dst.Cols {
 		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), dst.Rows, dst.Cols))
 	}
-	to := s.at(dst)
+	defer s.done()
+	to := dst
+	if isBF16(dst) || !dense(dst) {
+		to = s.scratch(dst.Rows, dst.Cols, dst.Cols, tensor.F32)
+	}
+	at := s.at(to)
 	if len(src) == 0 || s.err != nil {
-		return
-	}
-	direct := dense(dst)
-	at := driver.Pointer(to)
-	if !direct {
-		at = s.take(4 * len(src))
-	}
-	if s.err != nil {
 		return
 	}
 	b := s.stage(4 * len(src))
 	if b == nil {
 		return
 	}
-	s.check(s.d.driver.CopyIn(at, tensor.F32.AppendFloats(b[:0], src)))
-	if !direct {
-		s.each("copy_f32", len(src), to, i32(dst.Stride), driver.Address(at), i32(dst.Cols), 0, i32(dst.Rows), i32(dst.Cols))
+	s.check(s.d.driver.CopyIn(driver.Pointer(at), tensor.F32.AppendFloats(b[:0], src)))
+	if to != dst {
+		s.copy(dst, to, 0)
 	}
 }
 
@@ -224,17 +296,18 @@ func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
 	if len(dst) != src.Rows*src.Cols {
 		panic(fmt.Sprintf("tensor: copy %d x %d to %d elements", src.Rows, src.Cols, len(dst)))
 	}
-	from := s.at(src)
+	defer s.done()
+	from := src
+	if isBF16(src) || !dense(src) {
+		from = s.scratch(src.Rows, src.Cols, src.Cols, tensor.F32)
+		s.copy(from, src, 0)
+	}
+	at := s.at(from)
 	if len(dst) == 0 {
 		return
 	}
-	at := driver.Pointer(from)
-	if !dense(src) {
-		at = s.take(4 * len(dst))
-		s.each("copy_f32", len(dst), driver.Address(at), i32(src.Cols), from, i32(src.Stride), 0, i32(src.Rows), i32(src.Cols))
-	}
 	if b := s.stage(4 * len(dst)); b != nil {
-		s.check(s.d.driver.CopyOut(b, at))
+		s.check(s.d.driver.CopyOut(b, driver.Pointer(at)))
 		decode(dst, b)
 	}
 	if s.err != nil {

@@ -12,6 +12,8 @@ type session struct{}
 
 func (session) Block(n int) tensor.Block { return block(make([]float64, n)) }
 
+func (s session) Factors(n int) tensor.Block { return s.Block(n) }
+
 func (session) CopyIn(dst tensor.Matrix, src []float32) {
 	if len(src) != dst.Rows*dst.Cols {
 		panic(fmt.Sprintf("tensor: copy %d elements to %d x %d", len(src), dst.Rows, dst.Cols))
@@ -202,6 +204,11 @@ func rope(dst, x, cos, sin tensor.Matrix, rows []int32, pair func(j, half int) (
 
 func (session) RopePairs(dst, x, cos, sin tensor.Matrix, rows []int32) {
 	rope(dst, x, cos, sin, rows, func(j, _ int) (int, int, float64) { return j ^ 1, j / 2, float64(2*(j&1) - 1) })
+}
+
+func (s session) RMSNormRopePairs(dst, x tensor.Matrix, w tensor.Vector, eps float32, cos, sin tensor.Matrix, rows []int32) {
+	s.RMSNorm(dst, x, w, eps)
+	s.RopePairs(dst, dst, cos, sin, rows)
 }
 
 func (session) RopeHalves(dst, x, cos, sin tensor.Matrix, rows []int32) {

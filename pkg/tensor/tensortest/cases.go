@@ -196,6 +196,15 @@ func rowCases() []Case {
 				return x
 			})
 		}
+		add("rms norm and rope pairs, heads "+shape(heads), "norm", func(c *call, m, n int) tensor.Matrix {
+			x, w, cos, sin := c.inout(m, heads*2*n), c.vector(2*n), c.in(m+2, n), c.in(m+2, n)
+			var rows []int32
+			if heads > 1 {
+				rows = c.groups(m, m+2)
+			}
+			c.s.RMSNormRopePairs(x, x, w, eps, cos, sin, rows)
+			return x
+		})
 		rope := func(name string, run func(s tensor.Session, dst, x, cos, sin tensor.Matrix, rows []int32)) {
 			add(name+", heads "+shape(heads), "rope", func(c *call, m, n int) tensor.Matrix {
 				x, cos, sin := c.inout(m, heads*2*n), c.in(m+2, n), c.in(m+2, n)

@@ -56,24 +56,26 @@ func Cases() []Case {
 	return slices.Concat(productCases(), attentionCases(), rowCases(), convCases())
 }
 
-// Run checks a device on every case: with a narrow session, and with a wide one.
+// Run checks a device on every case: with a narrow session, and with a wide one whose
+// operands are factors.
 func Run(t *testing.T, d tensor.Device) {
 	for _, cs := range Cases() {
 		t.Run(cs.Name, func(t *testing.T) {
 			var want []float64
-			cs.on(t, reference.Device{}, false, func(_ tensor.Session, m tensor.Matrix) { want = reference.Float64s(m) })
-			for _, wide := range []bool{false, true} {
-				compare(t, cs.Output(t, d, wide), want, cs.tolerance())
+			cs.on(t, reference.Device{}, false, false, func(_ tensor.Session, m tensor.Matrix) { want = reference.Float64s(m) })
+			for _, other := range []bool{false, true} {
+				compare(t, cs.Output(t, d, other, other), want, cs.tolerance())
 			}
 		})
 	}
 }
 
-// Output runs one case and returns its result, row by row.
-func (cs Case) Output(t *testing.T, d tensor.Device, wide bool) []float32 {
+// Output runs one case and returns its result, row by row. With factors all operands, and
+// the result, are what Session.Factors takes.
+func (cs Case) Output(t *testing.T, d tensor.Device, wide, factors bool) []float32 {
 	t.Helper()
 	var out []float32
-	cs.on(t, d, wide, func(s tensor.Session, m tensor.Matrix) {
+	cs.on(t, d, wide, factors, func(s tensor.Session, m tensor.Matrix) {
 		out = make([]float32, m.Rows*m.Cols)
 		s.CopyOut(out, m)
 	})
@@ -81,10 +83,10 @@ func (cs Case) Output(t *testing.T, d tensor.Device, wide bool) []float32 {
 }
 
 // on runs the case and shows its result to see.
-func (cs Case) on(t *testing.T, d tensor.Device, wide bool, see func(tensor.Session, tensor.Matrix)) {
+func (cs Case) on(t *testing.T, d tensor.Device, wide, factors bool, see func(tensor.Session, tensor.Matrix)) {
 	t.Helper()
 	err := d.Run(t.Context(), wide, func(s tensor.Session) error {
-		c := &call{t: t, r: rand.New(rand.NewPCG(1, uint64(len(cs.Name)))), d: d, s: s}
+		c := &call{t: t, r: rand.New(rand.NewPCG(1, uint64(len(cs.Name)))), d: d, s: s, factors: factors}
 		m := cs.run(c)
 		c.verify()
 		see(s, m)
@@ -133,6 +135,8 @@ type call struct {
 	d    tensor.Device
 	s    tensor.Session
 	held []held
+
+	factors bool // operands are
 }
 
 // held is a piece of memory with the cells that an operation may change.
@@ -144,7 +148,7 @@ type held struct {
 
 const (
 	margin = 24
-	guard  = float32(-54321.125)
+	guard  = float32(-54272) // bf16 has it too
 )
 
 // matrix allocates a matrix with a wider stride and guard values all around.
@@ -163,8 +167,16 @@ func (c *call) strided(rows, cols, stride int, output bool, value func() float32
 			buf[margin+i*stride+j] = value()
 		}
 	}
-	all := c.s.Block(len(buf)).Matrix(1, len(buf))
+	take := c.s.Block
+	if c.factors {
+		take = c.s.Factors
+	}
+	all := take(len(buf)).Matrix(1, len(buf))
 	c.s.CopyIn(all, buf)
+	c.s.CopyOut(buf, all) // as the device has them
+	if buf[0] != guard {
+		c.t.Fatalf("guards of %v are %v on the device", guard, buf[0])
+	}
 	c.held = append(c.held, held{all, buf, func(i int) bool {
 		i -= margin
 		return output && i >= 0 && i < n && i%stride < cols

@@ -51,6 +51,19 @@ DEVICE u32 to_bf16x2(float low, float high) { u32 y; asm("cvt.rn.bf16x2.f32 %0, 
 DEVICE void put(float* p, float x) { *p = x; }
 DEVICE void put(bf16* p, float x) { *p = to_bf16(x); }
 
+// Element i of a matrix in float32, or in bf16 where half is not 0.
+DEVICE float get(const void* p, int half, u64 i) {
+  return half ? from_bits((u32)((const bf16*)p)[i].bits << 16) : ((const float*)p)[i];
+}
+DEVICE void put(void* p, int half, u64 i, float x) {
+  if (half) put((bf16*)p + i, x);
+  else put((float*)p + i, x);
+}
+
+// The types argument of a kernel has a bit for each matrix that may be in bf16, in their
+// order, set where it is.
+enum { DST_BF16 = 1, X_BF16 = 2, Y_BF16 = 4 };
+
 // The sum over a warp in all lanes: ((lane + lane^16) + ^8) + ^4 ...
 DEVICE float warp_sum(float x) {
 #pragma unroll

@@ -48,9 +48,9 @@ DEVICE void load_slab(bf16 (*tile)[MMA_ROW], const bf16* p, int stride, int firs
 }
 
 // linear_bf16 is dst [m, n] = x [m, k] w[n, k]^T with an epilogue in float32.
-KERNEL(256) linear_bf16(float* dst, int dst_stride, const bf16* x, int x_stride, const bf16* w, int w_stride, int m, int n,
+KERNEL(256) linear_bf16(void* dst, int dst_stride, const bf16* x, int x_stride, const bf16* w, int w_stride, int m, int n,
                         int k, const float* bias, int act, const float* gate, int gate_stride, const int* group,
-                        const float* residual, int residual_stride) {
+                        const float* residual, int residual_stride, int types) {
   SHARED MmaTile tile;
   int t = thread_x(), warp = t / 32, lane = t % 32;
   int row0 = block_y() * MMA_TILE, col0 = block_x() * MMA_TILE, wm = warp / 4 * 64, wn = warp % 4 * 32;
@@ -112,32 +112,43 @@ KERNEL(256) linear_bf16(float* dst, int dst_stride, const bf16* x, int x_stride,
     int col = t % MMA_TILE;
     for (int q = t / MMA_TILE; q < 32; q += 2) {
       int row = row0 + q / 16 * 64 + i * 16 + q % 16;
-      if (row < m && col0 + col < n) dst[(u64)row * dst_stride + col0 + col] = finish(e, row, col0 + col, tile.sum[q][col]);
+      if (row < m && col0 + col < n)
+        put(dst, types & DST_BF16, (u64)row * dst_stride + col0 + col, finish(e, row, col0 + col, tile.sum[q][col]));
     }
     sync_block();
   }
 }
 
-// Flash attention. A block of 4 warps takes up to 64 queries that see the first of one
-// list of keys, and one head; a warp 16 queries, keys in chunks of 32. As in
+// Flash attention. A block of 8 warps takes up to 128 queries that see the first of one
+// list of keys, and one head; a warp 16 queries, keys in chunks of 32, as many as fit the
+// memory of the queries twice. As in
 // attention_f32 the maximum moves from chunk to chunk; weights of keys are bf16 when they
 // meet the values, float32 in their sum: lane 4r+c adds keys 8i+2c, 8i+2c+1 of a chunk in
 // their order, then the four lanes of a row are added as warp_sum does.
-enum { QUERIES = 64, KEYS = 32 };
+enum { QUERIES = 128, KEYS = QUERIES / 4 };
 
 // Rows of a head to shared memory; bytes beyond d, and rows that are not there, are zeros.
 template <int D>
 DEVICE void load_rows(bf16 (*tile)[D + 8], const bf16* p, int stride, const int* rows, int step, int n, int most, int d) {
-  for (int i = thread_x(); i < most * (D / 8); i += 128) {
+  for (u32 i = thread_x(); i < (u32)most * (D / 8); i += 2 * QUERIES) {
     int row = i / (D / 8), col = i % (D / 8) * 8;
     int bytes = row < n ? clamp(2 * (d - col), 0, 16) : 0;
     copy16(in_shared(&tile[row][col]), bytes > 0 ? p + (u64)rows[row * step] * stride + col : p, bytes);
   }
 }
 
+template <int D, class T>
+DEVICE void write_row(T* out, const float (&acc)[D / 8][4], int half, int d, float factor) {
+#pragma unroll
+  for (int i = 0; i < D / 8; i++)
+    if (i * 8 < d)
+#pragma unroll
+      for (int e = 0; e < 2; e++) put(out + i * 8 + thread_x() % 4 * 2 + e, acc[i][2 * half + e] * factor);
+}
+
 template <int D>
-DEVICE void flash(bf16 (*shared)[D + 8], float* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v,
-                  int v_stride, const int* tiles, const int* queries, const int* keys, int heads, int kv_heads, int d, float scale) {
+DEVICE void flash(bf16 (*shared)[D + 8], void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v,
+                  int v_stride, const int* tiles, const int* queries, const int* keys, int heads, int kv_heads, int d, float scale, int types) {
   int lane = thread_x() % 32, warp = thread_x() / 32, head = block_y(), kv = head * kv_heads / heads;
   int first_query = tiles[2 * block_x()], n = tiles[2 * block_x() + 1];
   queries += 3 * first_query;
@@ -247,26 +258,22 @@ DEVICE void flash(bf16 (*shared)[D + 8], float* dst, int dst_stride, const bf16*
     sum = sum + from_partner(sum, 1);
     int row = mine + 8 * half;
     if (row < n) {
-      float* out = dst + (u64)queries[3 * row] * dst_stride + head * d;
-#pragma unroll
-      for (int i = 0; i < D / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-          int col = i * 8 + lane % 4 * 2 + e;
-          if (col < d) out[col] = count[half] > 0 ? divide(acc[i][2 * half + e], sum) : 0.0f;
-        }
+      u64 out = (u64)queries[3 * row] * dst_stride + head * d;
+      float one = count[half] > 0 ? divide(1.0f, sum) : 0.0f;
+      if (types & DST_BF16) write_row<D>((bf16*)dst + out, acc, half, d, one);
+      else write_row<D>((float*)dst + out, acc, half, d, one);
     }
   }
 }
 
 // attention_bf16_D is for heads of at most D columns, a multiple of 8. tiles are pairs:
 // the first query, and how many; queries and keys are those of attention_f32.
-#define ATTENTION(D)                                                                                                              \
-  KERNEL(128) attention_bf16_##D(float* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v, \
-                                 int v_stride, const int* tiles, const int* queries, const int* keys, int heads, int kv_heads,     \
-                                 int d, float scale) {                                                                             \
-    SHARED __attribute__((aligned(16))) bf16 shared[4 * KEYS][D + 8];                                                               \
-    flash<D>(shared, dst, dst_stride, q, q_stride, k, k_stride, v, v_stride, tiles, queries, keys, heads, kv_heads, d, scale);       \
+#define ATTENTION(D)                                                                                                             \
+  KERNEL(2 * QUERIES) attention_bf16_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride,    \
+                                         const bf16* v, int v_stride, const int* tiles, const int* queries, const int* keys,     \
+                                         int heads, int kv_heads, int d, float scale, int types) {                               \
+    SHARED __attribute__((aligned(16))) bf16 shared[4 * KEYS][D + 8];                                                            \
+    flash<D>(shared, dst, dst_stride, q, q_stride, k, k_stride, v, v_stride, tiles, queries, keys, heads, kv_heads, d, scale, types); \
   }
 
 ATTENTION(32)

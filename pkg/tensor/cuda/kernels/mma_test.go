@@ -183,6 +183,9 @@ func (g *gpu) product(kernel string, m, n, k int) error {
 	args = append(args, g.factors(float32s, gate, n+1)...)
 	args = append(args, g.ints(group))
 	args = append(args, g.factors(float32s, residual, n+2)...)
+	if kernel == "linear_bf16" {
+		args = append(args, num(0))
+	}
 	err := g.launch(kernel, driver.Grid{Blocks: driver.Dim{X: ceil(n, tile), Y: ceil(m, tile)}, Threads: driver.Dim{X: threads}}, args...)
 	if err != nil {
 		return err
@@ -284,8 +287,8 @@ func (g *gpu) attention(kernel string, a attention) error {
 			if a.causal {
 				seen = i + 1
 			}
-			if i%64 == 0 {
-				tiles = append(tiles, int32(len(queries)/3), int32(min(64, n-i)))
+			if i%128 == 0 {
+				tiles = append(tiles, int32(len(queries)/3), int32(min(128, n-i)))
 			}
 			queries, keys = append(queries, int32(row), int32(first), int32(seen)), append(keys, int32(row))
 		}
@@ -297,13 +300,13 @@ func (g *gpu) attention(kernel string, a attention) error {
 	args := append([]driver.Arg{dst, num(stride)}, g.factors(kernel, q, cols+8)...)
 	args = append(args, g.factors(kernel, k, kvCols)...)
 	args = append(args, g.factors(kernel, v, kvCols+16)...)
-	grid := driver.Grid{Blocks: driver.Dim{X: len(tiles) / 2, Y: a.heads}, Threads: driver.Dim{X: 128}}
+	grid := driver.Grid{Blocks: driver.Dim{X: len(tiles) / 2, Y: a.heads}, Threads: driver.Dim{X: 256}}
 	if kernel == "attention_f32" {
 		most = 0x1p-18 * large
-		grid.Blocks = driver.Dim{X: ceil(len(queries)/3*a.heads, 4), Y: ceil(a.d, 128)}
+		grid = driver.Grid{Blocks: driver.Dim{X: ceil(len(queries)/3*a.heads, 4), Y: ceil(a.d, 128)}, Threads: driver.Dim{X: 128}}
 		args = append(args, g.ints(queries), g.ints(keys), num(len(queries)/3), num(a.heads), num(a.kv), num(a.d), num(a.d), driver.Float(scale))
 	} else {
-		args = append(args, g.ints(tiles), g.ints(queries), g.ints(keys), num(a.heads), num(a.kv), num(a.d), driver.Float(scale))
+		args = append(args, g.ints(tiles), g.ints(queries), g.ints(keys), num(a.heads), num(a.kv), num(a.d), driver.Float(scale), num(0))
 	}
 	if err := g.launch(kernel, grid, args...); err != nil {
 		return err

@@ -1,0 +1,169 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+)
+
+const (
+	valueColumns = 128 // of a value that one warp of attention_f32 makes
+	queryTile    = 128 // queries that a block of attention_bf16 takes
+)
+
+// plan is which queries see which keys, on the device. All blocks of a transformer ask
+// the same.
+type plan struct {
+	of            tensor.Attention // a copy of the lists that it was made of
+	lq, lk        int
+	n             int        // queries
+	queries, keys driver.Arg // see attended
+	tiles         driver.Arg // pairs: the first query of a tile, and how many
+	tileCount     int
+}
+
+func (p *plan) fits(a tensor.Attention, lq, lk int) bool {
+	return p.lq == lq && p.lk == lk && p.of.Causal == a.Causal && (p.of.Mask == nil) == (a.Mask == nil) && slices.Equal(p.of.Mask, a.Mask) &&
+		(p.of.Sequences == nil) == (a.Sequences == nil) && slices.EqualFunc(p.of.Sequences, a.Sequences, slices.Equal)
+}
+
+// plan returns the lists of a call, of an earlier one where they are the same.
+func (s *session) plan(a tensor.Attention, lq, lk int) *plan {
+	for _, p := range s.plans {
+		if p.fits(a, lq, lk) {
+			return p
+		}
+	}
+	queries, keys := attended(a, lq, lk)
+	// A tile's queries see the first of one list of keys.
+	var tiles []int32
+	for i := 0; i < len(queries); i += 3 {
+		last := len(tiles) - 2
+		if last < 0 || tiles[last+1] == queryTile || queries[3*tiles[last]+1] != queries[i+1] {
+			tiles = append(tiles, int32(i/3), 0)
+			last += 2
+		}
+		tiles[last+1]++
+	}
+	of := tensor.Attention{Causal: a.Causal, Mask: slices.Clone(a.Mask)}
+	if a.Sequences != nil {
+		of.Sequences = make([][]int32, len(a.Sequences))
+		for i, rows := range a.Sequences {
+			of.Sequences[i] = slices.Clone(rows)
+		}
+	}
+	p := &plan{of: of, lq: lq, lk: lk, n: len(queries) / 3, tileCount: len(tiles) / 2}
+	p.queries, p.keys, p.tiles = s.ints(queries), s.ints(keys), s.ints(tiles)
+	const most = 4 // what an encoder, a transformer and an autoencoder ask, and one more
+	if len(s.plans) == most {
+		s.plans = s.plans[1:]
+	}
+	s.plans = append(s.plans, p)
+	return p
+}
+
+func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
+	kv := a.KVHeads
+	if kv == 0 {
+		kv = a.Heads
+	}
+	if a.Heads < 1 || kv < 1 || a.Heads%kv != 0 || q.Cols%a.Heads != 0 || k.Cols%kv != 0 || v.Cols%kv != 0 || q.Cols/a.Heads != k.Cols/kv {
+		panic(fmt.Sprintf("tensor: attention: %d heads, %d of keys, over %d, %d and %d columns", a.Heads, kv, q.Cols, k.Cols, v.Cols))
+	}
+	d, dv := q.Cols/a.Heads, v.Cols/kv
+	want("attention", "dst", dst, q.Rows, a.Heads*dv)
+	want("attention", "v", v, k.Rows, kv*dv)
+	if a.Mask != nil && len(a.Mask) != k.Rows {
+		panic(fmt.Sprintf("tensor: attention: mask of %d for %d keys", len(a.Mask), k.Rows))
+	}
+	scale := a.Scale
+	if scale == 0 {
+		scale = float32(1 / math.Sqrt(float64(d)))
+	}
+	p := s.plan(a, q.Rows, k.Rows)
+	if p.n == 0 || dv == 0 {
+		return
+	}
+	defer s.done()
+	if s.d.bf16 && d == dv && d%8 == 0 && d <= 128 {
+		s.flash(dst, q, k, v, p, a.Heads, kv, scale)
+		return
+	}
+	s.attend(dst, q, k, v, p, a.Heads, kv, scale)
+}
+
+// attend is attention in float32.
+func (s *session) attend(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
+	d, dv := q.Cols/heads, v.Cols/kv
+	if dst.Memory == q.Memory && !isBF16(q) && (d != dv || dv > valueColumns) {
+		// A warp would write what others still read.
+		own := s.scratch(q.Rows, q.Cols, q.Cols, tensor.F32)
+		s.copy(own, q, 0)
+		q = own
+	}
+	q, k, v = s.float(q), s.float(k), s.float(v)
+	to := dst
+	if isBF16(dst) {
+		to = s.float(dst) // rows of no sequence keep their values
+	}
+	s.warps("attention_f32", p.n*heads, blocks(dv, valueColumns), s.at(to), i32(to.Stride), s.at(q), i32(q.Stride), s.at(k), i32(k.Stride),
+		s.at(v), i32(v.Stride), p.queries, p.keys, i32(p.n), i32(heads), i32(kv), i32(d), i32(dv), driver.Float(scale))
+	if to != dst {
+		s.copy(dst, to, 0)
+	}
+}
+
+// flash is attention with factors in bf16, for heads of a multiple of 8 columns.
+func (s *session) flash(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
+	d := q.Cols / heads
+	name := "attention_bf16_128"
+	switch {
+	case d <= 32:
+		name = "attention_bf16_32"
+	case d <= 64:
+		name = "attention_bf16_64"
+	}
+	q, k, v = s.factor(q), s.factor(k), s.factor(v)
+	s.launch(name, p.tileCount, heads, 2*queryTile, s.at(dst), i32(dst.Stride), s.at(q), i32(q.Stride), s.at(k), i32(k.Stride), s.at(v), i32(v.Stride),
+		p.tiles, p.queries, p.keys, i32(heads), i32(kv), i32(d), driver.Float(scale), types(dst))
+}
+
+// attended lists, for each query, its row, where its keys begin in keys, and how many they
+// are; and the rows of the keys. What is masked is not listed.
+func attended(a tensor.Attention, queryRows, keyRows int) (queries, keys []int32) {
+	seq := func(rows []int32, lq, lk int) {
+		first, positions := len(keys), make([]int, 0, lk)
+		for j := range lk {
+			row := int32(j)
+			if rows != nil {
+				row = rows[j]
+			}
+			if a.Mask == nil || a.Mask[row] {
+				keys = append(keys, row)
+				positions = append(positions, j)
+			}
+		}
+		seen := 0
+		for i := range lq {
+			row := int32(i)
+			if rows != nil {
+				row = rows[i]
+			}
+			for seen < len(positions) && (!a.Causal || positions[seen] <= i+lk-lq) {
+				seen++
+			}
+			queries = append(queries, row, int32(first), int32(seen))
+		}
+	}
+	if a.Sequences == nil {
+		seq(nil, queryRows, keyRows)
+	}
+	for _, rows := range a.Sequences {
+		rowList("attention", "row", rows, len(rows), min(queryRows, keyRows))
+		seq(rows, len(rows), len(rows))
+	}
+	return queries, keys
+}

@@ -1,0 +1,193 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"runtime"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+)
+
+// array is numbers on the device, row by row: a weight [n, k], a kernel [out, kh, kw, in],
+// a vector, a table. Its memory goes back when nobody has it any more.
+type array struct {
+	n, k   int // out, kh*kw*in of a kernel
+	kh, kw int
+	in     int
+	dtype  tensor.DType // F32 or BF16
+	stride int          // of rows, elements
+	at     driver.Pointer
+	err    error // why it is not there: what uses it fails
+}
+
+func (a *array) N() int                  { return a.n }
+func (a *array) K() int                  { return a.k }
+func (a *array) Len() int                { return a.n * a.k }
+func (a *array) Size() (kh, kw int)      { return a.kh, a.kw }
+func (a *array) Channels() (in, out int) { return a.in, a.n }
+func (a *array) Bytes() int              { return a.dtype.Size() * a.n * a.stride }
+
+// padded is the stride of rows in bf16: kernels copy 8 elements at a time.
+func padded(cols int) int { return (cols + 7) / 8 * 8 }
+
+// uploadBytes is what is copied to the device at once. An upload takes no more host memory
+// than five times that, however large the weight: what it reads, as float32 and in the
+// device's type. Rows are not split; none is longer than that.
+const uploadBytes = 4 << 20
+
+// hold puts arrays of k columns on the device, stacked, in a type.
+func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) *array {
+	a := &array{k: k, dtype: dtype, stride: k}
+	if dtype == tensor.BF16 {
+		a.stride = padded(k)
+	}
+	for _, p := range parts {
+		if k > 0 {
+			a.n += p.Len() / k
+		}
+	}
+	if a.Bytes() == 0 {
+		return a
+	}
+	a.err = d.bound(func() (err error) {
+		if a.at, err = d.pool.take(a.Bytes()); err != nil {
+			return d.fault(err)
+		}
+		runtime.AddCleanup(a, d.pool.give, a.at)
+		at := a.at
+		for _, p := range parts {
+			if err := d.upload(at, a, p); err != nil {
+				return d.fault(err)
+			}
+			at += driver.Pointer(p.Len() / k * a.stride * dtype.Size())
+		}
+		return nil
+	})
+	return a
+}
+
+// upload copies the rows of p to at, a piece at a time.
+func (d *Device) upload(at driver.Pointer, a *array, p tensor.Array) error {
+	d.uploading.Lock()
+	defer d.uploading.Unlock()
+	size := a.dtype.Size()
+	rows, row := p.Len()/a.k, a.stride*size
+	most := max(1, uploadBytes/row)
+	for from := 0; from < rows; from += most {
+		n := min(most, rows-from)
+		data := p.Data[from*a.k*p.DType.Size() : (from+n)*a.k*p.DType.Size()]
+		if p.DType != a.dtype || a.stride != a.k {
+			data = d.convert(a, p.DType, data, n)
+		}
+		if err := d.driver.CopyIn(at+driver.Pointer(from*row), data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// convert returns rows in the type and with the stride of an array, in memory that the
+// next call takes again.
+func (d *Device) convert(a *array, from tensor.DType, data []byte, rows int) []byte {
+	if n := rows * a.k; cap(d.decoded) < n {
+		d.decoded = make([]float32, n)
+	}
+	x := d.decoded[:rows*a.k]
+	if err := from.DecodeFloats(x, data); err != nil {
+		panic("tensor: " + err.Error())
+	}
+	if n := rows * a.stride * a.dtype.Size(); cap(d.encoded) < n {
+		d.encoded = make([]byte, 0, n)
+	}
+	b, gap := d.encoded[:0], (a.stride-a.k)*a.dtype.Size()
+	for i := range rows {
+		b = a.dtype.AppendFloats(b, x[i*a.k:(i+1)*a.k])
+		for range gap {
+			b = append(b, 0)
+		}
+	}
+	return b
+}
+
+// Weight stacks the parts, which have one K. Like all that a device holds: where it could
+// not be put there, each pass that uses it returns the reason.
+func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
+	k := parts[0].Shape[1]
+	for _, p := range parts {
+		if len(p.Shape) != 2 || p.Shape[1] != k {
+			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
+		}
+	}
+	return d.hold(k, d.factors(), parts...)
+}
+
+// factors is the type in which factors meet.
+func (d *Device) factors() tensor.DType {
+	if d.bf16 {
+		return tensor.BF16
+	}
+	return tensor.F32
+}
+
+// Read copies a weight back; what could not be put on the device is NaN.
+func (d *Device) Read(dst []float32, w tensor.Weight) {
+	a := w.(*array)
+	if len(dst) != a.Len() {
+		panic(fmt.Sprintf("tensor: read %d x %d to %d elements", a.n, a.k, len(dst)))
+	}
+	b := make([]byte, a.Bytes())
+	if a.err != nil || len(b) > 0 && d.bound(func() error { return d.driver.CopyOut(b, a.at) }) != nil {
+		for i := range dst {
+			dst[i] = float32(math.NaN())
+		}
+		return
+	}
+	row := a.stride * a.dtype.Size()
+	for i := range a.n {
+		a.dtype.DecodeFloats(dst[i*a.k:(i+1)*a.k], b[i*row:i*row+a.k*a.dtype.Size()])
+	}
+}
+
+func decode(dst []float32, b []byte) {
+	for i := range dst {
+		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+	}
+}
+
+// Kernel moves the channels of the input last: they are adjacent in an image.
+func (d *Device) Kernel(w tensor.Array) tensor.Kernel {
+	if len(w.Shape) != 4 {
+		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
+	}
+	out, in, kh, kw := w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]
+	x, y := w.Decode(), make([]float32, w.Len())
+	for o := range out {
+		for c := range in {
+			for p := range kh * kw {
+				y[(o*kh*kw+p)*in+c] = x[(o*in+c)*kh*kw+p]
+			}
+		}
+	}
+	a := d.hold(kh*kw*in, tensor.F32, tensor.Floats(y, w.Len()))
+	a.kh, a.kw, a.in = kh, kw, in
+	return a
+}
+
+// Vector keeps the numbers as float32.
+func (d *Device) Vector(a tensor.Array) tensor.Vector { return d.hold(a.Len(), tensor.F32, a) }
+
+// Table keeps a matrix as float32, or in bf16 where the file does and factors are.
+func (d *Device) Table(a tensor.Array) tensor.Matrix {
+	if len(a.Shape) != 2 {
+		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
+	}
+	dtype := tensor.F32
+	if d.bf16 && a.DType == tensor.BF16 {
+		dtype = tensor.BF16
+	}
+	t := d.hold(a.Shape[1], dtype, a)
+	m := &memory{at: t.at, len: t.n * t.stride, dtype: dtype, err: t.err, owner: t}
+	return tensor.Matrix{Memory: m, Rows: a.Shape[0], Cols: a.Shape[1], Stride: t.stride}
+}
