@@ -225,7 +225,8 @@ func StepsDigest(steps [][32]byte) string {
 // latents_dtype, the steps' content_digest (text), the image's format, width, height
 // and pixel digest where it has one, conditioning, schedule_digest, weights_digest,
 // policy_version_min and policy_version_max; then, each only where it is there, the text
-// "start" with step_index and latents, the text "stop" with step_index and decode (1 or 0),
+// "start" with step_index and latents or, of a branch, the text "branch", uid, sample_index and
+// step_index, the text "stop" with step_index and decode (1 or 0),
 // and the text "truncated_tokens" with the number of tokens that were cut off.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
@@ -280,8 +281,15 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	if e.Start != nil {
 		d.text("start")
 		d.integer(e.Start.StepIndex)
-		if err := d.tensor(&e.Start.Latents); err != nil {
-			return [32]byte{}, fmt.Errorf("start.latents: %w", err)
+		if b := e.Start.Branch; b != nil {
+			d.text("branch")
+			d.text(string(b.UID))
+			d.integer(b.SampleIndex)
+			d.integer(b.StepIndex)
+		} else if l := e.Start.Latents; l != nil {
+			if err := d.tensor(l); err != nil {
+				return [32]byte{}, fmt.Errorf("start.latents: %w", err)
+			}
 		}
 	}
 	if e.Stop != nil {

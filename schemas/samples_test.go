@@ -53,6 +53,13 @@ func requestSamples(t testing.TB) []sample {
 		{"prompt-segment-sigma", &schemas.Prompt{
 			Prompt: "x", GroupSize: new(int64(2)), Start: &schemas.Start{Latents: states(false), Sigma: new(0.75)}, Stop: &schemas.Stop{Sigma: new(0.25)},
 		}},
+		{"prompt-branch", &schemas.Prompt{Prompt: "x", Start: &schemas.Start{Branch: &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 5}}}},
+		{"request-branch", func() *schemas.Request {
+			r := fullRequest(t)
+			r.Start = &schemas.SegmentStart{StepIndex: 1, Branch: &schemas.Branch{Run: "run-0", UID: "p3", SampleIndex: 2, StepIndex: 1}}
+			r.ReturnStepIndices = []int64{1, 2}
+			return r
+		}()},
 		{"group-accepted", &schemas.GroupRecord{
 			Run: "run-1", UID: "p17", GroupSize: 8, PromptDigest: digestOf("prompt"), Prompt: "a blue sign that says \"4071\"", NegativePrompt: " ", Lane: "tiny",
 			SampleSeed: math.MaxUint64, NoiseSeed: 7, ScheduleDigest: digestOf("schedule"), Group: policyGroup(t),
@@ -364,7 +371,7 @@ func states(inline bool) *schemas.Tensor {
 
 // segment is one of a schedule that is longer, of two samples.
 func segment(begin, end int64) (*schemas.SegmentStart, *schemas.SegmentStop) {
-	return &schemas.SegmentStart{StepIndex: begin, Latents: *states(false)}, &schemas.SegmentStop{StepIndex: end}
+	return &schemas.SegmentStart{StepIndex: begin, Latents: states(false)}, &schemas.SegmentStop{StepIndex: end}
 }
 
 // segmentTrajectory ran the steps 1 and 2 of four.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 )
 
 // Start is where the samples of a prompt begin: before a step of their schedule, which
@@ -12,6 +13,9 @@ type Start struct {
 	// Latents are the states there, F32, F16 or BF16: [n, S, C], one [S, C] per sample, or
 	// [1, S, C], one for all. Large ones are a ref to a blob. They are rounded to latents_dtype.
 	Latents *Tensor `msgpack:"latents,omitempty" flag:"start-latents"`
+	// Branch is a state that another sample stored, for all samples of the group to begin with, at
+	// the step it was stored for; instead of Latents.
+	Branch *Branch `msgpack:"branch,omitempty" flag:"branch-from"`
 	// StepIndex is the first step to run with those states. The schedule and its noise stay the
 	// whole ones; the state of step 0 is x_T.
 	StepIndex *int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1" default:"0" flag:"start-step"`
@@ -30,12 +34,23 @@ type Stop struct {
 	Decode bool `msgpack:"decode,omitempty" default:"false" flag:"stop-decode"`
 }
 
-// SegmentStart is a Start that is resolved.
+// Branch names a state that a sample stored: the one before a step.
+type Branch struct {
+	Run         Run   `msgpack:"run,omitempty" form:"token" absent:"that of the prompt"`
+	UID         UID   `msgpack:"uid" form:"token"`
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	StepIndex   int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
+}
+
+// SegmentStart is a Start that is resolved: it has Latents or a Branch.
 type SegmentStart struct {
 	// StepIndex is the first step that runs.
 	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
 	// Latents are the states before it, [n, S, C] or [1, S, C], as a blob.
-	Latents Tensor `msgpack:"latents"`
+	Latents *Tensor `msgpack:"latents,omitempty"`
+	// Branch is the parent: the sample whose state this one begins with, and whose steps come
+	// before its own.
+	Branch *Branch `msgpack:"branch,omitempty"`
 }
 
 // SegmentStop is a Stop before T that is resolved.
@@ -104,16 +119,34 @@ func (p *Prompt) segment(f *faults) {
 		if p.InitialNoise != "" {
 			f.add("initial_noise", quote(p.InitialNoise), "must be absent beside start, which gives the state to begin with")
 		}
-		if p.Start.Latents == nil {
-			g.add("latents", "null", "must be the states to begin with, [n, S, C] or [1, S, C]")
-		} else {
-			p.Start.Latents.states(g.in("latents"), p.groupSize())
+		index := p.Start.StepIndex
+		if b := p.Start.Branch; g.begin(p.Start.Latents, b, p.groupSize()) {
+			if index != nil {
+				g.add("step_index", strconv.FormatInt(*index, 10), "must be absent beside branch, which says the step")
+			}
+			if p.Start.Sigma != nil {
+				g.add("sigma", formatFloat(*p.Start.Sigma), "must be absent beside branch, which says the step")
+			}
+			g, index = g.in("branch"), &b.StepIndex
 		}
-		first = place(g, p.Start.StepIndex, p.Start.Sigma, 0, most(p.steps())-1, &Range{High: MaxSteps - 1}) + 1
+		first = place(g, index, p.Start.Sigma, 0, most(p.steps())-1, &Range{High: MaxSteps - 1}) + 1
 	}
 	if p.Stop != nil {
 		place(f.in("stop"), p.Stop.StepIndex, p.Stop.Sigma, max(first, 1), most(p.steps()), &Range{Low: 1, High: MaxSteps})
 	}
+}
+
+// begin checks that there is one state to begin with, and says whether it is that of a branch.
+func (f *faults) begin(latents *Tensor, b *Branch, groupSize int64) (branch bool) {
+	switch {
+	case latents == nil && b == nil:
+		f.add("latents", "null", "must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored")
+	case latents != nil && b != nil:
+		f.add("branch", "given", "must be absent beside latents")
+	case latents != nil:
+		latents.states(f.in("latents"), groupSize)
+	}
+	return b != nil
 }
 
 // most is the number of steps, or the largest that it can be.
@@ -147,7 +180,15 @@ func (f *faults) segment(start *SegmentStart, stop *SegmentStop, groupSize int64
 		if begin >= all && begin < MaxSteps {
 			g.within("step_index", begin, 0, all-1)
 		}
-		start.Latents.states(g.in("latents"), groupSize)
+		if g.begin(start.Latents, start.Branch, groupSize) {
+			g = g.in("branch")
+			if start.Branch.Run == "" {
+				g.token("run", "")
+			}
+			if n := start.Branch.StepIndex; n != begin {
+				g.add("step_index", strconv.FormatInt(n, 10), fmt.Sprintf("must be %d, where the sample begins", begin))
+			}
+		}
 	}
 	if stop != nil && (end <= begin || end >= all) && end >= 1 && end < MaxSteps {
 		f.in("stop").within("step_index", end, begin+1, all-1)

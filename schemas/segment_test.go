@@ -39,13 +39,19 @@ func TestPrompt_Validate_segment(t *testing.T) {
 		{"two stops", func(p *P) { at(p, 1, 2); p.Stop.Sigma = new(0.5) }, "stop.sigma: 0.5; must be absent beside step_index"},
 		{"sigma of no schedule", func(p *P) { p.Start.StepIndex, p.Start.Sigma = nil, new(1.5) }, "start.sigma: 1.5; must be above 0 and at most 1"},
 		{"negative sigma", func(p *P) { p.Stop = &schemas.Stop{Sigma: new(-0.5)} }, "stop.sigma: -0.5; must be between 0 and 1"},
-		{"without states", func(p *P) { p.Start.Latents = nil }, "start.latents: null; must be the states to begin with, [n, S, C] or [1, S, C]"},
+		{"without states", func(p *P) { p.Start.Latents = nil }, "start.latents: null; must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored"},
 		{"drawn noise too", func(p *P) { p.InitialNoise = "shared" }, `initial_noise: "shared"; must be absent beside start, which gives the state to begin with`},
 		{"states of another kind", func(p *P) {
 			p.Start.Latents = &schemas.Tensor{DType: "U8", Shape: []int64{1, 2}, Data: []byte{1, 2}}
 		}, "start.latents.dtype: \"U8\"; must be one of F32, F16, BF16\nstart.latents.shape: [1 2]; must be [samples, tokens, channels]"},
 		{"states of another group", func(p *P) { p.GroupSize = new(int64(3)) }, "start.latents.shape: [2 2 4]; must begin with 3, the group_size, or 1 for all"},
 		{"states that are too short", func(p *P) { p.Start.Latents.Data = p.Start.Latents.Data[:60] }, "start.latents.data: 60 bytes; must be 64, the size of F32 [2 2 4]"},
+		{"a branch", func(p *P) { p.Start = &schemas.Start{Branch: &schemas.Branch{UID: "u", StepIndex: 3}} }, ""},
+		{"a branch after the end", func(p *P) { p.Start = &schemas.Start{Branch: &schemas.Branch{UID: "u", StepIndex: 4}} }, "start.branch.step_index: 4; must be between 0 and 3"},
+		{"a branch of nobody", func(p *P) { p.Start = &schemas.Start{Branch: &schemas.Branch{SampleIndex: -1, StepIndex: -1}} }, "start.branch.uid: \"\"; must be 1 to 64 characters of A-Z a-z 0-9 _ -\n" +
+			"start.branch.sample_index: -1; must be between 0 and 1023\nstart.branch.step_index: -1; must be between 0 and 999"},
+		{"a branch elsewhere", func(p *P) { p.Start.Latents, p.Start.Branch = nil, &schemas.Branch{UID: "u", StepIndex: 3} }, "start.step_index: 1; must be absent beside branch, which says the step"},
+		{"a branch and states", func(p *P) { p.Start.StepIndex, p.Start.Branch = nil, &schemas.Branch{UID: "u"} }, "start.branch: given; must be absent beside latents"},
 		{"states in parts", func(p *P) {
 			p.Start.Latents.Data, p.Start.Latents.Parts = nil, &schemas.Parts{Count: 1, Size: 64, Digest: digestOf("x")}
 		}, "start.latents.parts: given; must be data or ref: only steps have parts"},
@@ -62,7 +68,7 @@ func TestRequest_Validate_segment(t *testing.T) {
 		{"nothing runs", func(r *R) { r.Stop.StepIndex = 1 }, "stop.step_index: 1; must be between 2 and 3"},
 		{"a state before", func(r *R) { r.ReturnStepIndices = []int64{0, 1} }, "return_step_indices[0]: 0; must be between 1 and 3"},
 		{"a state after", func(r *R) { r.ReturnStepIndices = []int64{3, 4} }, "return_step_indices[1]: 4; must be between 1 and 3"},
-		{"no states", func(r *R) { r.Start.Latents = schemas.Tensor{DType: "F32", Shape: []int64{2, 2, 4}} }, "start.latents.data: none; must be exactly one of data, ref and parts"},
+		{"no states", func(r *R) { r.Start.Latents = &schemas.Tensor{DType: "F32", Shape: []int64{2, 2, 4}} }, "start.latents.data: none; must be exactly one of data, ref and parts"},
 	})
 }
 

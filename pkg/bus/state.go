@@ -2,11 +2,42 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/meander-rl/meander/schemas"
 )
+
+// Made returns the completed trajectory of the sample that a branch names. ErrNotFound: it has
+// none; where it failed, with the reason.
+func (b *Bus) Made(ctx context.Context, at schemas.Branch) (*schemas.Trajectory, error) {
+	t := &schemas.Trajectory{}
+	m, err := b.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(at.Run, at.UID, at.SampleIndex))
+	switch {
+	case errors.Is(err, ErrNotFound):
+		err = ErrNotFound // of which enough is said
+	case err == nil:
+		if err = Fits(m, t); err == nil && t.StopReason != schemas.StopCompleted {
+			err = fmt.Errorf("it %s: %s", t.StopReason, t.Error)
+		}
+		if err == nil {
+			return t, nil
+		}
+		err = fmt.Errorf("%w: %w", ErrNotFound, err)
+	}
+	return nil, fmt.Errorf("sample %d of group %s of run %s: %w", at.SampleIndex, at.UID, at.Run, err)
+}
+
+// LoadBranch returns the state that a branch names of its trajectory, as the one of a whole
+// group, [1, S, C]; errors are those of LoadState.
+func (b *Bus) LoadBranch(ctx context.Context, at schemas.Branch, made *schemas.Trajectory) (*schemas.Tensor, error) {
+	state, err := b.LoadState(ctx, made, at.StepIndex)
+	if err != nil {
+		return nil, err
+	}
+	return &schemas.Tensor{DType: state.DType, Shape: append([]int64{1}, state.Shape...), Data: state.Data}, nil
+}
 
 // LoadState returns a state that a completed trajectory kept, [S, C]: index k is the state
 // before step k, the number of steps the final one. The step that holds it is the one that

@@ -43,6 +43,7 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	})
 	p.start = fieldsOf[schemas.Start](map[string]fieldflag.Codec{
 		"latents": {Kind: "file", Hint: "a safetensors file: what --save-latents wrote, or one tensor, packed", Parse: verbatim},
+		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP, as 'meander show' has them", Parse: branch},
 	})
 	p.stop = fieldsOf[schemas.Stop](nil)
 	p.policy = fieldsOf[schemas.GroupPolicy](nil)
@@ -88,6 +89,23 @@ func deadline(s string) (any, error) {
 		return nil, fmt.Errorf("%q; must be a duration such as 10m", s)
 	}
 	return time.Now().Add(d).UnixNano(), nil
+}
+
+// branch reads [RUN/]UID/SAMPLE@STEP.
+func branch(s string) (any, error) {
+	path, step, at := strings.Cut(s, "@")
+	parts := strings.Split(path, "/")
+	n := len(parts)
+	index, err1 := strconv.ParseInt(step, 10, 64)
+	sample, err2 := strconv.ParseInt(parts[n-1], 10, 64)
+	if !at || err1 != nil || err2 != nil || n < 2 || n > 3 {
+		return nil, fmt.Errorf("%q; must be [RUN/]UID/SAMPLE@STEP, e.g. demo/p1/0@5: the state before step 5 of sample 0 of group p1", s)
+	}
+	b := map[string]any{"uid": parts[n-2], "sample_index": sample, "step_index": index}
+	if n == 3 {
+		b["run"] = parts[0]
+	}
+	return b, nil
 }
 
 // defaults is the map of every flag that was set, but for the batch.

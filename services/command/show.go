@@ -152,7 +152,11 @@ func segmentLine(t *schemas.Trajectory) string {
 	begin, end := t.Segment()
 	s := fmt.Sprintf("ran from %d to %d", begin, end)
 	if t.Start != nil {
-		s += ", beginning with given states"
+		if b := t.Start.Branch; b != nil {
+			s += fmt.Sprintf(", from the state that %s/%s/%d@%d stored", b.Run, b.UID, b.SampleIndex, b.StepIndex)
+		} else {
+			s += ", beginning with given states"
+		}
 	}
 	if !t.Decoded() {
 		s += "; no image, for the latents have noise in them"

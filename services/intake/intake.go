@@ -164,6 +164,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
+	if err := s.branch(ctx, requests[0], policy); err != nil {
+		return err
+	}
 	todo, err := s.claim(ctx, requests)
 	if err != nil {
 		return err

@@ -84,7 +84,7 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 		Group: *group,
 	}
 	if p.Start != nil {
-		request.Start = &schemas.SegmentStart{StepIndex: int64(begin), Latents: *p.Start.Latents}
+		request.Start = &schemas.SegmentStart{StepIndex: int64(begin), Latents: p.Start.Latents, Branch: branchOf(run, p.Start)}
 	}
 	if end < steps {
 		request.Stop = &schemas.SegmentStop{StepIndex: int64(end), Decode: p.Stop.Decode}

@@ -12,7 +12,7 @@ import (
 )
 
 func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) error {
-	if start == nil {
+	if start == nil || start.Latents == nil {
 		return nil
 	}
 	got, want := start.Latents.Shape, []int64{n, tokens, policy.LatentChannels}
@@ -22,13 +22,26 @@ func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) 
 	return fmt.Errorf("start.latents.shape: %v; must be %v: samples (or 1 for all), tokens, channels", got, want)
 }
 
+// branchOf is the branch that samples of a run start with; nil: none.
+func branchOf(run schemas.Run, start *schemas.Start) *schemas.Branch {
+	if start.Branch == nil {
+		return nil
+	}
+	b := *start.Branch
+	b.Run = schemas.Run(or(string(b.Run), string(run)))
+	return &b
+}
+
 // segment is the part of a schedule, sigmas [T+1], that the samples of a valid prompt run: the
 // steps [begin, end).
 func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 	end = len(sigmas) - 1
 	var errs []error
-	if p.Start != nil {
-		begin, err = place("start", p.Start.StepIndex, p.Start.Sigma, sigmas, begin)
+	first := "start.step_index"
+	if s := p.Start; s != nil && s.Branch != nil {
+		begin, first = int(s.Branch.StepIndex), "start.branch.step_index"
+	} else if s != nil {
+		begin, err = place("start", s.StepIndex, s.Sigma, sigmas, begin)
 		errs = append(errs, err)
 	}
 	if p.Stop != nil {
@@ -39,7 +52,7 @@ func segment(p *schemas.Prompt, sigmas []float32) (begin, end int, err error) {
 		return 0, 0, err
 	}
 	if begin >= len(sigmas)-1 {
-		return 0, 0, fmt.Errorf("start.step_index: %d; must be between 0 and %d", begin, len(sigmas)-2)
+		return 0, 0, fmt.Errorf("%s: %d; must be between 0 and %d", first, begin, len(sigmas)-2)
 	}
 	if end <= begin || end >= len(sigmas) {
 		return 0, 0, fmt.Errorf("stop.step_index: %d; must be between %d and %d", end, begin+1, len(sigmas)-1)

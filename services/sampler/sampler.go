@@ -253,6 +253,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	r := s.newRecorder(&req)
 	episode, err := s.begin(ctx, &req)
+	if errors.Is(err, errUnborn) {
+		return putBack(ctx, m)
+	}
 	if err != nil {
 		return err
 	}
@@ -304,32 +307,6 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 		return nil // nothing to name: the dead letter is all there is
 	}
 	return s.publish(ctx, s.newRecorder(&req).failed(cause), &req)
-}
-
-// begin starts the episode of a request. States that a prompt gives are those of its whole
-// group: one request at a time has them in memory.
-func (s *service) begin(ctx context.Context, req *schemas.Request) (Episode, error) {
-	if req.Start == nil {
-		return s.engine.Start(ctx, req, nil)
-	}
-	select {
-	case s.loading <- struct{}{}:
-		defer func() { <-s.loading }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	states := req.Start.Latents
-	if states.Ref != nil {
-		data, err := s.bus.GetBlob(ctx, *states.Ref)
-		switch {
-		case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-			return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.latents.ref: %w", err))
-		case err != nil:
-			return nil, fmt.Errorf("load the states to start with: %w", err)
-		}
-		states = schemas.Tensor{DType: states.DType, Shape: states.Shape, Data: data}
-	}
-	return s.engine.Start(ctx, req, &states)
 }
 
 // publish stores the trajectory that a request asked for, unless another attempt was first.

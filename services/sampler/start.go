@@ -1,9 +1,15 @@
 package sampler
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -25,6 +31,92 @@ func StartState(x []float32, states *schemas.Tensor, sample int64, shape []int64
 	}
 	if err := dtype.DecodeFloats(x, states.Data[sample*size:(sample+1)*size]); err != nil {
 		return fmt.Errorf("data: %w", err)
+	}
+	return nil
+}
+
+// begin starts the episode of a request. States that a prompt gives are those of its whole
+// group: one request at a time has them in memory.
+func (s *service) begin(ctx context.Context, req *schemas.Request) (Episode, error) {
+	if req.Start == nil {
+		return s.engine.Start(ctx, req, nil)
+	}
+	select {
+	case s.loading <- struct{}{}:
+		defer func() { <-s.loading }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	states, err := s.states(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return s.engine.Start(ctx, req, states)
+}
+
+// states are those that a request starts with, [n, S, C] or [1, S, C].
+func (s *service) states(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
+	if req.Start.Branch != nil {
+		return s.branch(ctx, req)
+	}
+	states := req.Start.Latents
+	if states.Ref == nil {
+		return states, nil
+	}
+	data, err := s.bus.GetBlob(ctx, *states.Ref)
+	switch {
+	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.latents.ref: %w", err))
+	case err != nil:
+		return nil, fmt.Errorf("load the states to start with: %w", err)
+	}
+	return &schemas.Tensor{DType: states.DType, Shape: states.Shape, Data: data}, nil
+}
+
+// errUnborn says that the parent of a sample has no trajectory yet, and will have one.
+var errUnborn = errors.New("the sample to branch from is not made yet")
+
+// branch loads the state that a request's parent stored. A parent of the same group, as trees
+// have them, may still be on its way: errUnborn.
+func (s *service) branch(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
+	at := *req.Start.Branch
+	t, err := s.bus.Made(ctx, at)
+	if errors.Is(err, bus.ErrNotFound) && at.Run == req.Run && at.UID == req.UID {
+		switch _, err := s.bus.Last(ctx, schemas.StreamRequests, schemas.RequestSubject(at.Run, req.Lane, at.UID, at.SampleIndex)); {
+		case err == nil:
+			return nil, errUnborn
+		case !errors.Is(err, bus.ErrNotFound):
+			return nil, fmt.Errorf("look up the request of the sample to branch from: %w", err)
+		}
+		t, err = s.bus.Made(ctx, at) // its request goes when its trajectory is there
+	}
+	var states *schemas.Tensor
+	if err == nil {
+		if t.ScheduleDigest != req.ScheduleDigest && t.UID == req.UID && t.Run == req.Run {
+			return nil, errUnborn // not of this group: whoever made the request displaces it
+		}
+		states, err = s.bus.LoadBranch(ctx, at, t)
+	}
+	switch {
+	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.branch: %w", err))
+	case err != nil:
+		return nil, fmt.Errorf("load the state to branch from: %w", err)
+	}
+	return states, nil
+}
+
+// putBack hands back a request whose parent is on its way. It comes again after an eighth of
+// the time that it has waited, so that the waits of a day are fewer than the deliveries that
+// end without a result.
+func putBack(ctx context.Context, m *bus.Message) error {
+	d := 200 * time.Millisecond
+	for range min(m.Delivered, 90) {
+		d += d / 8
+	}
+	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back: the sample to branch from is not made yet")
+	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrSettled) {
+		return fmt.Errorf("put back: %w", err)
 	}
 	return nil
 }

@@ -329,7 +329,7 @@ func (s *sample) start(ctx context.Context) error {
 	if t.Start == nil {
 		flow.InitialNoise(x, t.NoiseSeed)
 	} else {
-		states, err := s.given(ctx, &t.Start.Latents)
+		states, err := s.given(ctx, t.Start)
 		switch {
 		case errors.Is(err, bus.ErrNotFound):
 			s.report.StartsGone++
@@ -340,7 +340,11 @@ func (s *sample) start(ctx context.Context) error {
 			return fmt.Errorf("load the states it started with: %w", err)
 		}
 		if err != nil {
-			s.fault(begin, "start.latents: %v", err)
+			field := "latents"
+			if t.Start.Branch != nil {
+				field = "branch"
+			}
+			s.fault(begin, "start.%s: %v", field, err)
 			return nil
 		}
 	}
@@ -353,9 +357,18 @@ func (s *sample) start(ctx context.Context) error {
 	return nil
 }
 
-// given loads states that a prompt gave, those of a group once.
-func (v *verifier) given(ctx context.Context, t *schemas.Tensor) (*schemas.Tensor, error) {
-	if t.Ref == nil {
+// given loads the states that a sample started with: those that a prompt gave, of a group
+// once, or the one that its parent stored.
+func (v *verifier) given(ctx context.Context, start *schemas.SegmentStart) (*schemas.Tensor, error) {
+	t := start.Latents
+	switch {
+	case start.Branch != nil:
+		parent, err := v.bus.Made(ctx, *start.Branch)
+		if err != nil {
+			return nil, err
+		}
+		return v.bus.LoadBranch(ctx, *start.Branch, parent)
+	case t.Ref == nil:
 		return t, nil
 	}
 	if v.states == nil || *v.states.Ref != *t.Ref {
