@@ -144,7 +144,8 @@ func ContentDigest(e Event) ([32]byte, error) {
 // timestep, std_dev_t, noise_std, log_prob, log_prob_kind, log_prob_sum,
 // element_count, latents (list of index and tensor), debug (list of name and tensor),
 // policy_version, weights_digest and schedule_digest. A tensor is dtype, shape and
-// the digest of its bytes, the same however they travel.
+// the digest of its bytes, the same however they travel. A checkpoint is not in it: what
+// a rollout computes does not depend on where it could be gone on from.
 func (e *Step) ContentDigest() ([32]byte, error) {
 	d := newDigester("meander step 1")
 	d.text(string(e.UID))

@@ -57,13 +57,14 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	}
 	r := fullRequest(t)
 	r.Start, r.Stop = segment(1, 3)
+	r.CheckpointStepIndices = []int64{2}
 	checkFields(t, r, inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
 }
 
 func TestContentDigest_fields(t *testing.T) {
 	content := func(e schemas.Event) (any, error) { return schemas.ContentDigest(e) }
 	outside := map[string][]string{
-		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS"},
+		"step":       {"V", "Run", "Attempt", "Sampler", "Backend", "DeviceNS", "Checkpoint", "Seal"},
 		"trajectory": {"V", "Run", "Lane", "Attempt", "Error", "TruncatePrompt", "Steps", "Sampler", "Backend", "Group", "Timings"},
 		"reward":     {"V", "Run", "Error", "TrajectorySeq", "Group", "Scored", "SampleStarted", "SampleFinished"},
 		"advantage":  {"V", "Run", "Error", "Metadata", "Opened", "Closed", "BatchSamples", "Refill", "Validation", "SourceRun"},

@@ -82,6 +82,10 @@ type Rollout struct {
 	SDEWindow *SDEWindow `msgpack:"sde_window,omitempty" flag:"sde-window"`
 	// ReturnStepIndices are the latents kept; T is the final one.
 	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" absent:"those before and after each stochastic step where these are a list or a window, and what a sample stops with before T; else all that it has" flag:"return-steps"`
+	// CheckpointEvery is k: a state is stored at least every k steps, so that a sample whose sampler
+	// died goes on from the last one and redoes k steps at most. Solvers that look back (dpm, unipc)
+	// can only go on where a run of ode steps begins.
+	CheckpointEvery *int64 `msgpack:"checkpoint_every,omitempty" range:"1..MaxSteps" absent:"samples go on from the latents that are kept anyway" flag:"checkpoint-every"`
 	// LogProbKind is the full Gaussian density, that without its logarithms (scaled), or a score
 	// that is no density (squared).
 	LogProbKind string `msgpack:"log_prob_kind,omitempty" enum:"LogProbKinds" default:"density" flag:"log-prob-kind"`

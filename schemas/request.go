@@ -41,9 +41,11 @@ type Request struct {
 	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds"`
 	Solver      string   `msgpack:"solver" enum:"Solvers"`
 	// ReturnStepIndices are the latents to keep, sorted, 0..T.
-	ReturnStepIndices []int64  `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
-	Debug             []string `msgpack:"debug" size:"0..MaxDebug,unique" enum:"DebugTensors"`
-	LatentsDType      string   `msgpack:"latents_dtype" enum:"LatentsDTypes"`
+	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
+	// CheckpointStepIndices are states to store besides, sorted, that another attempt can go on from.
+	CheckpointStepIndices []int64  `msgpack:"checkpoint_step_indices,omitempty" size:"0..MaxSteps,unique" range:"1..MaxSteps-1"`
+	Debug                 []string `msgpack:"debug" size:"0..MaxDebug,unique" enum:"DebugTensors"`
+	LatentsDType          string   `msgpack:"latents_dtype" enum:"LatentsDTypes"`
 	// ScheduleDigest is the SHA-256 over what must be equal in a group: sigmas, transitions,
 	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size.
 	ScheduleDigest   string `msgpack:"schedule_digest" form:"digest"`

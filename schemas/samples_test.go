@@ -68,6 +68,12 @@ func requestSamples(t testing.TB) []sample {
 			Run: "run-1", UID: "p18", GroupSize: 1, Error: "height: 100; must be a multiple of 16", Group: schemas.Group{Batch: "p18"},
 		}},
 		{"request-full", fullRequest(t)},
+		{"prompt-checkpoint", &schemas.Prompt{Prompt: "x", Rollout: schemas.Rollout{CheckpointEvery: new(int64(5))}}},
+		{"request-checkpoint", func() *schemas.Request {
+			r := fullRequest(t)
+			r.ReturnStepIndices, r.CheckpointStepIndices = []int64{}, []int64{1, 3}
+			return r
+		}()},
 		{"request-segment", func() *schemas.Request {
 			r := fullRequest(t)
 			r.GroupSize, r.SampleIndex = 2, 1
@@ -106,6 +112,11 @@ func rolloutSamples(t testing.TB) []sample {
 			return e
 		}()},
 		{"step-parts-and-refs", partsStep()},
+		{"step-checkpoint", func() *schemas.Step {
+			e := sdeStep()
+			e.Latents, e.Checkpoint, e.Seal = nil, new(latents("F32", 4)), digestOf("seal")
+			return e
+		}()},
 		{"trajectory-completed", completedTrajectory(t)},
 		{"trajectory-inline-image", inlineTrajectory(t)},
 		{"trajectory-segment", segmentTrajectory(t)},

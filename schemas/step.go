@@ -29,23 +29,33 @@ type Step struct {
 	ElementCount int64    `msgpack:"element_count" range:"1..MaxTensorBytes"`
 	// Latents holds the state before this step when its index was asked for, and on the last
 	// step that the sample runs also the one after it. Shape [S, C], packed tokens.
-	Latents        []IndexedTensor `msgpack:"latents" size:"0..MaxStepLatents"`
-	Debug          []NamedTensor   `msgpack:"debug" size:"0..MaxDebug"`
-	PolicyVersion  int64           `msgpack:"policy_version" range:"0.."`
-	WeightsDigest  string          `msgpack:"weights_digest" size:"0..MaxName"`
-	ScheduleDigest string          `msgpack:"schedule_digest" form:"digest"`
-	Sampler        string          `msgpack:"sampler" size:"0..MaxName"`
-	Backend        string          `msgpack:"backend" size:"0..MaxName"`
+	Latents []IndexedTensor `msgpack:"latents" size:"0..MaxStepLatents"`
+	// Checkpoint is the state before this step where it was not asked for and is stored so that
+	// another attempt can go on from it. Shape [S, C].
+	Checkpoint     *Tensor       `msgpack:"checkpoint,omitempty"`
+	Debug          []NamedTensor `msgpack:"debug" size:"0..MaxDebug"`
+	PolicyVersion  int64         `msgpack:"policy_version" range:"0.."`
+	WeightsDigest  string        `msgpack:"weights_digest" size:"0..MaxName"`
+	ScheduleDigest string        `msgpack:"schedule_digest" form:"digest"`
+	Sampler        string        `msgpack:"sampler" size:"0..MaxName"`
+	Backend        string        `msgpack:"backend" size:"0..MaxName"`
 	// DeviceNS is this step's share of device time, nanoseconds.
 	DeviceNS int64 `msgpack:"device_ns" range:"0.."`
+	// Seal is a message authentication code over this step and all before it, by which samplers
+	// know the steps that they can go on from. For them alone.
+	Seal string `msgpack:"seal,omitempty" form:"digest?"`
 }
 
-// State is the state with an index that the step holds, [S, C]; nil where it does not.
+// State is the state with an index that the step holds, [S, C], kept or as a checkpoint; nil
+// where it does not.
 func (e *Step) State(index int64) *Tensor {
 	for i := range e.Latents {
 		if e.Latents[i].Index == index {
 			return &e.Latents[i].Tensor
 		}
+	}
+	if index == e.StepIndex {
+		return e.Checkpoint
 	}
 	return nil
 }

@@ -24,6 +24,8 @@ const (
 	// PresenceBucket has an entry for each service that runs, for PresenceTTL after it was renewed.
 	PresenceBucket = "mdr-presence"
 	BlobBucket     = "mdr-blobs"
+	// SealBucket has the secret that samplers seal their steps with. Nobody else needs to read it.
+	SealBucket = "mdr-seal"
 )
 
 // PresenceTTL is how long an entry of PresenceBucket stays. The bucket's own setting counts

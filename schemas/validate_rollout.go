@@ -2,6 +2,7 @@ package schemas
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -16,6 +17,8 @@ func (e *Request) rules(f *faults) {
 	begin, end := f.segment(e.Start, e.Stop, e.GroupSize, len(e.Transitions))
 	f.inside("return_step_indices", e.ReturnStepIndices, begin, end, MaxSteps)
 	f.ascending("return_step_indices", e.ReturnStepIndices)
+	f.inside("checkpoint_step_indices", e.CheckpointStepIndices, begin+1, end-1, MaxSteps-1)
+	f.ascending("checkpoint_step_indices", e.CheckpointStepIndices)
 	e.Group.across(f.in("group"), e.UID)
 }
 
@@ -77,6 +80,9 @@ func (e *Step) tensors(f *faults) {
 				g.add("index", strconv.FormatInt(l.Index, 10), "must come once")
 			}
 		}
+	}
+	if e.Checkpoint != nil && e.Latents != nil && slices.ContainsFunc(e.Latents, func(l IndexedTensor) bool { return l.Index == e.StepIndex }) {
+		f.add("checkpoint", "present", "must be absent beside latents with the state before the step")
 	}
 	if len(e.Debug) > MaxDebug {
 		return

@@ -3,6 +3,7 @@ package bus
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -32,33 +33,39 @@ func (b *Bus) CreateRun(ctx context.Context, run schemas.Run, spec []byte) (stor
 	if len(spec) > maxRunSpec {
 		return nil, false, fmt.Errorf("create run %q: spec of %d bytes; must be at most %d", run, len(spec), maxRunSpec)
 	}
-	err = b.patiently(ctx, func(ctx context.Context) error {
-		kv, err := b.bucket(ctx, schemas.RunBucket)
-		if err == nil {
-			_, err = kv.Create(ctx, string(run), spec)
-		}
-		return err
-	})
-	if err == nil {
-		return spec, true, nil
-	}
-	if !errors.Is(err, jetstream.ErrKeyExists) {
+	created, err = b.createKey(ctx, schemas.RunBucket, string(run), spec)
+	if err != nil {
 		return nil, false, fmt.Errorf("create run %q: %w", run, err)
+	}
+	if created {
+		return spec, true, nil
 	}
 	stored, err = b.Run(ctx, run)
 	return stored, false, err
 }
 
-// Run returns the spec of a run, or ErrNotFound.
-func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
-	if err := schemas.CheckToken("run", run); err != nil {
-		return nil, fmt.Errorf("run: %w", err)
+// createKey stores the value of a key unless there is one.
+func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (created bool, err error) {
+	err = b.patiently(ctx, func(ctx context.Context) error {
+		kv, err := b.bucket(ctx, bucket)
+		if err == nil {
+			_, err = kv.Create(ctx, key, value)
+		}
+		return err
+	})
+	if errors.Is(err, jetstream.ErrKeyExists) {
+		return false, nil
 	}
+	return err == nil, err
+}
+
+// getKey returns the value of a key, or ErrNotFound.
+func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
 	var e jetstream.KeyValueEntry
 	err := b.patiently(ctx, func(ctx context.Context) error {
-		kv, err := b.bucket(ctx, schemas.RunBucket)
+		kv, err := b.bucket(ctx, bucket)
 		if err == nil {
-			e, err = kv.Get(ctx, string(run))
+			e, err = kv.Get(ctx, key)
 		}
 		return err
 	})
@@ -66,9 +73,45 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return nil, fmt.Errorf("run %q: %w", run, err)
+		return nil, err
 	}
 	return e.Value(), nil
+}
+
+// sealKey is the one key of schemas.SealBucket, sealKeyBytes the size of its value.
+const (
+	sealKey      = "steps"
+	sealKeyBytes = 32
+)
+
+// SealKey returns the secret that samplers seal their steps with: random bytes, made at first
+// use, the same for all samplers of the event plane.
+func (b *Bus) SealKey(ctx context.Context) ([]byte, error) {
+	fresh := make([]byte, sealKeyBytes)
+	_, _ = rand.Read(fresh) // never fails
+	if _, err := b.createKey(ctx, schemas.SealBucket, sealKey, fresh); err != nil {
+		return nil, fmt.Errorf("make the key of seals: %w", err)
+	}
+	key, err := b.getKey(ctx, schemas.SealBucket, sealKey)
+	if err == nil && len(key) != sealKeyBytes {
+		err = fmt.Errorf("%w: %d bytes; must be %d. Remove the key %s of the bucket %s: a new one is made", ErrCorrupt, len(key), sealKeyBytes, sealKey, schemas.SealBucket)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key of seals: %w", err)
+	}
+	return key, nil
+}
+
+// Run returns the spec of a run, or ErrNotFound.
+func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
+	if err := schemas.CheckToken("run", run); err != nil {
+		return nil, fmt.Errorf("run: %w", err)
+	}
+	spec, err := b.getKey(ctx, schemas.RunBucket, string(run))
+	if err != nil {
+		return nil, fmt.Errorf("run %q: %w", run, err)
+	}
+	return spec, nil
 }
 
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {

@@ -24,6 +24,10 @@ const (
 func tensors(step *schemas.Step) []*schemas.Tensor {
 	step.Latents, step.Debug = slices.Clone(step.Latents), slices.Clone(step.Debug)
 	var out []*schemas.Tensor
+	if step.Checkpoint != nil {
+		step.Checkpoint = new(*step.Checkpoint)
+		out = append(out, step.Checkpoint)
+	}
 	for i := range step.Latents {
 		out = append(out, &step.Latents[i].Tensor)
 	}
@@ -36,6 +40,9 @@ func tensors(step *schemas.Step) []*schemas.Tensor {
 // inlineSize is the bytes of the tensors that travel inside the step.
 func inlineSize(step *schemas.Step) int {
 	n := 0
+	if step.Checkpoint != nil {
+		n += len(step.Checkpoint.Data)
+	}
 	for i := range step.Latents {
 		n += len(step.Latents[i].Tensor.Data)
 	}

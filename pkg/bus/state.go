@@ -39,10 +39,10 @@ func (b *Bus) LoadBranch(ctx context.Context, at schemas.Branch, made *schemas.T
 	return &schemas.Tensor{DType: state.DType, Shape: append([]int64{1}, state.Shape...), Data: state.Data}, nil
 }
 
-// LoadState returns a state that a completed trajectory kept, [S, C]: index k is the state
-// before step k, the number of steps the final one. The step that holds it is the one that
+// LoadState returns a state that a completed trajectory kept, or its sampler as a checkpoint,
+// [S, C]: index k is the state before step k, the number of steps the final one. The step that holds it is the one that
 // the trajectory names, by its digest (ErrCorrupt), and says so itself. ErrNotFound: the state
-// was not kept, or its step is stored no more.
+// was not stored, or its step is stored no more.
 func (b *Bus) LoadState(ctx context.Context, t *schemas.Trajectory, index int64) (*schemas.Tensor, error) {
 	begin, end := t.Segment()
 	if at := max(min(index, end-1), begin); index >= begin && index <= end && at-begin < int64(len(t.Steps)) {

@@ -329,7 +329,11 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	}
 	line("steps", "%s%s in all, %s stochastic; %s%s", each, thousands(int(c.Steps)), thousands(int(c.Stochastic)), count(int(c.Evaluations), "model evaluation"), guidance)
 	if c.BytesOfSample > 0 && c.LatentsDType != "" && c.LatentsShape != nil {
-		line("latents", "%s of %s [%d, %d] kept; a sample stores %s", count(int(c.LatentsKept), "state"), c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], size(c.BytesOfSample))
+		checkpoints := ""
+		if c.Checkpoints > 0 {
+			checkpoints = ", and " + count(int(c.Checkpoints), "checkpoint")
+		}
+		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", count(int(c.LatentsKept), "state"), c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, size(c.BytesOfSample))
 	}
 }
 

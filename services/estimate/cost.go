@@ -33,7 +33,9 @@ type Cost struct {
 	TrueCFGScale      float64 `json:"true_cfg_scale"`
 	// LatentsKept is the states of one sample that are stored, each LatentsShape of
 	// LatentsDType.
-	LatentsKept   int64   `json:"latents_kept"`
+	LatentsKept int64 `json:"latents_kept"`
+	// Checkpoints are the states of one sample that are stored besides, for another attempt to go on from.
+	Checkpoints   int64   `json:"checkpoints"`
 	LatentsDType  string  `json:"latents_dtype"`
 	LatentsShape  []int64 `json:"latents_shape"`
 	BytesOfSample int64   `json:"bytes_per_sample"`
@@ -65,7 +67,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	steps := end - begin
 	c := &Cost{
 		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
-		LatentsKept: int64(len(r.ReturnStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
+		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
 	item, _ := schemas.DTypeSize(c.LatentsDType)
@@ -80,7 +82,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	if c.TrueCFGScale > 1 {
 		c.Evaluations *= 2
 	}
-	c.StepBytes = c.LatentsKept*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
+	c.StepBytes = (c.LatentsKept+c.Checkpoints)*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
 	if r.Stop == nil || r.Stop.Decode {
 		c.ImageBytes = 3 * r.Height * r.Width
 	}
@@ -102,6 +104,7 @@ func (c *Cost) sum(s *Cost, n int64) {
 	same(&c.SDESteps, s.SDESteps)
 	same(&c.TrueCFGScale, s.TrueCFGScale)
 	same(&c.LatentsKept, s.LatentsKept)
+	same(&c.Checkpoints, s.Checkpoints)
 	same(&c.LatentsDType, s.LatentsDType)
 	same(&c.BytesOfSample, s.BytesOfSample)
 	if !slices.Equal(c.LatentsShape, s.LatentsShape) {

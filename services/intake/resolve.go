@@ -64,6 +64,10 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	if err := plan.Validate(); err != nil {
 		return nil, err
 	}
+	checkpoints, err := checkpointSteps(p, plan, returned)
+	if err != nil {
+		return nil, err
+	}
 
 	n := *p.GroupSize
 	if err := checkStates(p.Start, n, int64(tokens), policy); err != nil {
@@ -79,7 +83,7 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale),
 		Sigmas:       sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
 		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),
-		ReturnStepIndices: returned, Debug: slices.Clone(p.Rollout.Debug),
+		ReturnStepIndices: returned, CheckpointStepIndices: checkpoints, Debug: slices.Clone(p.Rollout.Debug),
 		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion,
 		Group: *group,
 	}

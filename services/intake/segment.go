@@ -118,11 +118,29 @@ func returnedSteps(p *schemas.Prompt, steps, begin, end int, stochastic []int) (
 	if asked == nil && end < steps && !slices.Contains(kept, end) {
 		kept = append(kept, end)
 	}
-	wide := make([]int64, len(kept))
-	for i, k := range kept {
-		wide[i] = int64(k)
+	return wide(kept), nil
+}
+
+// checkpointSteps are the states to store besides those that are returned, for another attempt
+// to go on from.
+func checkpointSteps(p *schemas.Prompt, plan flow.Plan, returned []int64) ([]int64, error) {
+	every := p.Rollout.CheckpointEvery
+	if every == nil {
+		return nil, nil
 	}
-	return wide, nil
+	states, err := plan.Checkpoints(int(*every), narrow(returned))
+	if err != nil {
+		return nil, fmt.Errorf("rollout.%w", err)
+	}
+	return wide(states), nil
+}
+
+func wide(list []int) []int64 {
+	out := make([]int64, len(list))
+	for i, v := range list {
+		out[i] = int64(v)
+	}
+	return out
 }
 
 // Unscored says which reward functions of a request look at images where its sample will have

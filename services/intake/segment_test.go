@@ -96,12 +96,45 @@ func TestResolve_SegmentRefused(t *testing.T) {
 		{"states of another size", schemas.Prompt{Start: from(5), Height: new(int64(256))}, "start.latents.shape: [8 1024 64]; must be [8 512 64]"},
 		{"a state before", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6, 4}}}, "rollout.return_step_indices[1]: 4; must be between 5 and 10, the states of the steps that run"},
 		{"a state after", schemas.Prompt{Stop: until(5), Rollout: schemas.Rollout{ReturnStepIndices: []int64{6}}}, "rollout.return_step_indices[0]: 6; must be between 0 and 5"},
+		{"checkpoints of a solver's memory", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2))}}, "start.step_index: 5; must be 0"},
+		{"checkpoints of a whole solver's memory", schemas.Prompt{Rollout: schemas.Rollout{SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2))}}, "rollout.checkpoint_every: 2; must be absent, or a solver without memory"},
 		{"a solver's memory", schemas.Prompt{Start: from(5), Rollout: schemas.Rollout{SDEStepIndices: []int64{2}, Solver: "unipc"}}, "start.step_index: 5; must be 3, or a solver without memory: unipc looks back on the ode steps 3 to 4"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.prompt.UID, c.prompt.Prompt = "u", "a"
 			if _, err := Resolve("run", &c.prompt, qwen(), Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}}); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// Checkpoints are states that are not kept, of the steps that run, and change nothing else.
+func TestResolve_Checkpoints(t *testing.T) {
+	for name, c := range map[string]struct {
+		prompt schemas.Prompt
+		every  int64
+		want   []int64
+	}{
+		"all are kept":    {schemas.Prompt{}, 1, []int64{}},
+		"some are kept":   {schemas.Prompt{Rollout: schemas.Rollout{SDEStepIndices: []int64{1, 4}}}, 3, []int64{8}},
+		"none is kept":    {schemas.Prompt{Rollout: schemas.Rollout{ReturnStepIndices: []int64{}}}, 4, []int64{4, 8}},
+		"a part":          {schemas.Prompt{Start: from(3), Stop: until(9), Rollout: schemas.Rollout{ReturnStepIndices: []int64{4}}}, 2, []int64{6, 8}},
+		"evaluated, to T": {schemas.Prompt{Validation: true, Rollout: schemas.Rollout{ReturnStepIndices: []int64{10}}}, 5, []int64{5}},
+		"never so far":    {schemas.Prompt{Rollout: schemas.Rollout{ReturnStepIndices: []int64{10}}}, 1000, []int64{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := c.prompt
+			p.UID, p.Prompt = "u", "a"
+			without := resolved(t, &p)[3]
+			p.Rollout.CheckpointEvery = &c.every
+			with := *resolved(t, &p)[3]
+			if !slices.Equal(with.CheckpointStepIndices, c.want) {
+				t.Errorf("got %v, want %v", with.CheckpointStepIndices, c.want)
+			}
+			with.CheckpointStepIndices = nil
+			if err := without.SameSample(&with); err != nil {
+				t.Errorf("beside the checkpoints: %v", err)
 			}
 		})
 	}

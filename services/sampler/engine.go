@@ -17,10 +17,11 @@ type Engine interface {
 	// Card describes the model, for the announcement and the record of events.
 	Card() model.Card
 	// Start makes an episode of a valid request: it checks what only the model can, encodes
-	// the prompt and draws what the rollout begins with. states are those of its group that
-	// the request begins with, [n, S, C] or [1, S, C]; nil where x_T is to be drawn. A fault
-	// of the request is a bus.TerminalError. It may be called concurrently, also with Step.
-	Start(ctx context.Context, req *schemas.Request, states *schemas.Tensor) (Episode, error)
+	// the prompt and draws what the rollout begins with. from is where it begins instead: at the
+	// request's start, or at a later step that an earlier attempt came to, with its data,
+	// [n, S, C] or [1, S, C]; nil where x_T is to be drawn. A fault of the request is a
+	// bus.TerminalError. It may be called concurrently, also with Step.
+	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
 	// Step advances each episode, all of one bucket, by one boundary. An error is one of the
 	// whole call; what is wrong with an episode alone is in its Take. One goroutine calls it
 	// for an episode.

@@ -46,7 +46,7 @@ type flowEpisode struct {
 	err  error
 }
 
-func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, states *schemas.Tensor) (Episode, error) {
+func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error) {
 	tokens, err := e.card.Tokens(int(req.Height), int(req.Width))
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
@@ -57,11 +57,15 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, states *sc
 	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
 	}
-	x, err := e.first(req, states, tokens)
+	plan := planOf(req)
+	if from != nil {
+		plan.Begin = int(from.StepIndex)
+	}
+	x, err := e.first(req, from, tokens)
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	rollout, err := flow.NewRollout(planOf(req), x)
+	rollout, err := flow.NewRollout(plan, x)
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
@@ -101,15 +105,14 @@ func planOf(req *schemas.Request) flow.Plan {
 	return plan
 }
 
-// first is the state that the sample begins with [S, C]: x_T, drawn, or what the request
-// gives.
-func (e *flowEngine) first(req *schemas.Request, states *schemas.Tensor, tokens int) ([]float32, error) {
+// first is the state that the episode begins with [S, C]: x_T, drawn, or what is given.
+func (e *flowEngine) first(req *schemas.Request, from *schemas.SegmentStart, tokens int) ([]float32, error) {
 	x := make([]float32, tokens*e.card.LatentChannels)
-	if req.Start == nil {
+	if from == nil {
 		flow.InitialNoise(x, req.NoiseSeed)
 		return x, nil
 	}
-	if err := StartState(x, states, req.SampleIndex, []int64{int64(tokens), int64(e.card.LatentChannels)}); err != nil {
+	if err := StartState(x, from.Latents, req.SampleIndex, []int64{int64(tokens), int64(e.card.LatentChannels)}); err != nil {
 		return nil, fmt.Errorf("start.latents.%w", err)
 	}
 	return x, nil
@@ -177,6 +180,9 @@ func (p *flowEpisode) event(step *flow.Step) *schemas.Step {
 	}
 	if slices.Contains(r.ReturnStepIndices, int64(step.Index)) {
 		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index), Tensor: p.tensor(r.LatentsDType, step.X)})
+	}
+	if slices.Contains(r.CheckpointStepIndices, int64(step.Index)) {
+		e.Checkpoint = new(p.tensor(r.LatentsDType, step.X))
 	}
 	if p.rollout.Done() && slices.Contains(r.ReturnStepIndices, int64(step.Index)+1) {
 		e.Latents = append(e.Latents, schemas.IndexedTensor{Index: int64(step.Index) + 1, Tensor: p.tensor(r.LatentsDType, step.Next)})

@@ -14,7 +14,7 @@ import (
 type instruments struct {
 	set                                     instrument.Set
 	images                                  *prometheus.CounterVec
-	steps                                   prometheus.Counter
+	steps, resumed, resumedSteps            prometheus.Counter
 	joining, denoising, places              prometheus.Gauge
 	step, fill                              prometheus.Observer
 	encode, denoise, decode, publish, whole prometheus.Observer
@@ -23,19 +23,21 @@ type instruments struct {
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "sampler")
 	return &instruments{
-		set:       s,
-		images:    instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
-		steps:     s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
-		joining:   s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
-		denoising: s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
-		places:    s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
-		step:      s.Seconds("step_seconds", "time of one evaluation of the model, for a micro-batch").WithLabelValues(),
-		fill:      s.Ratio("batch_fill_ratio", "share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
-		encode:    s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
-		denoise:   s.Seconds("denoise_seconds", "time of a sample in micro-batches").WithLabelValues(),
-		decode:    s.Seconds("decode_seconds", "time to decode the latents of a sample").WithLabelValues(),
-		publish:   s.Seconds("publish_seconds", "time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
-		whole:     s.Seconds("image_seconds", "time of a sample from its request to its stored trajectory").WithLabelValues(),
+		set:          s,
+		images:       instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
+		steps:        s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
+		resumed:      s.Counter("resumed_total", "samples that went on from a state that an earlier attempt had stored").WithLabelValues(),
+		resumedSteps: s.Counter("resumed_steps_total", "denoising steps of earlier attempts that were not made again").WithLabelValues(),
+		joining:      s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
+		denoising:    s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
+		places:       s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
+		step:         s.Seconds("step_seconds", "time of one evaluation of the model, for a micro-batch").WithLabelValues(),
+		fill:         s.Ratio("batch_fill_ratio", "share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
+		encode:       s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
+		denoise:      s.Seconds("denoise_seconds", "time of a sample in micro-batches").WithLabelValues(),
+		decode:       s.Seconds("decode_seconds", "time to decode the latents of a sample").WithLabelValues(),
+		publish:      s.Seconds("publish_seconds", "time from the last step of a sample to its stored trajectory, without decoding").WithLabelValues(),
+		whole:        s.Seconds("image_seconds", "time of a sample from its request to its stored trajectory").WithLabelValues(),
 	}
 }
 

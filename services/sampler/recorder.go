@@ -15,6 +15,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// leaveTimeout bounds the wait for the steps of an attempt that is handed back.
+const leaveTimeout = 2 * time.Second
+
 // recorder turns what one attempt makes into events: it names them, publishes each step as
 // it happens, and at the end knows the trajectory. It knows no mathematics.
 type recorder struct {
@@ -25,8 +28,15 @@ type recorder struct {
 	received time.Time
 	encode   time.Duration
 	logProbs []*float64 // of all steps of the schedule; nil where none ran
-	steps    []*bus.Future
+	steps    []recorded
 	content  [][32]byte // content digests of the steps
+	seal     seal       // of the last step
+}
+
+// recorded is a step of the sample: one on its way to be stored, or one of an earlier attempt.
+type recorded struct {
+	future *bus.Future // nil for the latter
+	ref    schemas.StepRef
 }
 
 func (s *service) newRecorder(req *schemas.Request) *recorder {
@@ -34,6 +44,14 @@ func (s *service) newRecorder(req *schemas.Request) *recorder {
 		s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), received: time.Now(),
 		logProbs: make([]*float64, len(req.Transitions)),
 	}
+}
+
+// takeOver has a step of an earlier attempt count as one of this.
+func (r *recorder) takeOver(step *storedStep) {
+	r.content = append(r.content, step.content)
+	r.logProbs[step.event.StepIndex] = step.event.LogProb
+	r.steps = append(r.steps, recorded{ref: step.ref})
+	r.seal = step.seal
 }
 
 // step publishes one step without waiting for it to be stored.
@@ -45,13 +63,16 @@ func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Durati
 	if err != nil {
 		return fmt.Errorf("digest of step %d: %w", e.StepIndex, err)
 	}
+	sealed := r.s.sealer.next(r.seal, digest, e)
+	e.Seal = sealed.String()
 	future, err := r.s.publisher.PublishStep(ctx, e)
 	if err != nil {
 		return fmt.Errorf("publish step %d: %w", e.StepIndex, err)
 	}
 	r.content = append(r.content, digest)
 	r.logProbs[e.StepIndex] = e.LogProb
-	r.steps = append(r.steps, future)
+	r.steps = append(r.steps, recorded{future: future})
+	r.seal = sealed
 	r.s.metrics.steps.Inc()
 	return nil
 }
@@ -73,18 +94,33 @@ func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory,
 	}
 	t.StopReason = schemas.StopCompleted
 	t.ContentDigest = schemas.StepsDigest(r.content)
-	for i, future := range r.steps {
-		ack, err := future.Wait(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("store step %d of %d: %w", i+1, len(r.steps), err)
+	for i, step := range r.steps {
+		if step.future != nil {
+			ack, err := step.future.Wait(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("store step %d of %d: %w", i+1, len(r.steps), err)
+			}
+			step.ref = schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest}
 		}
-		t.Steps = append(t.Steps, schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest})
+		t.Steps = append(t.Steps, step.ref)
 	}
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: a.started.UnixNano(), Finished: time.Now().UnixNano(),
 		EncodeNS: r.encode.Nanoseconds(), DenoiseNS: a.denoise.Nanoseconds(), DecodeNS: decode.Nanoseconds(),
 	}
 	return t, nil
+}
+
+// leave waits for the steps of an attempt that is handed back: whoever gets the request next goes
+// on from what is stored.
+func (r *recorder) leave() {
+	ctx, stop := context.WithTimeout(context.Background(), leaveTimeout)
+	defer stop()
+	for _, step := range r.steps {
+		if step.future != nil {
+			_, _ = step.future.Wait(ctx) // what is not stored is made again
+		}
+	}
 }
 
 // failed is the trajectory of a sample that cannot be made.

@@ -152,6 +152,10 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 		cfg: cfg, bus: b, engine: newFlowEngine(m, cfg.PolicyVersion, cfg.Workers), card: card, publisher: publisher, metrics: metrics,
 		token: strings.ToLower(rand.Text()[:8]), joins: make(chan *attempt), loading: make(chan struct{}, 1),
 	}
+	var err error
+	if s.sealer, err = s.newSealer(ctx); err != nil {
+		return err
+	}
 	if err := b.SetPolicy(ctx, s.policy()); err != nil {
 		return fmt.Errorf("announce model %q: %w", card.Name, err)
 	}
@@ -183,7 +187,7 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 		})
 	})
 	g.Go(func() error { return b.Consume(serving, consumer, handle) })
-	err := g.Wait()
+	err = g.Wait()
 	stop()
 	wg.Wait()
 	return err
@@ -201,6 +205,7 @@ type service struct {
 	engine    Engine
 	card      model.Card
 	publisher *bus.Publisher
+	sealer    *sealer
 	metrics   *instruments
 	joins     chan *attempt
 	// loading is held by whoever has the states that a group starts with in memory.
@@ -252,7 +257,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return fmt.Errorf("look up trajectory: %w", err)
 	}
 	r := s.newRecorder(&req)
-	episode, err := s.begin(ctx, &req)
+	episode, err := s.begin(ctx, r)
 	if errors.Is(err, errUnborn) {
 		return putBack(ctx, m)
 	}
@@ -274,6 +279,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	<-a.done
 	if a.err != nil {
+		if ctx.Err() != nil {
+			r.leave()
+		}
 		return a.err
 	}
 	t, err := r.finish(ctx, a)

@@ -25,7 +25,7 @@ type script struct {
 
 func (*script) Card() model.Card { return model.Card{} }
 
-func (*script) Start(context.Context, *schemas.Request, *schemas.Tensor) (Episode, error) {
+func (*script) Start(context.Context, *schemas.Request, *schemas.SegmentStart) (Episode, error) {
 	return nil, errors.New("not scripted")
 }
 

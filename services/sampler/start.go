@@ -35,30 +35,56 @@ func StartState(x []float32, states *schemas.Tensor, sample int64, shape []int64
 	return nil
 }
 
-// begin starts the episode of a request. States that a prompt gives are those of its whole
-// group: one request at a time has them in memory.
-func (s *service) begin(ctx context.Context, req *schemas.Request) (Episode, error) {
-	if req.Start == nil {
-		return s.engine.Start(ctx, req, nil)
+// begin starts the episode of an attempt: with what an earlier attempt has stored, or as its
+// request says.
+func (s *service) begin(ctx context.Context, r *recorder) (Episode, error) {
+	var parent *schemas.Tensor
+	var err error
+	if start := r.req.Start; start != nil && start.Branch != nil {
+		if parent, err = s.branch(ctx, r.req); err != nil {
+			return nil, err
+		}
 	}
-	select {
-	case s.loading <- struct{}{}:
-		defer func() { <-s.loading }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if r.seal, err = s.sealer.first(r.req, parent); err != nil {
+		return nil, err
 	}
-	states, err := s.states(ctx, req)
+	from, err := s.resume(ctx, r)
+	switch {
+	case err != nil:
+		return nil, err
+	case from != nil || r.req.Start == nil:
+		return s.engine.Start(ctx, r.req, from)
+	case parent != nil:
+		begin, _ := r.req.Segment()
+		return s.engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: begin, Latents: parent})
+	}
+	// The states that a prompt gives are those of its whole group: one request at a time has
+	// them in memory.
+	if err := s.load(ctx); err != nil {
+		return nil, err
+	}
+	defer s.loaded()
+	states, err := s.states(ctx, r.req)
 	if err != nil {
 		return nil, err
 	}
-	return s.engine.Start(ctx, req, states)
+	return s.engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: r.req.Start.StepIndex, Latents: states})
 }
 
-// states are those that a request starts with, [n, S, C] or [1, S, C].
-func (s *service) states(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
-	if req.Start.Branch != nil {
-		return s.branch(ctx, req)
+// load waits until nobody else has stored states in memory; loaded ends that.
+func (s *service) load(ctx context.Context) error {
+	select {
+	case s.loading <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
+}
+
+func (s *service) loaded() { <-s.loading }
+
+// states are those that a prompt gives, [n, S, C] or [1, S, C].
+func (s *service) states(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	states := req.Start.Latents
 	if states.Ref == nil {
 		return states, nil

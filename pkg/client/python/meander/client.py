@@ -201,6 +201,8 @@ class Client:
             step = decode(m.data)
             for named in (step["latents"] or []) + (step["debug"] or []):
                 await self._complete(named["tensor"], m.subject)
+            if checkpoint := step.get("checkpoint"):
+                await self._complete(checkpoint, m.subject)
             steps.append(step)
         return Sample(member, trajectory, steps)
 

@@ -1,0 +1,289 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/synthetic"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler"
+	proof "github.com/meander-rl/meander/services/verify"
+)
+
+// brake is the closed-form model, which stops in each sample at a point of its own: when as many
+// velocities of a prompt as after says have been taken, or before the image is decoded.
+type brake struct {
+	model.Model
+	after   map[string]int
+	release chan struct{}
+
+	mu    sync.Mutex
+	taken map[string]int
+	held  int
+}
+
+func (b *brake) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
+	b.mu.Lock()
+	b.taken[cond[0].Prompt]++
+	hold := b.taken[cond[0].Prompt] > b.after[cond[0].Prompt]
+	b.mu.Unlock()
+	if hold {
+		return b.hold(ctx)
+	}
+	return b.Model.Velocity(ctx, dst, x, sigma, cond, height, width)
+}
+
+func (b *brake) Decode(ctx context.Context, _ []float32, _, _ int) (*image.NRGBA, error) {
+	return nil, b.hold(ctx)
+}
+
+func (b *brake) hold(ctx context.Context) error {
+	b.mu.Lock()
+	b.held++
+	b.mu.Unlock()
+	select {
+	case <-b.release:
+		return errors.New("released")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// holds waits until the brake has stopped n samples and so many steps are stored.
+func (b *brake) holds(t *testing.T, w *world, n int, steps uint64) {
+	t.Helper()
+	bustest.Until(t, "all samples are where they shall be cut off", func() error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if stored := w.Info(t, schemas.StreamSteps).State.Msgs; b.held < n || stored < steps {
+			return fmt.Errorf("%d of %d samples, %d of %d steps", b.held, n, stored, steps)
+		}
+		return nil
+	})
+}
+
+// config of a sampler with one sample in each micro-batch, so that one can stop by itself. b is
+// nil for a model without a brake.
+func resumeConfig(b *brake, places int) sampler.Config {
+	c := sampler.DefaultConfig()
+	c.Model, c.Batch, c.Workers, c.AckWait, c.DrainTimeout = "synthetic", 1, places, time.Second, 10*time.Millisecond
+	if b != nil {
+		family := synthetic.Family()
+		open := family.Open
+		family.Open = func(dir string, o model.Options) (m model.Model, err error) {
+			b.Model, err = open(dir, o)
+			return b, err
+		}
+		c.Models = model.Registry{family}
+	}
+	return c
+}
+
+func (w *world) sampler(t *testing.T, c sampler.Config) *bustest.Service {
+	t.Helper()
+	return w.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, c, b, zerolog.Nop()) })
+}
+
+// resumeSteps is T.
+const resumeSteps = 8
+
+type resumeCase struct {
+	name    string
+	rollout schemas.Rollout
+	begin   int64 // of a segment
+	// from are the states that it can go on from, in order, besides the one that it begins with.
+	from []int64
+}
+
+func resumeCases() []resumeCase {
+	none, two := []int64{}, []int64{2, 5}
+	every := func(k int64) *int64 { return &k }
+	return []resumeCase{
+		{"all", schemas.Rollout{}, 0, []int64{1, 2, 3, 4, 5, 6, 7}},
+		{"all, with every", schemas.Rollout{CheckpointEvery: every(3), LatentsDType: "BF16"}, 0, []int64{1, 2, 3, 4, 5, 6, 7}},
+		{"none", schemas.Rollout{ReturnStepIndices: none}, 0, nil},
+		{"every 3", schemas.Rollout{ReturnStepIndices: none, CheckpointEvery: every(3), SDEType: "dance_sde"}, 0, []int64{3, 6}},
+		{"every 2, half", schemas.Rollout{ReturnStepIndices: []int64{8}, CheckpointEvery: every(2), LatentsDType: "F16", SDEType: "cps", LogProbKind: "squared"}, 0, []int64{2, 4, 6}},
+		{"evaluated", schemas.Rollout{SDEType: "ode", ReturnStepIndices: none, CheckpointEvery: every(1)}, 0, []int64{1, 2, 3, 4, 5, 6, 7}},
+		{"heun", schemas.Rollout{Solver: "heun", SDEStepIndices: two, CheckpointEvery: every(4)}, 0, []int64{2, 3, 5, 6}},
+		{"rk4", schemas.Rollout{Solver: "rk4", SDEStepIndices: none, ReturnStepIndices: none, CheckpointEvery: every(3), Debug: []string{"mean", "noise"}}, 0, []int64{3, 6}},
+		{"dpm", schemas.Rollout{Solver: "dpm", SDEStepIndices: two}, 0, []int64{2, 3, 5, 6}},
+		{"unipc", schemas.Rollout{Solver: "unipc", SDEStepIndices: two, ReturnStepIndices: none, CheckpointEvery: every(2)}, 0, []int64{2, 3, 5, 6}},
+		{"dpm alone", schemas.Rollout{Solver: "dpm", SDEType: "ode"}, 0, nil},
+		{"a part", schemas.Rollout{SDEStepIndices: two, ReturnStepIndices: none, CheckpointEvery: every(2)}, 3, []int64{5}},
+	}
+}
+
+// prompt is the one that is cut off when m steps of T are made.
+func (c resumeCase) prompt(m int64) *schemas.Prompt {
+	p := &schemas.Prompt{
+		UID: schemas.UID(fmt.Sprint("m", m)), Prompt: fmt.Sprintf("%s, cut off at %d", c.name, m), Seed: new(int64(5)), GroupSize: new(int64(1)),
+		NumInferenceSteps: new(int64(resumeSteps)), Height: new(int64(32)), Width: new(int64(32)), Rollout: c.rollout,
+		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+	}
+	if c.begin > 0 {
+		p.Start = &schemas.Start{Latents: resumeStates(4), StepIndex: new(c.begin)}
+		p.Stop = &schemas.Stop{StepIndex: new(int64(resumeSteps - 1))}
+	}
+	return p
+}
+
+// resumeStates are those of one sample, for all.
+func resumeStates(tokens int64) *schemas.Tensor {
+	t := &schemas.Tensor{DType: "F32", Shape: []int64{1, tokens, 64}, Data: make([]byte, 4*64*tokens)}
+	for i := range t.Data {
+		if i%4 < 2 {
+			t.Data[i] = byte(i)
+		} else if i%4 == 3 {
+			t.Data[i] = 0x3f
+		}
+	}
+	return t
+}
+
+func publish(t *testing.T, w *world, run schemas.Run, prompts ...*schemas.Prompt) {
+	t.Helper()
+	for _, p := range prompts {
+		if _, err := w.client.Publish(t.Context(), run, p); err != nil {
+			t.Fatalf("%q: %v", p.Prompt, err)
+		}
+	}
+}
+
+func trajectories(t *testing.T, w *world, run schemas.Run, n int) map[schemas.UID]*schemas.Trajectory {
+	t.Helper()
+	out := map[schemas.UID]*schemas.Trajectory{}
+	for _, m := range bustest.Await(t, w.Bus, n, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "*")) {
+		tr := bustest.Decode[schemas.Trajectory](t, m)
+		out[tr.UID] = tr
+	}
+	return out
+}
+
+// A sampler killed after any number of steps, of any kind: another one goes on from the last
+// state that was stored, makes again what came after it and no more, and comes to the content
+// of a rollout that nothing disturbed. verify proves it.
+func TestResume_KilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	for _, c := range resumeCases() {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.Serve(t, defaults().run("intake"))
+			end, cuts := int64(resumeSteps), []*schemas.Prompt{}
+			if c.begin > 0 {
+				end--
+			}
+			b := &brake{after: map[string]int{}, taken: map[string]int{}, release: make(chan struct{})}
+			steps := uint64(0)
+			for m := c.begin; m <= end; m++ {
+				p := c.prompt(m)
+				cuts = append(cuts, p)
+				steps += uint64(m - c.begin)
+				for i := c.begin; i < m; i++ {
+					b.after[p.Prompt] += c.evaluations(i)
+				}
+			}
+			if c.begin > 0 { // which has no image to stop before
+				cuts, steps = cuts[:len(cuts)-1], steps-uint64(end-c.begin)
+			}
+			var killed *bus.Bus
+			first := w.Serve(t, func(ctx context.Context, own *bus.Bus) error {
+				killed = own
+				return sampler.Run(ctx, resumeConfig(b, len(cuts)), own, zerolog.Nop())
+			})
+			publish(t, w, "cut", cuts...)
+			b.holds(t, w, len(cuts), steps)
+			go func() {
+				<-closed(killed)
+				close(b.release)
+			}()
+			first.Kill()
+
+			w.sampler(t, resumeConfig(nil, len(cuts)))
+			resumed := trajectories(t, w, "cut", len(cuts))
+			publish(t, w, "calm", cuts...)
+			calm := trajectories(t, w, "calm", len(cuts))
+			for _, p := range cuts {
+				m, _ := strconv.ParseInt(string(p.UID[1:]), 10, 64)
+				c.check(t, w, m, end, resumed[p.UID], calm[p.UID])
+			}
+			if report, err := proof.Run(t.Context(), w.Bus, "cut", proof.Options{}); err != nil || len(report.Mismatches) > 0 || report.MaxRatio != 0 {
+				t.Errorf("verify: %+v, %v", report, err)
+			}
+		})
+	}
+}
+
+// closed is closed when a bus is.
+func closed(b *bus.Bus) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !b.Conn().IsClosed() {
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	return done
+}
+
+func (c resumeCase) evaluations(step int64) int {
+	r := c.rollout
+	if r.SDEType == "ode" || r.SDEStepIndices != nil && !slices.Contains(r.SDEStepIndices, step) {
+		return max(1, flow.Solver(r.Solver).Evaluations())
+	}
+	return 1
+}
+
+// check compares a rollout that was cut off when m steps were made with one that was not.
+func (c resumeCase) check(t *testing.T, w *world, m, end int64, got, calm *schemas.Trajectory) {
+	t.Helper()
+	from := c.begin
+	for _, s := range c.from {
+		if s < m {
+			from = s
+		}
+	}
+	if got == nil || got.StopReason != schemas.StopCompleted {
+		t.Fatalf("cut off at %d: %+v", m, got)
+	}
+	a, err1 := schemas.ContentDigest(got)
+	b, err2 := schemas.ContentDigest(calm)
+	if err := errors.Join(err1, err2); err != nil || a != b || got.ContentDigest != calm.ContentDigest {
+		t.Errorf("cut off at %d: digests differ from those of the calm run: %v", m, err)
+	}
+	subjects, err := w.Subjects(t.Context(), schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: "cut", UID: got.UID}.Filter())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if redone := int64(len(subjects)) - (end - c.begin); redone != m-from {
+		t.Errorf("cut off at %d: %d steps were made again, want the %d since state %d", m, redone, m-from, from)
+	}
+	if k := c.rollout.CheckpointEvery; k != nil && c.rollout.Solver != "unipc" && m-from > *k {
+		t.Errorf("cut off at %d: goes on from state %d, more than %d steps back", m, from, *k)
+	}
+	for i, ref := range got.Steps {
+		if taken := c.begin+int64(i) < from; (ref.Attempt != "") != taken {
+			t.Errorf("cut off at %d, gone on from %d: step %d is of attempt %q", m, from, c.begin+int64(i), ref.Attempt)
+		}
+	}
+	if n := len(got.Attempts()); n != 1 && from == c.begin || n != 2 && from > c.begin {
+		t.Errorf("cut off at %d: attempts %v", m, got.Attempts())
+	}
+	if steps, err := w.client.Steps(t.Context(), got); err != nil || int64(len(steps)) != end-c.begin {
+		t.Errorf("cut off at %d: %d steps, %v", m, len(steps), err)
+	}
+}

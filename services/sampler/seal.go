@@ -1,0 +1,105 @@
+package sampler
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// A seal says that a sampler of this event plane made a step, for this very request, with this
+// build and these weights, and made or took over all steps before it, each with its seal. What
+// anybody else puts on the subjects of steps has none, and neither has a step of another
+// request, another order, or with another state in it: the code is over the one before it,
+// the step's content digest and the digest of its checkpoint.
+type seal [sha256.Size]byte
+
+func (s seal) String() string { return hex.EncodeToString(s[:]) }
+
+// sealer makes the seals of one sampler.
+type sealer struct {
+	key   []byte
+	build string // all besides the request that bits depend on
+}
+
+func (s *service) newSealer(ctx context.Context) (*sealer, error) {
+	key, err := s.bus.SealKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &sealer{key: key, build: fmt.Sprintf("%s %q %q %d", program(), s.card.WeightsDigest, s.card.Backend, s.cfg.PolicyVersion)}, nil
+}
+
+// program is the SHA-256 of the program that runs. One that cannot be read is like no other.
+var program = sync.OnceValue(func() string {
+	h := sha256.New()
+	err := func() error {
+		path, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat("/proc/self/exe"); err == nil {
+			path = "/proc/self/exe" // also when a newer one has taken its place
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }()
+		_, err = io.Copy(h, f)
+		return err
+	}()
+	if err != nil {
+		return rand.Text()
+	}
+	return hex.EncodeToString(h.Sum(nil))
+})
+
+// first is what the seal of the first step is made over, in the place of one before it: the
+// request, and the state of another sample that it begins with, nil for none.
+func (s *sealer) first(r *schemas.Request, parent *schemas.Tensor) (seal, error) {
+	q := *r
+	q.Priority = 0 // a request may be asked again with another
+	data, err := schemas.Encode(&q)
+	if err != nil {
+		return seal{}, fmt.Errorf("seal: %w", err)
+	}
+	request, state := sha256.Sum256(data), [sha256.Size]byte{}
+	if parent != nil {
+		state = sha256.Sum256(parent.Data)
+	}
+	return s.sum([]byte("meander seal 1"), request[:], state[:], []byte(s.build)), nil
+}
+
+// next is the seal of a step, whose content digest is given, after the one before it.
+func (s *sealer) next(before seal, content [sha256.Size]byte, e *schemas.Step) seal {
+	state := ""
+	if c := e.Checkpoint; c != nil {
+		switch {
+		case c.Parts != nil:
+			state = c.Parts.Digest
+		case c.Ref != nil:
+			state = c.Ref.Digest
+		default:
+			sum := sha256.Sum256(c.Data)
+			state = hex.EncodeToString(sum[:])
+		}
+		state += fmt.Sprintf(" %s %d", c.DType, c.Shape)
+	}
+	return s.sum(before[:], content[:], []byte(state))
+}
+
+func (s *sealer) sum(parts ...[]byte) seal {
+	h := hmac.New(sha256.New, s.key)
+	for _, p := range parts {
+		h.Write(p)
+	}
+	return seal(h.Sum(nil))
+}
