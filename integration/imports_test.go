@@ -55,6 +55,7 @@ var layers = map[string][]string{
 	"pkg/tensor/cuda/internal/gpu":      {"pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/cuext", "pkg/tensor/cuda/internal/driver"},
 	"pkg/tensor/cuda/internal/libcuda":  {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"}, // a library for tests
 	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/kernels"},
+	"pkg/tensor/devices":                {"pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/cuda"}, // the one place that names them
 	"pkg/tensor/reference":              {"pkg/tensor"},
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
@@ -78,7 +79,7 @@ var layers = map[string][]string{
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
-	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/safetensors", "services/internal/instrument"},
+	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
 	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/bus", "services/internal/instrument"},
@@ -95,12 +96,12 @@ var layers = map[string][]string{
 	"services/pipeline": {
 		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
 	},
-	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "services/sampler"},
+	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "services/intake", "services/pipeline", "services/sampler"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results",
-		"services/intake", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/internal/boot",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results", "pkg/tensor/devices",
+		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {

@@ -53,7 +53,9 @@ type Metered interface {
 type Usage struct {
 	Used    int           // handed out: weights, and what a session has
 	Idle    int           // kept for the next session
-	Ceiling int           // of both together; 0 is all there is
+	Free    int           // that the device has left, for whoever asks; 0 where it does not say
+	Total   int           // all that the device has
+	Ceiling int           // of Used and Idle together; 0 is Total
 	Blocks  int           // pieces handed out
 	Busy    time.Duration // that sessions took
 }

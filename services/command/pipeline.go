@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/pipeline"
@@ -108,7 +109,7 @@ func (s *services) refuse(why string) error {
 }
 
 func (s *services) validate() error {
-	if err := errors.Join(s.limits.Validate(), s.Validate()); err != nil {
+	if err := errors.Join(s.limits.Validate(), s.Validate(), devices.Available(s.Sampler.Device)); err != nil {
 		return usage(err)
 	}
 	return nil
@@ -130,7 +131,7 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 	s.Health, s.Sampler.Announced = health.Check, health.Until("model", "loading")
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
-	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) {
+	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) || errors.Is(err, devices.ErrUnavailable) {
 		return usage(err)
 	} else if err != nil {
 		return err

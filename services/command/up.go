@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/sampler"
 )
 
 func upCommand(a *app) *cobra.Command {
@@ -76,9 +77,11 @@ func samplerFlags(of *pflag.FlagSet, s *services) {
 	f.StringVar(&s.Sampler.Model, "model", s.Sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
 	f.StringVar(&s.Sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
 	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
-	f.IntVar(&s.Sampler.Threads, "threads", 0, "threads of the model; 0 for all cores; results do not depend on it")
+	f.StringVar(&s.Sampler.Device, "device", s.Sampler.Device, sampler.Help("Device"))
+	f.StringVar(&s.Sampler.DType, "dtype", s.Sampler.DType, sampler.Help("DType"))
+	f.IntVar(&s.Sampler.Threads, "threads", 0, sampler.Help("Threads"))
 	f.IntVar(&s.Sampler.Batch, "batch", s.Sampler.Batch, "samples denoised together in one micro-batch")
-	f.IntVar(&s.Sampler.Workers, "workers", s.Sampler.Workers, "micro-batches running side by side")
+	f.IntVar(&s.Sampler.Workers, "workers", s.Sampler.Workers, sampler.Help("Workers"))
 	f.IntVar(&s.Replicas, "replicas", s.Replicas, "copies of each service in this process")
 	f.DurationVar(&s.Advantage.GroupTimeout, "group-timeout", s.Advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
 	f.StringVar(&s.Reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")

@@ -8,7 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -41,7 +43,13 @@ least one, and all are right.`,
 					fmt.Fprintf(out, "verified %d trajectories\n", n)
 				}
 			}
+			if err := options.Compute.Validate(); err != nil {
+				return usage(err)
+			}
 			report, err := verify.Run(c.Context(), conn.Bus, run, options)
+			if errors.Is(err, devices.ErrUnavailable) {
+				return usage(err)
+			}
 			if failed, ok := errors.AsType[*verify.ModelError](err); ok {
 				return usage(fmt.Errorf("%w; say where it is with --model", failed))
 			}
@@ -55,7 +63,9 @@ least one, and all are right.`,
 	c.Flags().StringVar(&options.Model, "model", "", "model to recompute with; default the one the trajectories name")
 	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA that the samples were made with")
 	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "how much of the adapter")
-	c.Flags().IntVar(&options.Open.Threads, "threads", 0, "threads of the model; 0 for all cores")
+	c.Flags().StringVar(&options.Compute.Device, "device", devices.Auto, "what computes: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
+	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
+	c.Flags().IntVar(&options.Compute.Threads, "threads", 0, sampler.Help("Threads"))
 	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1| that passes; above 0 only to compare builds or backends")
 	return c
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -16,6 +17,7 @@ type instruments struct {
 	images                                  *prometheus.CounterVec
 	steps, resumed, resumedSteps            prometheus.Counter
 	joining, denoising, places              prometheus.Gauge
+	lost                                    prometheus.Counter
 	step, fill                              prometheus.Observer
 	encode, denoise, decode, publish, whole prometheus.Observer
 }
@@ -31,6 +33,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		joining:      s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
 		denoising:    s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
 		places:       s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
+		lost:         s.Counter("devices_lost_total", "devices that compute no more until the process is started again").WithLabelValues(),
 		step:         s.Seconds("step_seconds", "time of one evaluation of the model, for a micro-batch").WithLabelValues(),
 		fill:         s.Ratio("batch_fill_ratio", "share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
 		encode:       s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
@@ -57,6 +60,32 @@ func (i *instruments) stored(t *schemas.Trajectory) {
 	i.whole.Observe(whole.Seconds())
 }
 
+// compute shows the devices, until stop.
+func (i *instruments) compute(places *Places) (stop func()) {
+	var stops []func()
+	for _, p := range places.All {
+		stops = append(stops, i.set.GaugeOf("device_workers", "1 for each sampler of this process that computes on the device",
+			func() float64 { return 1 }, prometheus.Labels{"device": p.ID, "name": p.Name()}))
+		m, ok := p.Device.Device.(tensor.Metered)
+		if !ok {
+			continue
+		}
+		memory := func(state string, read func(tensor.Usage) int) {
+			stops = append(stops, i.set.GaugeOf("device_memory_bytes", "memory of a GPU: used by weights and passes, idle until the next pass, free for anybody, total",
+				func() float64 { return float64(read(m.Usage())) }, prometheus.Labels{"device": p.ID, "state": state}))
+		}
+		memory("used", func(u tensor.Usage) int { return u.Used })
+		memory("idle", func(u tensor.Usage) int { return u.Idle })
+		memory("free", func(u tensor.Usage) int { return u.Free })
+		memory("total", func(u tensor.Usage) int { return u.Total })
+		stops = append(stops,
+			i.set.GaugeOf("device_memory_blocks", "pieces of a GPU's memory that are handed out; between passes those of weights",
+				func() float64 { return float64(m.Usage().Blocks) }, prometheus.Labels{"device": p.ID}),
+			i.set.CounterOf("device_busy_seconds_total", "time that a GPU had a pass", func() float64 { return m.Usage().Busy.Seconds() }, prometheus.Labels{"device": p.ID}))
+	}
+	return together(stops)
+}
+
 // watch shows the window of step events on their way to the server, until stop.
 func (i *instruments) watch(p *bus.Publisher, windowBytes int) (stop func()) {
 	stops := []func(){
@@ -64,6 +93,10 @@ func (i *instruments) watch(p *bus.Publisher, windowBytes int) (stop func()) {
 		i.set.GaugeOf("publish_pending_bytes", "step events that are not yet stored", func() float64 { return float64(p.Stats().PendingBytes) }),
 		i.set.GaugeOf("publish_window_bytes", "most of step events that are not yet stored", func() float64 { return float64(windowBytes) }),
 	}
+	return together(stops)
+}
+
+func together(stops []func()) func() {
 	return func() {
 		for _, stop := range stops {
 			stop()

@@ -24,6 +24,8 @@ type recorder struct {
 	s     *service
 	req   *schemas.Request
 	token string
+	// backend is what computes: of the first device until it is known.
+	backend string
 
 	received time.Time
 	encode   time.Duration
@@ -41,7 +43,7 @@ type recorded struct {
 
 func (s *service) newRecorder(req *schemas.Request) *recorder {
 	return &recorder{
-		s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), received: time.Now(),
+		s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend: s.card.Backend, received: time.Now(),
 		logProbs: make([]*float64, len(req.Transitions)),
 	}
 }
@@ -58,7 +60,7 @@ func (r *recorder) takeOver(step *storedStep) {
 func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Duration) error {
 	e.Run, e.UID, e.SampleIndex, e.Attempt = r.req.Run, r.req.UID, r.req.SampleIndex, r.token
 	e.PolicyVersion, e.WeightsDigest = r.s.cfg.PolicyVersion, r.s.card.WeightsDigest
-	e.Sampler, e.Backend, e.DeviceNS = r.s.cfg.Instance, r.s.card.Backend, device.Nanoseconds()
+	e.Sampler, e.Backend, e.DeviceNS = r.s.cfg.Instance, r.backend, device.Nanoseconds()
 	digest, err := e.ContentDigest()
 	if err != nil {
 		return fmt.Errorf("digest of step %d: %w", e.StepIndex, err)
@@ -142,7 +144,7 @@ func (r *recorder) trajectory() *schemas.Trajectory {
 		Sigmas: q.Sigmas, Transitions: q.Transitions, LogProbs: r.logProbs, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
 		Solver: q.Solver, LatentsDType: q.LatentsDType, ScheduleDigest: q.ScheduleDigest,
 		WeightsDigest: s.card.WeightsDigest, PolicyVersionMin: s.cfg.PolicyVersion, PolicyVersionMax: s.cfg.PolicyVersion,
-		Sampler: s.cfg.Instance, Backend: s.card.Backend, Group: q.Group,
+		Sampler: s.cfg.Instance, Backend: r.backend, Group: q.Group,
 	}
 	for _, sigma := range q.Sigmas {
 		t.Timesteps = append(t.Timesteps, flow.Timestep(sigma))

@@ -13,7 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,6 +27,7 @@ import (
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -40,13 +41,18 @@ type Config struct {
 	// Adapter is a LoRA in PEFT's form that is added to the model, AdapterScale how much of it.
 	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
 	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
+	// Device is what computes: auto, cpu, or GPUs as cuda:0,cuda:1, a worker for each.
+	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1"`
+	// DType is the element type in which factors meet on a GPU.
+	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more)"`
 	// Threads is how many threads the model computes with; 0: all cores.
-	Threads int `koanf:"threads" help:"threads of the model; 0 for all cores; results do not depend on it"`
+	Threads int `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
 	// Lane is the request queue to serve; empty: the model's name.
 	Lane schemas.Lane `koanf:"lane" help:"request queue to serve; default the model's name"`
-	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side.
+	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side;
+	// 0: one for each GPU, or for every two cores.
 	Batch   int `koanf:"batch" help:"samples denoised together in one micro-batch"`
-	Workers int `koanf:"workers" help:"micro-batches running side by side"`
+	Workers int `koanf:"workers" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
 	// PolicyVersion is the version of the weights that were loaded.
 	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
 	// PublishWindowMiB bounds the step events that wait to be stored.
@@ -68,10 +74,19 @@ type Config struct {
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
+// Help is that of a field of Config, by its name, for flags elsewhere.
+func Help(field string) string {
+	f, ok := reflect.TypeFor[Config]().FieldByName(field)
+	if !ok {
+		panic("sampler: no setting " + field)
+	}
+	return f.Tag.Get("help")
+}
+
 // DefaultConfig fits a laptop.
 func DefaultConfig() Config {
 	return Config{
-		Model: "signs", AdapterScale: 1, Batch: 8, Workers: max(1, runtime.NumCPU()/2), PublishWindowMiB: 64,
+		Model: "signs", AdapterScale: 1, Device: devices.Auto, DType: devices.Auto, Batch: 8, PublishWindowMiB: 64,
 		AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second,
 		Models: families.All(),
 	}
@@ -86,17 +101,15 @@ func (c Config) Validate() error {
 	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
 		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
 	}
-	if c.Threads < 0 || c.Threads > 1024 {
-		errs = append(errs, fmt.Errorf("threads: %d; must be between 0 and 1024", c.Threads))
-	}
+	errs = append(errs, c.compute().Validate())
 	if c.Lane != "" {
 		errs = append(errs, schemas.CheckToken("lane", c.Lane))
 	}
 	if c.Batch < 1 || c.Batch > 1024 {
 		errs = append(errs, fmt.Errorf("batch: %d; must be between 1 and 1024", c.Batch))
 	}
-	if c.Workers < 1 || c.Workers > 256 {
-		errs = append(errs, fmt.Errorf("workers: %d; must be between 1 and 256", c.Workers))
+	if c.Workers < 0 || c.Workers > 256 {
+		errs = append(errs, fmt.Errorf("workers: %d; must be between 0 and 256", c.Workers))
 	}
 	if c.PolicyVersion < 0 {
 		errs = append(errs, fmt.Errorf("policy_version: %d; must not be negative", c.PolicyVersion))
@@ -116,26 +129,37 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// compute is the part of the settings that says what computes.
+func (c Config) compute() Compute {
+	return Compute{Device: c.Device, DType: c.DType, Threads: c.Threads}
+}
+
 // Run loads the model, announces it and serves its lane until ctx ends and the
 // samples in hand are finished or handed back.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	m, err := cfg.Models.Open(cfg.Model, model.Options{Threads: cfg.Threads, Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale})
+	places, err := cfg.compute().Open(cfg.Models, cfg.Model, model.Options{Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale}, false)
 	if err != nil {
 		return err
 	}
-	if _, err = flow.ParseSchedule(m.Card().SchedulerConfig); err != nil {
-		err = fmt.Errorf("model %q: %w", m.Card().Name, err)
-	} else {
-		err = serve(ctx, cfg, m, b, log)
+	if cfg.Workers == 0 {
+		cfg.Workers = places.Workers()
 	}
-	return errors.Join(err, m.Close())
+	card := places.All[0].Model.Card()
+	if cfg.Workers < len(places.All) {
+		err = fmt.Errorf("workers: %d; must be at least %d, one for each of %s", cfg.Workers, len(places.All), places.IDs())
+	} else if _, err = flow.ParseSchedule(card.SchedulerConfig); err != nil {
+		err = fmt.Errorf("model %q: %w", card.Name, err)
+	} else {
+		err = serve(ctx, cfg, places, b, log)
+	}
+	return errors.Join(err, places.Close())
 }
 
-func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerolog.Logger) error {
-	card := m.Card()
+func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zerolog.Logger) error {
+	card := places.All[0].Model.Card()
 	if cfg.Lane == "" {
 		cfg.Lane = schemas.Lane(card.Name)
 	}
@@ -149,8 +173,15 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	defer publisher.Close()
 	defer metrics.watch(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
-		cfg: cfg, bus: b, engine: newFlowEngine(m, cfg.PolicyVersion, cfg.Workers), card: card, publisher: publisher, metrics: metrics,
-		token: strings.ToLower(rand.Text()[:8]), joins: make(chan *attempt), loading: make(chan struct{}, 1),
+		cfg: cfg, bus: b, card: card, publisher: publisher, metrics: metrics,
+		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), loading: make(chan struct{}, 1),
+	}
+	for _, p := range places.All {
+		s.seats = append(s.seats, &seat{id: p.ID, engine: newFlowEngine(p.Model, cfg.PolicyVersion, cfg.Workers), joins: make(chan *attempt)})
+	}
+	defer metrics.compute(places)()
+	if places.Note != "" {
+		log.Info().Str("reason", places.Note).Msg("no GPU; computes on the CPU")
 	}
 	var err error
 	if s.sealer, err = s.newSealer(ctx); err != nil {
@@ -162,14 +193,15 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 	if cfg.Announced != nil {
 		cfg.Announced()
 	}
-	log.Info().Str("model", card.Name).Str("lane", string(cfg.Lane)).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
+	log.Info().Str("model", card.Name).Str("lane", string(cfg.Lane)).Str("device", places.IDs()).Str("backend", card.Backend).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
 
 	// The schedulers outlive ctx: samples in hand are finished while Consume drains.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
-	for range cfg.Workers {
+	for i := range cfg.Workers {
+		c := s.seats[i%len(s.seats)]
 		wg.Go(func() {
-			(&scheduler{engine: s.engine, batch: cfg.Batch, joins: s.joins, metrics: metrics}).run(work)
+			(&scheduler{engine: c.engine, batch: cfg.Batch, joins: c.joins, metrics: metrics}).run(work)
 		})
 	}
 	consumer, handle := metrics.set.Count(bus.ConsumerConfig{
@@ -187,6 +219,14 @@ func serve(ctx context.Context, cfg Config, m model.Model, b *bus.Bus, log zerol
 		})
 	})
 	g.Go(func() error { return b.Consume(serving, consumer, handle) })
+	g.Go(func() error {
+		select {
+		case err := <-s.ended:
+			return err
+		case <-serving.Done():
+			return nil
+		}
+	})
 	err = g.Wait()
 	stop()
 	wg.Wait()
@@ -202,12 +242,12 @@ func kin(m *bus.Message) []string {
 type service struct {
 	cfg       Config
 	bus       *bus.Bus
-	engine    Engine
+	seats     []*seat // one for each device
 	card      model.Card
 	publisher *bus.Publisher
 	sealer    *sealer
 	metrics   *instruments
-	joins     chan *attempt
+	ended     chan error // why no seat is left
 	// loading is held by whoever has the states that a group starts with in memory.
 	loading chan struct{}
 	// token and count make the attempt token: unique per process and delivery, so
@@ -256,36 +296,17 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case !errors.Is(err, bus.ErrNotFound):
 		return fmt.Errorf("look up trajectory: %w", err)
 	}
-	r := s.newRecorder(&req)
-	episode, err := s.begin(ctx, r)
+	seat, leave, err := s.sit()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	t, err := s.make(ctx, seat, &req)
 	if errors.Is(err, errUnborn) {
 		return putBack(ctx, m)
 	}
 	if err != nil {
-		return err
-	}
-	r.encode = time.Since(r.received)
-	a := &attempt{
-		ctx: ctx, episode: episode, priority: req.Priority, done: make(chan struct{}),
-		record: func(step *schemas.Step, device time.Duration) error { return r.step(ctx, step, device) },
-	}
-	s.metrics.joining.Inc()
-	select {
-	case s.joins <- a:
-		s.metrics.joining.Dec()
-	case <-ctx.Done():
-		s.metrics.joining.Dec()
-		return ctx.Err()
-	}
-	<-a.done
-	if a.err != nil {
-		if ctx.Err() != nil {
-			r.leave()
-		}
-		return a.err
-	}
-	t, err := r.finish(ctx, a)
-	if err != nil {
+		s.lose(ctx, seat, err)
 		return err
 	}
 	if err := s.publish(ctx, t, &req); err != nil {
@@ -294,6 +315,37 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
 		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
 	return nil
+}
+
+// make computes one sample and stores its steps.
+func (s *service) make(ctx context.Context, c *seat, req *schemas.Request) (*schemas.Trajectory, error) {
+	r := s.newRecorder(req)
+	r.backend = c.engine.Card().Backend
+	episode, err := s.begin(ctx, c.engine, r)
+	if err != nil {
+		return nil, err
+	}
+	r.encode = time.Since(r.received)
+	a := &attempt{
+		ctx: ctx, episode: episode, priority: req.Priority, done: make(chan struct{}),
+		record: func(step *schemas.Step, device time.Duration) error { return r.step(ctx, step, device) },
+	}
+	s.metrics.joining.Inc()
+	select {
+	case c.joins <- a:
+		s.metrics.joining.Dec()
+	case <-ctx.Done():
+		s.metrics.joining.Dec()
+		return nil, ctx.Err()
+	}
+	<-a.done
+	if a.err != nil {
+		if ctx.Err() != nil {
+			r.leave()
+		}
+		return nil, a.err
+	}
+	return r.finish(ctx, a)
 }
 
 // asked says what a request has otherwise than the prompt that has its uid.

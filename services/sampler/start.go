@@ -37,7 +37,7 @@ func StartState(x []float32, states *schemas.Tensor, sample int64, shape []int64
 
 // begin starts the episode of an attempt: with what an earlier attempt has stored, or as its
 // request says.
-func (s *service) begin(ctx context.Context, r *recorder) (Episode, error) {
+func (s *service) begin(ctx context.Context, engine Engine, r *recorder) (Episode, error) {
 	var parent *schemas.Tensor
 	var err error
 	if start := r.req.Start; start != nil && start.Branch != nil {
@@ -53,10 +53,10 @@ func (s *service) begin(ctx context.Context, r *recorder) (Episode, error) {
 	case err != nil:
 		return nil, err
 	case from != nil || r.req.Start == nil:
-		return s.engine.Start(ctx, r.req, from)
+		return engine.Start(ctx, r.req, from)
 	case parent != nil:
 		begin, _ := r.req.Segment()
-		return s.engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: begin, Latents: parent})
+		return engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: begin, Latents: parent})
 	}
 	// The states that a prompt gives are those of its whole group: one request at a time has
 	// them in memory.
@@ -68,7 +68,7 @@ func (s *service) begin(ctx context.Context, r *recorder) (Episode, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: r.req.Start.StepIndex, Latents: states})
+	return engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: r.req.Start.StepIndex, Latents: states})
 }
 
 // load waits until nobody else has stored states in memory; loaded ends that.

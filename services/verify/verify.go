@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler"
 )
@@ -28,8 +29,10 @@ type Options struct {
 	// Model is a folder in the diffusers layout, or the name of a model; empty: the one that the
 	// trajectories name.
 	Model string
-	// Open is how the model is opened: the adapter that the samples were made with, threads.
+	// Open is how the model is opened: the adapter that the samples were made with.
 	Open model.Options
+	// Compute is what it is computed with, one device; the zero value is auto.
+	Compute sampler.Compute
 	// Models is the families that it may be of; empty: those of this project.
 	Models model.Registry
 	// Progress, where set, hears after each trajectory how many are behind.
@@ -61,15 +64,16 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 type verifier struct {
 	bus        *bus.Bus
 	options    Options
-	model      model.Model // opened at the first trajectory, which names it
+	places     *sampler.Places // of the model
+	model      model.Model     // opened at the first trajectory, which names it
 	velocities *sampler.Velocities
 	report     Report
 	states     *schemas.Tensor // those that a group was given last, with their ref and data
 }
 
 func (v *verifier) close() {
-	if v.model != nil {
-		_ = v.model.Close()
+	if v.places != nil {
+		_ = v.places.Close()
 	}
 }
 
@@ -107,11 +111,14 @@ func (v *verifier) open(name string) error {
 	if v.model != nil {
 		return nil
 	}
-	m, err := v.options.Models.Open(cmp.Or(v.options.Model, name), v.options.Open)
+	c := v.options.Compute
+	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
+	places, err := c.Open(v.options.Models, cmp.Or(v.options.Model, name), v.options.Open, true)
 	if err != nil {
 		return &ModelError{err}
 	}
-	v.model, v.velocities = m, sampler.NewVelocities(m)
+	v.places, v.model = places, places.All[0].Model
+	v.velocities = sampler.NewVelocities(v.model)
 	return nil
 }
 

@@ -47,14 +47,22 @@ func Count() (int, error) { return gpu.Count() }
 // ErrNone is there being no GPU.
 var ErrNone = gpu.ErrNone
 
-// Open makes a device of the GPU of a number, below Count.
-func Open(index int, o Options) (*Device, error) {
+// Available says why there is no GPU of a number; nil where there is.
+func Available(index int) error {
 	n, err := Count()
 	switch {
 	case err != nil:
-		return nil, err
+		return err
 	case index < 0 || index >= n:
-		return nil, fmt.Errorf("no such GPU; must be %s", among(n))
+		return fmt.Errorf("no such GPU; must be %s", among(n))
+	}
+	return nil
+}
+
+// Open makes a device of the GPU of a number, below Count.
+func Open(index int, o Options) (*Device, error) {
+	if err := Available(index); err != nil {
+		return nil, err
 	}
 	d, err := gpu.Open(index)
 	if err != nil {
@@ -248,6 +256,10 @@ func (d *Device) fault(err error) error {
 func (d *Device) Usage() tensor.Usage {
 	u := d.pool.now()
 	u.Busy = time.Duration(d.busy.Load())
+	_ = d.bound(func() (err error) { // a lost device has none
+		u.Free, u.Total, err = d.driver.Memory()
+		return err
+	})
 	return u
 }
 

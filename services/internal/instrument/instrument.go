@@ -8,6 +8,7 @@ package instrument
 
 import (
 	"errors"
+	"maps"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -66,20 +67,24 @@ func (s Set) histogram(name, help string, buckets []float64, labels []string) *p
 	}, labels))
 }
 
-// CounterOf is a counter that others keep: read is asked when somebody looks, and must be
-// quick and never fall. After stop the last value stays.
-func (s Set) CounterOf(name, help string, read func() float64) (stop func()) {
-	return s.sum(name, help, prometheus.CounterValue).add(read, true)
+// CounterOf is a counter that others keep, with the labels that it has for ever: read is asked
+// when somebody looks, and must be quick and never fall. After stop the last value stays.
+func (s Set) CounterOf(name, help string, read func() float64, labels ...prometheus.Labels) (stop func()) {
+	return s.sum(name, help, prometheus.CounterValue, labels).add(read, true)
 }
 
 // GaugeOf is a gauge that others keep, until stop.
-func (s Set) GaugeOf(name, help string, read func() float64) (stop func()) {
-	return s.sum(name, help, prometheus.GaugeValue).add(read, false)
+func (s Set) GaugeOf(name, help string, read func() float64, labels ...prometheus.Labels) (stop func()) {
+	return s.sum(name, help, prometheus.GaugeValue, labels).add(read, false)
 }
 
-func (s Set) sum(name, help string, kind prometheus.ValueType) *sum {
+func (s Set) sum(name, help string, kind prometheus.ValueType, labels []prometheus.Labels) *sum {
+	of := prometheus.Labels{}
+	for _, l := range labels {
+		maps.Copy(of, l)
+	}
 	return register(s.registry, &sum{
-		desc: prometheus.NewDesc(prometheus.BuildFQName("meander", s.service, name), help, nil, nil),
+		desc: prometheus.NewDesc(prometheus.BuildFQName("meander", s.service, name), help, nil, of),
 		kind: kind, parts: map[int]func() float64{},
 	})
 }

@@ -1,0 +1,155 @@
+// Package devices opens what computes, by the names that people give it: cpu, cuda:0.
+package devices
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
+	"github.com/meander-rl/meander/pkg/tensor/cuda"
+)
+
+// Names of no device in particular.
+const (
+	Auto = "auto" // all GPUs that there are, else the CPU
+	CPU  = "cpu"
+)
+
+// ErrUnavailable is wrapped by the errors for devices that this program or machine does not have.
+var ErrUnavailable = errors.New("device not available")
+
+// Device is one that was opened.
+type Device struct {
+	tensor.Device
+	ID string // cpu, cuda:0
+}
+
+// Set is the devices that a process computes with, one at least.
+type Set struct {
+	Devices []Device
+	// Note says why Auto took the CPU; empty where nobody has to know.
+	Note string
+}
+
+// parse returns the numbers of GPUs; none for Auto and CPU. An error names the field.
+func parse(names string) (gpus []int, err error) {
+	if names == Auto || names == CPU {
+		return nil, nil
+	}
+	wrong := func(why string) error {
+		return fmt.Errorf("device: %.80q: %s; must be auto, cpu, cuda:0, or several GPUs as cuda:0,cuda:1", names, why)
+	}
+	for name := range strings.SplitSeq(names, ",") {
+		digits, ok := strings.CutPrefix(name, "cuda:")
+		n, err := strconv.Atoi(digits)
+		switch {
+		case !ok || err != nil || digits != strconv.Itoa(n) || n < 0:
+			return nil, wrong(fmt.Sprintf("no device is called %q", name))
+		case slices.Contains(gpus, n):
+			return nil, wrong(name + " is there twice")
+		}
+		gpus = append(gpus, n)
+	}
+	return gpus, nil
+}
+
+// Check says what is wrong with the names of devices, without a look at the machine.
+func Check(names string) error {
+	_, err := parse(names)
+	return err
+}
+
+// Available says what is wrong with the names of devices on this machine, without opening one.
+// An error for a device that is not there wraps ErrUnavailable.
+func Available(names string) error {
+	gpus, err := parse(names)
+	for _, n := range gpus {
+		if fault := cuda.Available(n); fault != nil {
+			err = errors.Join(err, unavailable(n, fault))
+		}
+	}
+	return err
+}
+
+// Options say how devices are opened.
+type Options struct {
+	// Threads is how many threads the CPU has; 0 is all cores.
+	Threads int
+	// Factors is the element type in which factors meet on a GPU; default F32.
+	Factors tensor.DType
+}
+
+// Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. The caller closes the
+// set. An error for a device that is not there wraps ErrUnavailable.
+func Open(names string, o Options) (*Set, error) {
+	gpus, err := parse(names)
+	if err != nil {
+		return nil, err
+	}
+	set := &Set{}
+	if names == Auto {
+		n, err := cuda.Count()
+		if err != nil {
+			set.Note = err.Error()
+		}
+		for i := range n {
+			gpus = append(gpus, i)
+		}
+	}
+	for _, n := range gpus {
+		d, err := cuda.Open(n, cuda.Options{Factors: o.Factors})
+		if err != nil {
+			return nil, errors.Join(unavailable(n, err), set.Close())
+		}
+		set.Devices = append(set.Devices, Device{d, idOf(n)})
+	}
+	if len(gpus) > 0 {
+		return set, nil
+	}
+	d, err := cpu.NewDevice(cpu.Options{Threads: o.Threads})
+	if err != nil {
+		return nil, err
+	}
+	set.Devices = []Device{{d, CPU}}
+	return set, nil
+}
+
+// One opens the first device of names, for what uses one at a time.
+func One(names string, o Options) (*Set, error) {
+	gpus, err := parse(names)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(gpus) > 1:
+		return nil, fmt.Errorf("device: %q: %d GPUs; must be one here", names, len(gpus))
+	case names == Auto:
+		if n, err := cuda.Count(); err == nil && n > 0 {
+			names = "cuda:0"
+		}
+	}
+	return Open(names, o)
+}
+
+func idOf(gpu int) string { return "cuda:" + strconv.Itoa(gpu) }
+
+// unavailable is an error of a GPU as that of the field.
+func unavailable(gpu int, err error) error {
+	return &absent{fmt.Errorf("device: %s: %w", idOf(gpu), err)}
+}
+
+type absent struct{ error }
+
+func (a *absent) Unwrap() []error { return []error{ErrUnavailable, a.error} }
+
+// Close ends all of them.
+func (s *Set) Close() error {
+	var errs []error
+	for _, d := range s.Devices {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}

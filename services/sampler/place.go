@@ -1,0 +1,197 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
+)
+
+// Compute says what a model is computed with.
+type Compute struct {
+	// Device is auto, cpu, or GPUs as cuda:0,cuda:1.
+	Device string
+	// DType is the element type in which factors meet on a GPU: f32, bf16, or auto.
+	DType string
+	// Threads is how many threads the CPU has; 0: all cores.
+	Threads int
+}
+
+// Element types of Compute, besides auto.
+const (
+	dtypeF32  = "f32"
+	dtypeBF16 = "bf16"
+)
+
+// largeModel is the parameters from which on auto takes tensor cores.
+const largeModel = 1_000_000_000
+
+// Validate joins every fault by field name.
+func (c Compute) Validate() error {
+	err := devices.Check(c.Device)
+	switch c.DType {
+	case devices.Auto, dtypeF32:
+	case dtypeBF16:
+		if c.Device == devices.CPU {
+			err = errors.Join(err, fmt.Errorf("dtype: %q; must be auto or f32: the CPU computes in float32", c.DType))
+		}
+	default:
+		err = errors.Join(err, fmt.Errorf("dtype: %q; must be auto, f32 or bf16", c.DType))
+	}
+	if c.Threads < 0 || c.Threads > 1024 {
+		err = errors.Join(err, fmt.Errorf("threads: %d; must be between 0 and 1024", c.Threads))
+	}
+	return err
+}
+
+// Place is a device with a model on it.
+type Place struct {
+	devices.Device
+	Model model.Model
+}
+
+// Places are those of one model. Note says why auto took the CPU; empty where there is
+// nothing to say.
+type Places struct {
+	All  []Place
+	Note string
+	set  *devices.Set
+}
+
+// Open opens a model on the devices of c; with one, on the first of them only.
+func (c Compute) Open(models model.Registry, name string, o model.Options, one bool) (_ *Places, err error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	factors, err := c.factors(models, name)
+	if err != nil {
+		return nil, err
+	}
+	open := devices.Open
+	if one {
+		open = devices.One
+	}
+	set, err := open(c.Device, devices.Options{Threads: c.Threads, Factors: factors})
+	if err != nil {
+		return nil, err
+	}
+	p := &Places{set: set, Note: set.Note}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	for _, d := range set.Devices {
+		o.Device, o.Threads = d.Device, c.Threads
+		m, err := models.Open(name, o)
+		if err != nil {
+			return nil, err
+		}
+		p.All = append(p.All, Place{d, m})
+		if b := m.Card().Backend; d.ID != devices.CPU && b != d.Name() {
+			if c.Device != devices.Auto {
+				return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, m.Card().Name, b)
+			}
+			break // one is as good as many
+		}
+	}
+	return p, nil
+}
+
+// factors is the element type of Options of devices.
+func (c Compute) factors(models model.Registry, name string) (tensor.DType, error) {
+	switch {
+	case c.Device == devices.CPU, c.DType == dtypeF32:
+		return tensor.F32, nil
+	case c.DType == dtypeBF16:
+		return tensor.BF16, nil
+	}
+	info, err := models.Inspect(name)
+	if err != nil {
+		return "", err
+	}
+	parameters := 0
+	for _, p := range info.Parts {
+		parameters += p.Parameters
+	}
+	if parameters >= largeModel {
+		return tensor.BF16, nil
+	}
+	return tensor.F32, nil
+}
+
+// Workers is how many micro-batches are worth running side by side.
+func (p *Places) Workers() int {
+	if p.All[0].ID == devices.CPU {
+		return max(1, runtime.NumCPU()/2)
+	}
+	return len(p.All)
+}
+
+// IDs names the devices, e.g. cuda:0,cuda:1.
+func (p *Places) IDs() string {
+	var ids []string
+	for _, place := range p.All {
+		ids = append(ids, place.ID)
+	}
+	return strings.Join(ids, ",")
+}
+
+// Close closes the models, then the devices.
+func (p *Places) Close() error {
+	var errs []error
+	for _, place := range p.All {
+		errs = append(errs, place.Model.Close())
+	}
+	return errors.Join(errors.Join(errs...), p.set.Close())
+}
+
+// seat is where attempts are computed: an engine on a device, with the schedulers that take
+// from joins.
+type seat struct {
+	id     string
+	engine Engine
+	joins  chan *attempt
+	load   atomic.Int64 // attempts that have it
+	lost   atomic.Bool
+}
+
+// sit returns the seat with the fewest attempts of those whose device works, and what the
+// attempt calls when it leaves it.
+func (s *service) sit() (*seat, func(), error) {
+	var best *seat
+	for _, c := range s.seats {
+		if !c.lost.Load() && (best == nil || c.load.Load() < best.load.Load()) {
+			best = c
+		}
+	}
+	if best == nil {
+		return nil, nil, fmt.Errorf("no device is left: %w", tensor.ErrDeviceLost)
+	}
+	best.load.Add(1)
+	return best, func() { best.load.Add(-1) }, nil
+}
+
+// lose takes a seat out of use when an error says that its device is lost. The service ends
+// with the last one; what was in hand is handed back, here as there.
+func (s *service) lose(ctx context.Context, c *seat, err error) {
+	if !errors.Is(err, tensor.ErrDeviceLost) || c.lost.Swap(true) {
+		return
+	}
+	s.metrics.lost.Inc()
+	zerolog.Ctx(ctx).Error().Err(err).Str("device", c.id).Msg("device lost; its samples go elsewhere")
+	for _, other := range s.seats {
+		if !other.lost.Load() {
+			return
+		}
+	}
+	s.ended <- fmt.Errorf("no device is left: %w", err)
+}
