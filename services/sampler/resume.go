@@ -93,6 +93,7 @@ type storedStep struct {
 type search struct {
 	s        *service
 	req      *schemas.Request
+	backend  string          // of the attempt that goes on
 	attempts []string        // those that may have steps, the likeliest first
 	stored   map[string]int  // steps by attempt
 	subjects map[string]bool // of steps
@@ -120,7 +121,7 @@ func (s *service) search(ctx context.Context, r *recorder) (*search, error) {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	f := &search{
-		s: s, req: q, stored: map[string]int{}, subjects: map[string]bool{}, looks: len(q.Transitions) + resumeLooks,
+		s: s, req: q, backend: r.backend, stored: map[string]int{}, subjects: map[string]bool{}, looks: len(q.Transitions) + resumeLooks,
 		shape: []int64{int64(tokens), int64(s.card.LatentChannels)},
 	}
 	for subject := range subjects {
@@ -195,7 +196,7 @@ func (f *search) check(ctx context.Context, m *bus.Message, before seal) (*store
 		{"schedule_digest", event.ScheduleDigest, f.req.ScheduleDigest},
 		{"weights_digest", event.WeightsDigest, card.WeightsDigest},
 		{"policy_version", event.PolicyVersion, f.s.cfg.PolicyVersion},
-		{"backend", event.Backend, card.Backend},
+		{"backend", event.Backend, f.backend},
 	} {
 		if of.has != of.want {
 			return nil, fmt.Errorf("%s: %.64q; must be %.64q", of.field, fmt.Sprint(of.has), fmt.Sprint(of.want))
