@@ -105,6 +105,7 @@ var layers = map[string][]string{
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
+		"pkg/model/qwenimage/checkpoint", // folders of the published size, to measure with
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "services/sampler", "services/advantage", "services/internal/boot",
 	},
 }
@@ -120,7 +121,7 @@ var testLayers = map[string][]string{
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
-	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage"},
+	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/sheet"},
 	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
 	"pkg/scheduled":                {"pkg/tensor"},
@@ -138,7 +139,6 @@ var testLayers = map[string][]string{
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
-	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.

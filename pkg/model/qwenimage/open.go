@@ -113,8 +113,12 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 		s.ownDevice = true
 	}
 	m := &Model{shared: s}
-	if err := m.load(folder, dir, o, c, digest); err != nil {
-		return nil, errors.Join(err, s.closeDevice())
+	err = s.place(folder, c, o)
+	if err == nil {
+		err = m.load(folder, dir, o, c, digest)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.closeDevices())
 	}
 	return m, nil
 }
@@ -123,7 +127,7 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs, digest *nn.Digest) error {
 	s := m.shared
 	var errs [3]error
-	errs[0] = nn.LoadPart(folder, s.device, "text_encoder", digest, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
+	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
 	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
 	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
 	if err := errors.Join(errs[:]...); err != nil {
@@ -135,15 +139,8 @@ func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *model
 	s.ropes.Limit = ropeCacheBytes
 	m.modulations.Limit = modulationCacheBytes
 	m.card = c.card(dir, o)
-	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.device.Name()
+	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.backend()
 	return m.card.Validate()
-}
-
-func (s *shared) closeDevice() error {
-	if !s.ownDevice {
-		return nil
-	}
-	return s.device.Close()
 }
 
 // complete fills zero fields and checks all.
