@@ -63,10 +63,10 @@ var layers = map[string][]string{
 	"pkg/model":                         {"pkg/tensor", "pkg/safetensors"},
 	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/model/tokenizer":               {"pkg/safetensors"},
-	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer"}, // the CPU where no device is given
+	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/model/synthetic":               {"pkg/model"},
 	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
-	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors"},
+	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/model/modeltest":               {"pkg/model"},
 	"pkg/bus":                           {"schemas"},
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
@@ -105,7 +105,6 @@ var layers = map[string][]string{
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
-		"pkg/model/qwenimage/checkpoint", // folders of the published size, to measure with
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "services/sampler", "services/advantage", "services/internal/boot",
 	},
 }
@@ -114,7 +113,7 @@ var layers = map[string][]string{
 var testLayers = map[string][]string{
 	"pkg/model/nn":                   {"pkg/tensor/cpu"},
 	"pkg/model/tokenizer":            {"pkg/model/qwenimage/checkpoint"},
-	"pkg/model/qwenimage":            {"pkg/model/modeltest", "pkg/model/qwenimage/checkpoint", "pkg/tensor/reference"},
+	"pkg/model/qwenimage":            {"pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},
 	"pkg/model/synthetic":            {"pkg/model/modeltest"},
 
@@ -129,6 +128,7 @@ var testLayers = map[string][]string{
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest"},
 	"services/sampler":             {"pkg/natsd", "pkg/model/qwenimage/checkpoint"},
+	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -16,7 +17,7 @@ import (
 // Family opens folders of the QwenImagePipeline class.
 func Family() model.Family {
 	return model.Family{
-		Name: familyName, Class: pipelineClass, Inspect: Inspect,
+		Name: familyName, Class: pipelineClass, Inspect: Inspect, Random: checkpoint.Random,
 		Open: func(dir string, o model.Options) (model.Model, error) {
 			m, err := openAdapted(dir, o)
 			if err != nil {

@@ -147,7 +147,7 @@ func TestSigns_sideBySide(t *testing.T) {
 	var rows [3][]sheet.Tile
 	for _, prompt := range []string{`a red sign that says "HI"`, `a blue sign that says "4071"`, `a green sign that says "EXIT"`, `a black sign that says "OPEN"`} {
 		want := paint(t, c, prompt, steps)
-		rows[0] = append(rows[0], sheet.Tile{PNG: picture(t, want.pixels), Caption: c.Name(), Note: prompt})
+		rows[0] = append(rows[0], sheet.Tile{PNG: pngOf(t, want.pixels), Caption: c.Name(), Note: prompt})
 		for i, factors := range []tensor.DType{tensor.F32, tensor.BF16} {
 			d, err := cuda.New(ptxvm.New(ptxvm.Options{Unchecked: true}), cuda.Options{Factors: factors})
 			if err != nil {
@@ -155,7 +155,7 @@ func TestSigns_sideBySide(t *testing.T) {
 			}
 			got := paint(t, d, prompt, steps)
 			off := distance(got.pixels, want.pixels)
-			rows[1+i] = append(rows[1+i], sheet.Tile{PNG: picture(t, got.pixels), Caption: d.Name(), Note: fmt.Sprintf("relative L2 distance %.1e", off)})
+			rows[1+i] = append(rows[1+i], sheet.Tile{PNG: pngOf(t, got.pixels), Caption: d.Name(), Note: fmt.Sprintf("relative L2 distance %.1e", off)})
 			if err := d.Close(); err != nil {
 				t.Error(err)
 			}
@@ -176,8 +176,8 @@ func TestSigns_sideBySide(t *testing.T) {
 	}
 }
 
-// picture is pixels in [-1, 1] as a PNG.
-func picture(t *testing.T, pixels []float32) []byte {
+// pngOf is pixels in [-1, 1] as a PNG.
+func pngOf(t *testing.T, pixels []float32) []byte {
 	t.Helper()
 	m := image.NewNRGBA(image.Rect(0, 0, signWidth, signHeight))
 	for i := range signWidth * signHeight {

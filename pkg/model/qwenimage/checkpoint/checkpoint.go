@@ -1,6 +1,6 @@
-// Package checkpoint builds small random checkpoints of the Qwen-Image family, in the
-// layout and with the names of the published ones, so that tests run the real loading
-// and sampling code. The images mean nothing.
+// Package checkpoint builds random checkpoints of the Qwen-Image family, in the layout and
+// with the names of the published ones: small ones, so that tests run the real loading and
+// sampling code, and one of the published size, to measure with. The images mean nothing.
 package checkpoint
 
 import (
@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"testing"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -104,8 +103,15 @@ func (c *Config) complete() {
 	}
 }
 
+// test is a testing.TB, as far as Dir needs one: programs other than tests use this package.
+type test interface {
+	Helper()
+	TempDir() string
+	Fatal(args ...any)
+}
+
 // Dir returns a folder with a checkpoint that lives as long as the test.
-func Dir(t testing.TB, c Config) string {
+func Dir(t test, c Config) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "tiny")
 	if err := Write(dir, c); err != nil {

@@ -10,8 +10,24 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
+
+// Random writes a checkpoint of the published size, but for what r says.
+func Random(dir string, r model.Random) error {
+	c := Published()
+	for _, f := range []struct {
+		to   *int
+		from int
+	}{{&c.Depth, r.Layers}, {&c.TextDepth, r.TextLayers}, {&c.Vocabulary, r.Vocabulary}, {&c.Height, r.Size}, {&c.Width, r.Size}} {
+		if f.from != 0 {
+			*f.to = f.from
+		}
+	}
+	c.Seed, c.Hollow, c.Progress = r.Seed, r.Hollow, r.Progress
+	return Write(dir, c)
+}
 
 // normalCount is how many normal numbers a folder draws for tensors that have more: these
 // take them again and again, each from another place on.
