@@ -138,6 +138,12 @@ func forgeries() []forgery {
 				}
 			}
 		}},
+	}
+}
+
+// forgedParts are of steps whose latents travel apart.
+func forgedParts() []forgery {
+	return []forgery{
 		{"a part that is gone", 3, func(t *testing.T, f *forger) {
 			f.remove(t, schemas.PartSubject(f.subject(4), 0))
 		}},
@@ -171,11 +177,12 @@ func TestResume_Forged(t *testing.T) {
 	b := &brake{after: map[string]int{}, taken: map[string]int{}, release: make(chan struct{})}
 	var prompts []*schemas.Prompt
 	messages := uint64(0)
-	for i, c := range forgeries() {
+	all := slices.Concat(forgeries(), forgedParts())
+	for i, c := range all {
 		p := resumeCase{name: c.name}.prompt(forgedSteps)
 		p.UID = schemas.UID(fmt.Sprint("u", i))
 		messages += forgedSteps
-		if i >= len(forgeries())-3 { // latents of 256 KiB, which do not fit beside the rest
+		if i >= len(forgeries()) { // latents of 256 KiB, which do not fit beside the rest
 			p.Height, p.Width, p.Rollout.Debug = new(int64(512)), new(int64(512)), []string{"noise", "mean", "model_output"}
 			messages += forgedSteps
 		}
@@ -194,7 +201,7 @@ func TestResume_Forged(t *testing.T) {
 		close(b.release)
 	}()
 	first.Kill()
-	for i, c := range forgeries() {
+	for i, c := range all {
 		f := &forger{world: w, uid: prompts[i].UID}
 		f.attempt = f.step(t, 0).Attempt
 		c.forge(t, f)
@@ -202,7 +209,7 @@ func TestResume_Forged(t *testing.T) {
 
 	w.sampler(t, resumeConfig(nil, 4))
 	publish(t, w, "calm", prompts...)
-	for i, c := range forgeries() {
+	for i, c := range all {
 		t.Run(c.name, func(t *testing.T) {
 			var content [2][32]byte
 			var got *schemas.Trajectory

@@ -85,7 +85,7 @@ type Rollout struct {
 	// CheckpointEvery is k: a state is stored at least every k steps, so that a sample whose sampler
 	// died goes on from the last one and redoes k steps at most. Solvers that look back (dpm, unipc)
 	// can only go on where a run of ode steps begins.
-	CheckpointEvery *int64 `msgpack:"checkpoint_every,omitempty" range:"1..MaxSteps" absent:"samples go on from the latents that are kept anyway" flag:"checkpoint-every"`
+	CheckpointEvery *int64 `msgpack:"checkpoint_every,omitempty" range:"1..MaxSteps" absent:"none but the latents that are kept" flag:"checkpoint-every"`
 	// LogProbKind is the full Gaussian density, that without its logarithms (scaled), or a score
 	// that is no density (squared).
 	LogProbKind string `msgpack:"log_prob_kind,omitempty" enum:"LogProbKinds" default:"density" flag:"log-prob-kind"`

@@ -52,12 +52,12 @@ func TestEstimate_Text(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"a prompt", []string{"--model", "synthetic", "-n", "4", "a red fox"}, `
+		{"a prompt", []string{"--model", "synthetic", "-n", "4", "--return-steps", "10", "--checkpoint-every", "4", "a red fox"}, `
 estimate   1 group x 4 samples = 4 images of 64 x 64 pixels, by synthetic
 prompts    1 prompt, 0 duplicates
 steps      10 a sample, 40 in all, 40 stochastic; 40 model evaluations
-latents    11 states of F32 [16, 64] kept; a sample stores 64.4 KiB
-storage    209.8 KiB of steps (of 8.0 GiB); 48.0 KiB of images at most
+latents    1 state of F32 [16, 64] kept, and 2 checkpoints; a sample stores 32.0 KiB
+storage    80.0 KiB of steps (of 8.0 GiB); 48.0 KiB of images at most
 reward     jpeg_compressibility (default)
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
 `},
@@ -65,8 +65,8 @@ advantage  flow_grpo, std group (sample, epsilon 0.0001)
 estimate   1 group x 2 samples = 2 samples of 64 x 64 pixels, by synthetic
 prompts    1 prompt, 0 duplicates
 steps      3 a sample, from 2 to 5 of 10, 6 in all, 2 stochastic; 10 model evaluations
-latents    3 states of F32 [16, 64] kept; a sample stores 14.5 KiB
-storage    29.0 KiB of steps (of 8.0 GiB)
+latents    3 states of F32 [16, 64] kept; a sample stores 14.7 KiB
+storage    29.4 KiB of steps (of 8.0 GiB)
 reward     jpeg_compressibility (default)
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
 warning    reward: jpeg_compressibility will fail: it looks at images, and a sample that stops at step 5 of 10 has none; stop.decode makes one
@@ -80,8 +80,8 @@ prompts    6 prompts in demo/words.csv (csv), 1 duplicate left out, 5 chosen, sh
 metadata   colour
 batches    2 batches of 2 groups, the last of 1
 steps      10 a sample, 240 in all, 48 stochastic; 864 model evaluations (guidance, scale 4)
-latents    3 states of F16 [32, 64] kept; a sample stores 43.3 KiB
-storage    462.6 KiB of steps (of 8.0 GiB); 576.0 KiB of images at most
+latents    3 states of F16 [32, 64] kept; a sample stores 44.0 KiB
+storage    480.2 KiB of steps (of 8.0 GiB); 576.0 KiB of images at most
 reward     glyph (default)
 advantage  diffusion_nft, std global (sample, epsilon 0.0001), mode continuous, clamped to 5, zero std: refill
 `},
@@ -90,7 +90,7 @@ estimate   2 groups = 5 samples, by signs
 prompts    5 prompts in mixed.jsonl (json), 1 bad left out, 1 duplicate kept, 4 chosen
            mixed.jsonl line 5: prompt: must be a text
 steps      32 in all, 32 stochastic; 32 model evaluations
-storage    218.3 KiB of steps (of 8.0 GiB); 57.0 KiB of images at most
+storage    220.6 KiB of steps (of 8.0 GiB); 57.0 KiB of images at most
 reward     glyph (default); or ocr x 2
 advantage  flow_grpo, std group (sample, epsilon 0.0001)
 refused    2 prompts, e.g. "no target": reward[0]: ground_truth: empty, and the prompt has no text in double quotes; glyph needs one
@@ -162,7 +162,7 @@ func TestEstimate_JSON(t *testing.T) {
 		t.Fatalf("no line of JSON: %v\n%s", err, stdout)
 	}
 	elements := 2 * 4 * 64.0
-	const event, tensor = 700, 150                                 // bytes beside the elements
+	const event, tensor = 775, 150                                 // bytes beside the elements
 	steps := 3*(4*elements+tensor) + 5*(4*elements+event+2*tensor) // 3 states, 5 noises
 	images := 3 * 32 * 64.0
 	for field, want := range map[string]any{

@@ -14,7 +14,7 @@ import (
 // What a step event takes in its stream, subject and headers included, without tensors, and
 // what each tensor adds to its elements. Measured; names make a difference of some percent.
 const (
-	stepEventBytes = 700
+	stepEventBytes = 775
 	tensorBytes    = 150
 	// What a trajectory takes beside its prompt, and more for each step.
 	trajectoryBytes, trajectoryStepBytes = 1450, 107
