@@ -68,7 +68,7 @@ func (w *world) standIn(t *testing.T, lane schemas.Lane) {
 	w.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return b.Announce(ctx, func() *schemas.Presence {
 			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "stand-in", Lane: lane}
-		})
+		}, nil)
 	})
 }
 

@@ -22,6 +22,8 @@ const (
 	KindBatch      = "batch"
 	KindPolicy     = "policy"
 	KindDead       = "dead"
+	KindControl    = "control"
+	KindParked     = "parked"
 )
 
 // AllSubjects matches every subject of the contract.
@@ -40,13 +42,13 @@ type Address struct {
 // tokens are the places of an address behind its kind, in the order of the subject.
 func (a *Address) tokens() []*string {
 	switch a.Kind {
-	case KindPrompt:
+	case KindPrompt, KindControl:
 		return []*string{(*string)(&a.Run)}
 	case KindGroup, KindAdvantage:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID)}
 	case KindOpening:
 		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID)}
-	case KindRequest:
+	case KindRequest, KindParked:
 		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.UID), &a.Sample}
 	case KindStep:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Attempt, &a.Step}
@@ -173,6 +175,8 @@ func RunFilters(run Run) map[string][]string {
 		StreamVerdicts:     all(KindVerdict),
 		StreamRewards:      all(KindReward, KindOpening),
 		StreamAdvantages:   all(KindAdvantage, KindBatch),
+		StreamControl:      all(KindControl),
+		StreamParked:       all(KindParked),
 	}
 }
 

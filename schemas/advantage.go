@@ -9,9 +9,10 @@ type Advantage struct {
 	// Status is complete: every sample was scored; partial: some failed, or had not come by the
 	// deadline, and the advantages are those of the others among themselves; failed: no sample
 	// was scored, or the estimator refused the rewards; stale: policy versions too far apart, or
-	// mixed schedules; filtered: rewards all equal, where the prompt drops such groups; or
-	// refused: intake took the prompt for none. Only complete and partial have advantages; Error
-	// says why a group is failed, stale or refused.
+	// mixed schedules; filtered: rewards all equal, where the prompt drops such groups;
+	// refused: intake took the prompt for none; or cancelled: a control ended it, whatever it had.
+	// Only complete and partial have advantages; Error says why a group is failed, stale, refused or
+	// cancelled, and by whom.
 	Status    string `msgpack:"status" enum:"GroupStatuses"`
 	Error     string `msgpack:"error,omitempty" size:"0..MaxText"`
 	GroupSize int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
@@ -63,8 +64,9 @@ type Member struct {
 	// Reward and Advantage are null unless Status is scored.
 	Reward    *float64 `msgpack:"reward"`
 	Advantage *float64 `msgpack:"advantage"`
-	// Status is scored; failed: the sample could not be made, or a required score failed; or
-	// missing: it had not come when the group closed.
+	// Status is scored; failed: the sample could not be made, or a required score failed;
+	// cancelled: it was not scored when a control ended the group; or missing: it had not come when
+	// the group closed.
 	Status string `msgpack:"status" enum:"MemberStatuses"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence; 0 when missing.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`

@@ -73,6 +73,8 @@ func versioned(e Event) (any, error) {
 		v, c = copied(e, func(c *Prompt) *int64 { return &c.V })
 	case *Opening:
 		return versioned((*GroupRecord)(e))
+	case *Parked:
+		return versioned((*Request)(e))
 	case *GroupRecord:
 		v, c = copied(e, func(c *GroupRecord) *int64 {
 			c.Error = legalText(c.Error, MaxText)
@@ -116,6 +118,10 @@ func versioned(e Event) (any, error) {
 			c.repair()
 			return &c.V
 		})
+	case *Control:
+		v, c = copied(e, (*Control).repair)
+	case *ControlReceipt:
+		v, c = copied(e, (*ControlReceipt).repair)
 	case *Dead:
 		v, c = copied(e, func(c *Dead) *int64 {
 			c.repair()
@@ -190,6 +196,6 @@ func New(typeName string) (Event, bool) {
 func Events() []Event {
 	return []Event{
 		&Prompt{}, &GroupRecord{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Presence{}, &Dead{}, &Receipt{},
-		&ScoreRequest{}, &ScoreReply{},
+		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{},
 	}
 }

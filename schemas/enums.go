@@ -8,6 +8,19 @@ const (
 	TransitionODE      = "ode"       // deterministic; no log-prob
 )
 
+// Actions of a control, and the states of a run.
+const (
+	ControlCancel = "cancel"
+	ControlPause  = "pause"
+	ControlResume = "resume"
+	ControlStatus = "status"
+
+	RunRunning   = "running"
+	RunPaused    = "paused"
+	RunCancelled = "cancelled"
+	RunDone      = "done"
+)
+
 // Kinds of log-prob. They are not comparable with each other.
 const (
 	LogProbDensity = "density" // the full Gaussian log-density
@@ -50,15 +63,16 @@ const (
 
 // Statuses of rewards, scores, members and groups.
 const (
-	StatusScored   = "scored"
-	StatusFailed   = "failed"
-	StatusMissing  = "missing"
-	StatusComplete = "complete"
-	StatusPartial  = "partial"
-	StatusStale    = "stale"
-	StatusFiltered = "filtered"
-	StatusShort    = "short"
-	StatusRefused  = "refused" // of a group: intake took its prompt for none
+	StatusScored    = "scored"
+	StatusFailed    = "failed"
+	StatusMissing   = "missing"
+	StatusComplete  = "complete"
+	StatusPartial   = "partial"
+	StatusStale     = "stale"
+	StatusFiltered  = "filtered"
+	StatusShort     = "short"
+	StatusRefused   = "refused"   // of a group: intake took its prompt for none
+	StatusCancelled = "cancelled" // of a group or a member: a control ended it
 )
 
 // What becomes of a group that does not count.
@@ -95,6 +109,7 @@ const (
 	CodeFailed        = "failed"         // the work itself failed, for good
 	CodePanic         = "panic"          // the program has a fault
 	CodeTooLarge      = "too_large"      // larger than the bus carries
+	CodeCancelled     = "cancelled"      // a control has ended its run or its group
 	CodeDisplaced     = "displaced"      // not the event that its subject is for, which took its place
 )
 
@@ -118,17 +133,19 @@ var (
 	// ScoreImageFormats are how images travel to reward functions.
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}
 	RewardStatuses    = []string{StatusScored, StatusFailed}
-	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing}
-	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered, StatusRefused}
+	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing, StatusCancelled}
+	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered, StatusRefused, StatusCancelled}
 	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}
+	ControlActions    = []string{ControlCancel, ControlPause, ControlResume, ControlStatus}
+	RunStates         = []string{RunRunning, RunPaused, RunCancelled, RunDone}
 	UnknownPolicies   = []string{UnknownRefuse, UnknownWarn}
 	Stages            = []string{"intake", "sampler", "reward", "advantage"}
 	PresentServices   = []string{ServiceSampler, ServiceReward}
 	DeadCodes         = []string{
 		CodeDecode, CodeInvalid, CodeUnknownModel, CodeUnknownReward, CodeUIDConflict, CodeExhausted,
-		CodeLate, CodeFailed, CodeTooLarge, CodeDisplaced, CodePanic,
+		CodeLate, CodeFailed, CodeTooLarge, CodeDisplaced, CodeCancelled, CodePanic,
 	}
 )
 

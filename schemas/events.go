@@ -33,6 +33,9 @@ const (
 	TypeDead       = "dead/1"
 	TypeReceipt    = "receipt/1"
 	TypePresence   = "presence/1"
+	TypeControl    = "control/1"
+
+	TypeControlReceipt = "control_receipt/1"
 
 	TypeScoreRequest = "score_request/1"
 	TypeScoreReply   = "score_reply/1"
@@ -51,6 +54,9 @@ func (*Policy) Type() string      { return TypePolicy }
 func (*Dead) Type() string        { return TypeDead }
 func (*Receipt) Type() string     { return TypeReceipt }
 func (*Presence) Type() string    { return TypePresence }
+func (*Control) Type() string     { return TypeControl }
+
+func (*ControlReceipt) Type() string { return TypeControlReceipt }
 
 // Subject is the claim of the uid: its run and uid name it.
 func (e *GroupRecord) Subject() string { return GroupSubject(e.Run, e.UID) }

@@ -79,10 +79,10 @@ var limits = map[string]float64{
 
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
-	"BatchStatuses": BatchStatuses, "CFGRules": CFGRules, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
+	"BatchStatuses": BatchStatuses, "CFGRules": CFGRules, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
 	"FailedPolicies": FailedPolicies, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
 	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
-	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "SDETypes": SDETypes,
+	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "RunStates": RunStates, "SDETypes": SDETypes,
 	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages, "StdBases": StdBases,
 	"StdScales": StdScales, "StopReasons": StopReasons, "UnknownPolicies": UnknownPolicies, "WindowStrategies": WindowStrategies,
 	"ZeroStdPolicies": ZeroStdPolicies,

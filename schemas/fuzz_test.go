@@ -46,6 +46,7 @@ func FuzzDecodeAdvantage(f *testing.F)  { fuzzDecode[schemas.Advantage](f) }
 func FuzzDecodeBatch(f *testing.F)      { fuzzDecode[schemas.Batch](f) }
 func FuzzDecodePolicy(f *testing.F)     { fuzzDecode[schemas.Policy](f) }
 func FuzzDecodePresence(f *testing.F)   { fuzzDecode[schemas.Presence](f) }
+func FuzzDecodeControl(f *testing.F)    { fuzzDecode[schemas.Control](f) }
 func FuzzDecodeDead(f *testing.F)       { fuzzDecode[schemas.Dead](f) }
 func FuzzDecodeScoreReply(f *testing.F) { fuzzDecode[schemas.ScoreReply](f) }
 func FuzzDecodeReceipt(f *testing.F)    { fuzzDecode[schemas.Receipt](f) }

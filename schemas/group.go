@@ -19,6 +19,8 @@ type GroupRecord struct {
 	// Error says why the prompt was refused; empty: it was accepted. A refused prompt has a
 	// result all the same, and keeps its uid.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	// Cancelled says that a control ended the group before intake had taken it up; Error says which.
+	Cancelled bool `msgpack:"cancelled,omitempty"`
 	// PromptDigest names the resolved prompt (see Request.PromptDigest); empty when refused,
 	// and where stored trajectories are scored again.
 	PromptDigest string `msgpack:"prompt_digest" form:"digest?"`

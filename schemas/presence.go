@@ -14,6 +14,9 @@ type Presence struct {
 	Reward []string `msgpack:"reward,omitempty" size:"0..MaxPresentRewards" form:"reward_name"`
 	// Missing are functions that it knows and cannot serve, and why.
 	Missing []MissingReward `msgpack:"missing,omitempty" size:"0..MaxPresentRewards"`
+	// Controls is the sequence of the newest control that a sampler obeys: of what it and those
+	// before it stopped, no step is taken, and none is on its way to be stored.
+	Controls uint64 `msgpack:"controls,omitempty"`
 	// At is when it was renewed, Unix nanoseconds.
 	At int64 `msgpack:"at" range:"0.."`
 }

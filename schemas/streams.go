@@ -13,6 +13,8 @@ const (
 	StreamVerdicts     = "MDR_VERDICTS"
 	StreamAdvantages   = "MDR_ADVANTAGES"
 	StreamPolicies     = "MDR_POLICIES"
+	StreamControl      = "MDR_CONTROL"
+	StreamParked       = "MDR_PARKED"
 	StreamDead         = "MDR_DEAD"
 	StreamAdvisories   = "MDR_ADVISORIES"
 )
@@ -26,6 +28,8 @@ const (
 	BlobBucket     = "mdr-blobs"
 	// SealBucket has the secret that samplers seal their steps with. Nobody else needs to read it.
 	SealBucket = "mdr-seal"
+	// ControlBucket has the control that holds of each run, and of groups of it: see ControlKey.
+	ControlBucket = "mdr-control"
 )
 
 // PresenceTTL is how long an entry of PresenceBucket stays. The bucket's own setting counts
@@ -105,6 +109,14 @@ func Streams() []StreamSpec {
 		{
 			Name: StreamPolicies, Purpose: "weight announcements per lane",
 			Subjects: []string{Prefix + "policy.*"}, DiscardNew: true, MaxMsgs: 10_000, MaxBytes: gib / 16,
+		},
+		{
+			Name: StreamControl, Purpose: "what operators asked of runs: cancel, pause, resume; what holds is in the bucket mdr-control",
+			Subjects: []string{Prefix + "control.*"}, MaxBytes: gib / 16, MaxAge: 30 * day,
+		},
+		{
+			Name: StreamParked, Purpose: "requests of paused runs, until they are resumed",
+			Subjects: []string{Prefix + "parked.*.*.*.*"}, Guarded: true, MaxBytes: gib,
 		},
 		{
 			Name: StreamDead, Purpose: "refused input: original bytes and headers, reason, stage, deliveries",

@@ -42,6 +42,8 @@ func TestParseSubject(t *testing.T) {
 		for subject, want := range map[string]schemas.Address{
 			schemas.PromptSubject(run):                     {Kind: schemas.KindPrompt, Run: run},
 			schemas.GroupSubject(run, uid):                 {Kind: schemas.KindGroup, Run: run, UID: uid},
+			schemas.ControlSubject(run):                    {Kind: schemas.KindControl, Run: run},
+			schemas.ParkedSubject(run, lane, uid, sample):  {Kind: schemas.KindParked, Run: run, Lane: lane, UID: uid, Sample: s},
 			schemas.OpeningSubject(run, batch, uid):        {Kind: schemas.KindOpening, Run: run, Batch: batch, UID: uid},
 			schemas.RequestSubject(run, lane, uid, sample): {Kind: schemas.KindRequest, Run: run, Lane: lane, UID: uid, Sample: s},
 			stepSubject:                                    {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Attempt: attempt, Step: k},
@@ -94,6 +96,8 @@ func TestAddress_Filter(t *testing.T) {
 		"mdr.v1.dead.intake.*.*":     schemas.Address{Kind: schemas.KindDead, Stage: "intake"}.Filter(),
 		"mdr.v1.*.3.>":               schemas.PartitionFilter(3),
 		"$KV.mdr-presence.sampler-1": schemas.PresenceSubject("sampler-1"),
+		"mdr.v1.control.r1":          schemas.ControlSubject("r1"),
+		"mdr.v1.parked.r1.l.u.3":     schemas.ParkedSubject("r1", "l", "u", 3),
 	} {
 		if got != want {
 			t.Errorf("filter %q, want %q", got, want)

@@ -377,12 +377,12 @@ func TestReward_Validate(t *testing.T) {
 func TestAdvantage_Validate(t *testing.T) {
 	type A = schemas.Advantage
 	faults(t, func() *A { return completeAdvantage(t) }, []fault[A]{
-		{"status", func(a *A) { a.Status = "ok" }, `status: "ok"; must be one of complete, partial, failed, stale, filtered, refused`},
+		{"status", func(a *A) { a.Status = "ok" }, `status: "ok"; must be one of complete, partial, failed, stale, filtered, refused, cancelled`},
 		{"batch", func(a *A) { a.Batch = "" }, `batch: ""; ` + tokenRule},
 		{"too many members", func(a *A) { a.GroupSize = 2 }, "members: 3 items; must be at most group_size, 2\nmembers[2].sample_index: 2; must be between 0 and 1"},
 		{"members out of order", func(a *A) { a.Members[0].SampleIndex = 2 }, "members[1].sample_index: 1; must be above the one before it"},
 		{"member twice", func(a *A) { a.Members[1].SampleIndex = 0 }, "members[1].sample_index: 0; must be above the one before it"},
-		{"member status", func(a *A) { a.Members[2].Status = "" }, `members[2].status: ""; must be one of scored, failed, missing`},
+		{"member status", func(a *A) { a.Members[2].Status = "" }, `members[2].status: ""; must be one of scored, failed, missing, cancelled`},
 		{"missing with a reward", func(a *A) { a.Members[2].Reward = new(0.0) }, "members[2].reward: 0; must be null unless scored"},
 		{"missing with an advantage", func(a *A) { a.Members[2].Advantage = new(0.0) }, "members[2].advantage: 0; must be null unless scored"},
 		{"scored without a reward", func(a *A) { a.Members[0].Reward = nil }, "members[0].reward: null; must be a number when scored"},
@@ -431,7 +431,7 @@ func TestDead_Validate(t *testing.T) {
 	type D = schemas.Dead
 	faults(t, func() *D { return find[D](t, "dead-refused") }, []fault[D]{
 		{"stage", func(d *D) { d.Stage = "x" }, `stage: "x"; must be one of intake, sampler, reward, advantage`},
-		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, panic`},
+		{"code", func(d *D) { d.Code = "x" }, `code: "x"; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, cancelled, panic`},
 		{"reason", func(d *D) { d.Reason = "" }, `reason: ""; must not be empty`},
 		{"headers", func(d *D) { d.Headers[0].Name = "" }, `headers[0].name: ""; must not be empty`},
 	})
@@ -443,7 +443,7 @@ func TestReceipt_Validate(t *testing.T) {
 		{"accepted with an error", func(r *R) { r.Error = "x" }, `code: ""; must be empty, as error, when accepted`},
 		{"no samples", func(r *R) { r.Samples = 0 }, "samples: 0; must be between 1 and 1024"},
 		{"steps", func(r *R) { r.SDEStepIndices = []int64{10} }, "sde_step_indices[0]: 10; must be between 0 and 9"},
-		{"refused without a reason", func(r *R) { r.Accepted = false }, `code: ""; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, panic` + "\n" + `error: ""; must not be empty`},
+		{"refused without a reason", func(r *R) { r.Accepted = false }, `code: ""; must be one of decode, invalid, unknown_model, unknown_reward, uid_conflict, exhausted, late, failed, too_large, displaced, cancelled, panic` + "\n" + `error: ""; must not be empty`},
 	})
 }
 
@@ -482,6 +482,21 @@ func find[T any](t testing.TB, name string) *T {
 	}
 	t.Fatalf("no sample %q of type %v", name, reflect.TypeFor[T]())
 	return nil
+}
+
+func TestControl_Validate(t *testing.T) {
+	type C = schemas.Control
+	faults(t, func() *C { return find[C](t, "control-cancel") }, []fault[C]{
+		{"action", func(c *C) { c.Action, c.UID = "stop", "" }, `action: "stop"; must be one of cancel, pause, resume, status`},
+		{"pause of a group", func(c *C) { c.Action = "pause" }, `uid: "p17"; must be absent: only cancel is for one group`},
+		{"run", func(c *C) { c.Run = "a.b" }, `run: "a.b"; ` + tokenRule},
+		{"uid", func(c *C) { c.UID = "*" }, `uid: "*"; ` + tokenRule},
+	})
+	type R = schemas.ControlReceipt
+	faults(t, func() *R { return find[R](t, "control_receipt") }, []fault[R]{
+		{"refused without a reason", func(r *R) { r.Accepted, r.Code = false, "invalid" }, `error: ""; must not be empty`},
+		{"accepted with a reason", func(r *R) { r.Code = "invalid" }, `code: "invalid"; must be empty, as error, when accepted`},
+	})
 }
 
 func TestVerdict_Validate(t *testing.T) {

@@ -161,8 +161,7 @@ func (b *Bus) multiLast(ctx context.Context, stream string, req directRequest) (
 	ctx, stop := context.WithTimeout(ctx, 2*apiTimeout)
 	defer stop()
 	inbox := b.nc.NewInbox()
-	answers := make(chan *nats.Msg, multiBatch+1) // SubscribeSync's would take half a megabyte
-	sub, err := b.nc.ChanSubscribe(inbox, answers)
+	sub, err := b.nc.SubscribeSync(inbox)
 	if err != nil {
 		return nil, 0, 0, err
 	}
@@ -171,13 +170,9 @@ func (b *Bus) multiLast(ctx context.Context, stream string, req directRequest) (
 		return nil, 0, 0, err
 	}
 	for {
-		var m *nats.Msg
-		select {
-		case m = <-answers:
-		case <-ctx.Done():
-			return nil, 0, 0, ctx.Err()
-		case <-b.closed:
-			return nil, 0, 0, nats.ErrConnectionClosed
+		m, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return nil, 0, 0, err
 		}
 		switch m.Header.Get(headerStatus) {
 		case statusEOB:

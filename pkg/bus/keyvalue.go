@@ -119,6 +119,9 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	if err == nil {
 		err = kv.Purge(ctx, string(run))
 	}
+	if err == nil {
+		err = b.deleteControls(ctx, run)
+	}
 	if err != nil {
 		return fmt.Errorf("delete run %q: %w", run, err)
 	}

@@ -19,11 +19,11 @@ const (
 )
 
 // Announce says that a service runs until ctx ends: it renews the entry that state
-// returns in schemas.PresenceBucket, and takes it out at the end. An entry that is not
-// renewed goes by itself, and so that of a process that died does. What fails is logged,
-// and tried again; only an entry against the rules and a bucket that keeps its entries for
-// ever (ErrIncompatible) are errors.
-func (b *Bus) Announce(ctx context.Context, state func() *schemas.Presence) error {
+// returns in schemas.PresenceBucket, at once for each word on changed (nil: there is none),
+// and takes it out at the end. An entry that is not renewed goes by itself, and so that of a
+// process that died does. What fails is logged, and tried again; only an entry against the
+// rules and a bucket that keeps its entries for ever (ErrIncompatible) are errors.
+func (b *Bus) Announce(ctx context.Context, state func() *schemas.Presence, changed <-chan struct{}) error {
 	for ctx.Err() == nil {
 		p := state()
 		if err := p.Validate(); err != nil {
@@ -42,7 +42,13 @@ func (b *Bus) Announce(ctx context.Context, state func() *schemas.Presence) erro
 			}
 			beat = schemas.PresenceTTL / beatsPerTTL
 		}
-		_ = pause(ctx, beat)
+		t := time.NewTimer(beat)
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-t.C:
+		}
+		t.Stop()
 	}
 	if !b.nc.IsConnected() {
 		return nil // it goes by itself

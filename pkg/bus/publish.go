@@ -36,7 +36,8 @@ type Ack struct {
 type PublishOption func(*publishOptions)
 
 type publishOptions struct {
-	wait bool
+	wait  bool
+	inbox string
 	// against is the check that Against gave, check the whole of it: what is wrong with a
 	// message that has the subject of this one; nil: nobody looks.
 	against func(stored schemas.Keyed) (fault, err error)
@@ -46,6 +47,9 @@ type publishOptions struct {
 // WaitForSpace waits while the stream is full, until the context ends, instead of
 // returning ErrStreamFull.
 func WaitForSpace() PublishOption { return func(o *publishOptions) { o.wait = true } }
+
+// ReplyTo names the inbox that an answer is to go to, where somebody answers the event.
+func ReplyTo(inbox string) PublishOption { return func(o *publishOptions) { o.inbox = inbox } }
 
 const (
 	// retryMin and retryMax bound the pause before a publish is tried again.
@@ -67,7 +71,11 @@ func (b *Bus) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOptio
 	if err != nil {
 		return Ack{}, err
 	}
-	return b.publish(ctx, m, options(e, opts))
+	o := options(e, opts)
+	if o.inbox != "" {
+		m.Header.Set(schemas.HeaderReply, o.inbox)
+	}
+	return b.publish(ctx, m, o)
 }
 
 // options puts together what is said about the publish of an event.

@@ -78,6 +78,7 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 		{Bucket: schemas.RunBucket, History: kvHistory, MaxBytes: kvBytes},
 		{Bucket: schemas.PolicyBucket, History: kvHistory, MaxBytes: kvBytes},
 		{Bucket: schemas.SealBucket, History: 1, MaxBytes: minStreamBytes},
+		{Bucket: schemas.ControlBucket, History: 1, MaxBytes: kvBytes},
 		{Bucket: schemas.PresenceBucket, TTL: schemas.PresenceTTL, MaxBytes: presenceBytes},
 	} {
 		if _, err := b.js.KeyValue(ctx, c.Bucket); err == nil {
@@ -196,7 +197,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 
 // missing names the first stream or bucket that is not there.
 func (b *Bus) missing(ctx context.Context) (string, error) {
-	names := []string{"KV_" + schemas.RunBucket, "KV_" + schemas.PolicyBucket, "KV_" + schemas.SealBucket, "KV_" + schemas.PresenceBucket, "OBJ_" + schemas.BlobBucket}
+	names := []string{"KV_" + schemas.RunBucket, "KV_" + schemas.PolicyBucket, "KV_" + schemas.SealBucket, "KV_" + schemas.PresenceBucket, controlStream, "OBJ_" + schemas.BlobBucket}
 	for _, spec := range specs() {
 		names = append(names, spec.Name)
 	}

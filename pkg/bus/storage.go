@@ -182,7 +182,7 @@ func kept() []keeping {
 		out = append(out, keeping{s.Name, s.DiscardNew || s.Guarded, s.WorkQueue})
 	}
 	return append(out, keeping{BlobStream, true, false},
-		keeping{"KV_" + schemas.RunBucket, true, false}, keeping{"KV_" + schemas.PolicyBucket, true, false})
+		keeping{"KV_" + schemas.RunBucket, true, false}, keeping{"KV_" + schemas.PolicyBucket, true, false}, keeping{controlStream, true, false})
 }
 
 // keptIn is the stream that stores a subject, empty for none of the contract's.

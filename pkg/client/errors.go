@@ -22,9 +22,9 @@ var (
 
 // Why anything else failed.
 var (
-	// ErrNoAnswer means that no intake answered in time. The prompt is stored and will
-	// be taken up when one runs.
-	ErrNoAnswer = errors.New("no intake answered in time; the prompt is stored")
+	// ErrNoAnswer means that no intake answered in time. What was published is stored and
+	// will be taken up when one runs.
+	ErrNoAnswer = errors.New("no intake answered in time; what was published is stored")
 	// ErrJudged means that the sample has a verdict of that name, another one: the first counts.
 	ErrJudged = errors.New("the sample has a verdict already")
 	// ErrNoImage means that a sample has none, since it could not be made or stops with noise in it.
@@ -48,14 +48,16 @@ var (
 	ErrEvicted = bus.ErrEvicted
 )
 
-// RefusedError is intake's refusal of a prompt. The prompt is in the dead letters.
+// RefusedError is intake's refusal of a prompt or a control, which is in the dead letters.
 type RefusedError struct {
 	// Code is the class of the reason, one of the schemas.Code constants.
 	Code   string
 	Reason string
+	// What was refused: prompt or control.
+	What string
 }
 
-func (e *RefusedError) Error() string { return "prompt refused (" + e.Code + "): " + e.Reason }
+func (e *RefusedError) Error() string { return e.What + " refused (" + e.Code + "): " + e.Reason }
 
 // HeldError says that a prompt is neither accepted nor refused yet: it is stored, and goes
 // on once there is what it waits for.

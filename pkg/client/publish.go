@@ -27,13 +27,12 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
-	inbox := c.bus.Conn().NewInbox()
-	answers, err := c.bus.Conn().SubscribeSync(inbox)
+	answers, err := c.answers()
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to the answer: %w", err)
+		return nil, err
 	}
 	defer func() { _ = answers.Unsubscribe() }()
-	if _, err := c.bus.PublishPrompt(ctx, run, prompt, nats.Header{schemas.HeaderReply: {inbox}}); err != nil {
+	if _, err := c.bus.PublishPrompt(ctx, run, prompt, nats.Header{schemas.HeaderReply: {answers.Subject}}); err != nil {
 		return nil, fmt.Errorf("publish prompt: %w", err)
 	}
 	var held *schemas.Receipt
@@ -53,11 +52,20 @@ func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []b
 		case r.Waiting != "":
 			held = r // another receipt says what became of it
 		case !r.Accepted:
-			return r, &RefusedError{Code: r.Code, Reason: r.Error}
+			return r, &RefusedError{Code: r.Code, Reason: r.Error, What: "prompt"}
 		default:
 			return r, nil
 		}
 	}
+}
+
+// answers is an inbox of its own for what answers something published.
+func (c *Client) answers() (*nats.Subscription, error) {
+	s, err := c.bus.Conn().SubscribeSync(c.bus.Conn().NewInbox())
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to the answer: %w", err)
+	}
+	return s, nil
 }
 
 // Verdict stores the reward that a person or a batch job gives a sample which waits for

@@ -37,10 +37,14 @@ var channels = []channel{
 	{"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages, "all groups of a batch have closed", "advantage", []string{"client"}},
 	{"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies, "what a lane serves", "sampler", []string{"intake", "client"}},
 	{"presence", "$KV." + schemas.PresenceBucket + ".{instance}", schemas.TypePresence, "", "a service that runs, and what it can do; an entry of a key-value bucket, renewed while it runs", "sampler, reward", []string{"intake", "client"}},
+	{"control", schemas.Prefix + "control.{run}", schemas.TypeControl, schemas.StreamControl, "what an operator asks of a run: cancel, pause, resume, status", "client", []string{"intake"}},
+	{"held_control", "$KV." + schemas.ControlBucket + ".{run}", schemas.TypeControl, "", "the control that holds of a run; of one of its groups at <run>.<uid>; an entry of a key-value bucket", "intake", []string{"sampler", "reward", "advantage", "client"}},
+	{"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamParked, "a request of a paused run, out of its queue until the run is resumed", "sampler, intake", []string{"intake"}},
 	{"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead, "input that was refused, and why", "any service", []string{"client"}},
 	{"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "", "one sample for a worker of the reward function nats:NAME, queue group NAME", "reward", []string{"scoring worker"}},
 	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none", "scoring worker", []string{"reward"}},
 	{"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake", []string{"client"}},
+	{"control_receipt", "", schemas.TypeControlReceipt, "", "intake's answer to a control that asked for one", "intake", []string{"client"}},
 }
 
 var parameters = map[string]string{
@@ -243,6 +247,11 @@ func operations(c channel) []entry[operation] {
 			o.Reply = &reply{
 				Address: replyAddress{"the inbox of a client that wants a receipt", "$message.header#/" + schemas.HeaderReply},
 				Channel: reference{"#/channels/receipt"},
+			}
+		case c.name == "control" && action == "receive":
+			o.Reply = &reply{
+				Address: replyAddress{"the inbox of a client that wants an answer", "$message.header#/" + schemas.HeaderReply},
+				Channel: reference{"#/channels/control_receipt"},
 			}
 		case c.event == schemas.TypeScoreRequest:
 			o.Reply = &reply{

@@ -79,7 +79,7 @@ var identifier = regexp.MustCompile(`\b[A-Z][A-Za-z]*\b`)
 // constants that comments name.
 var constants = map[string]string{
 	"MaxTensorDims": strconv.Itoa(schemas.MaxTensorDims), "MaxPartBytes": strconv.Itoa(schemas.MaxPartBytes) + " bytes",
-	"BlobBucket": schemas.BlobBucket, "PolicyBucket": schemas.PolicyBucket, "PresenceBucket": schemas.PresenceBucket, "HeaderReply": schemas.HeaderReply,
+	"BlobBucket": schemas.BlobBucket, "PolicyBucket": schemas.PolicyBucket, "PresenceBucket": schemas.PresenceBucket, "ControlBucket": schemas.ControlBucket, "HeaderReply": schemas.HeaderReply,
 	"MaxMetadataBytes": strconv.Itoa(schemas.MaxMetadataBytes) + " bytes", "MaxMetadataDepth": strconv.Itoa(schemas.MaxMetadataDepth),
 }
 

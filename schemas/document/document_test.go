@@ -158,6 +158,10 @@ func TestChannels(t *testing.T) {
 		"policy":     schemas.PolicySubject("l"),
 		"presence":   schemas.PresenceSubject("i"),
 		"dead":       schemas.DeadSubject("intake", "r", "u"),
+		"control":    schemas.ControlSubject("r"),
+		"parked":     schemas.ParkedSubject("r", "l", "u", 1),
+
+		"held_control": schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey("r", "")),
 	}
 	streams := map[string]schemas.StreamSpec{}
 	for _, s := range schemas.Streams() {

@@ -77,12 +77,20 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	instruments := newInstruments(cfg.Metrics)
 	publisher := b.NewPublisher(resultWindow, resultBytes)
 	defer publisher.Close()
+	controls, err := b.Controls(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped before it was up
+		}
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return controls.Follow(ctx) })
 	for p := range schemas.RewardPartitions {
 		g.Go(func() error {
 			w := &worker{
 				cfg: cfg, bus: b, publisher: publisher, log: log.With().Int("partition", p).Logger(), metrics: instruments,
-				groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
+				controls: controls, groups: map[string]*group{}, batches: map[string]*batch{},
 			}
 			if err := w.run(ctx, p); err != nil {
 				return fmt.Errorf("partition %d: %w", p, err)
@@ -107,18 +115,19 @@ type worker struct {
 	publisher *bus.Publisher
 	log       zerolog.Logger
 	metrics   *instruments
+	// controls are what operators asked of runs, heeded as far as the open groups know of it.
+	controls *bus.Controls
+	heeded   int
 	// deliveries counts what the partition's consumer does.
 	deliveries instrument.Deliveries
 	sub        *bus.Subscription
 	decoder    schemas.RewardDecoder
-	reward     schemas.Reward          // that was received last
-	taken      []*bus.Message          // that have come, to be received in their order
-	records    map[string]*bus.Message // of the groups that taken opens, by subject
-	groups     map[string]*group       // by run and uid
-	batches    map[string]*batch       // explicit batches, by run and batch id
-	opened     []*group                // known before, to be looked up should they stay open; oldest first
-	storing    []storing               // oldest first
-	again      bool                    // something that could have closed has not
+	reward     schemas.Reward    // that was received last
+	groups     map[string]*group // by run and uid
+	batches    map[string]*batch // explicit batches, by run and batch id
+	opened     []*group          // known before, to be looked up should they stay open; oldest first
+	storing    []storing         // oldest first
+	again      bool              // something that could have closed has not
 }
 
 // storing is a result on its way to the server.
@@ -167,14 +176,7 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		case err != nil:
 			return err
 		case m != nil:
-			if err := w.ahead(work, m); err != nil {
-				return err
-			}
-			for len(w.taken) > 0 {
-				m, w.taken = w.taken[0], w.taken[1:]
-				w.receive(work, m)
-				w.collect(work, over)
-			}
+			w.receive(work, m)
 		}
 		w.collect(work, over)
 		if now := time.Now(); now.After(nextSweep) {
@@ -232,7 +234,6 @@ func (w *worker) forget() {
 		w.forgetGroup(g)
 	}
 	clear(w.batches)
-	w.taken = nil
 	w.opened = nil
 	w.storing = nil // they are stored all the same, and the next worker finds them
 }
@@ -455,6 +456,12 @@ func (w *worker) finish(ctx context.Context, g *group, a *schemas.Advantage) {
 // sweep closes what is past its deadline, once everything stored before is here, tries
 // again what failed, and looks up groups that are not complete at once.
 func (w *worker) sweep(ctx context.Context) {
+	if n := w.controls.Changes(); n != w.heeded {
+		w.heeded = n
+		for _, g := range w.groups {
+			w.heed(g)
+		}
+	}
 	now := time.Now()
 	overdue := false
 	for _, g := range w.groups {

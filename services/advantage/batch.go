@@ -129,7 +129,7 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 	}
 	if !g.before(b.earliest) || int64(len(b.roots)) > b.expected {
 		groups, deadline := b.inTime()
-		if !slices.Contains(groups, g) || g.refused == "" && !g.before(deadline) {
+		if !slices.Contains(groups, g) || g.refused == "" && g.ended == nil && !g.before(deadline) {
 			return nil // it is told so when the batch closes
 		}
 	}
@@ -161,14 +161,16 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 }
 
 // advance closes the batch when every place is filled, or when its deadline has passed
-// and everything stored before is here: caughtUp is the time up to which that is so.
+// and everything stored before is here: caughtUp is the time up to which that is so. A batch
+// of a run that was cancelled gets no more groups: it closes with those it has.
 func (w *worker) advance(ctx context.Context, b *batch, caughtUp time.Time) error {
-	if caughtUp.IsZero() && b.decided < b.expected {
+	ended := w.ended(b)
+	if caughtUp.IsZero() && b.decided < b.expected && !ended {
 		return nil
 	}
 	groups, deadline := b.inTime()
 	filled := b.filled(groups)
-	if !filled {
+	if !filled && !ended {
 		if deadline.IsZero() || !caughtUp.After(deadline) {
 			return nil
 		}
@@ -284,6 +286,9 @@ func (g *group) tooLate() *schemas.Advantage {
 		a.Members[i] = schemas.Member{SampleIndex: a.Members[i].SampleIndex, Status: schemas.StatusMissing}
 	}
 	a.Status, a.Error = schemas.StatusFailed, fmt.Sprintf("batch %s had closed without the group", g.spec.Batch)
+	if g.ended != nil {
+		a.Status, a.Error = schemas.StatusCancelled, g.ended.Error()
+	}
 	a.Mean, a.Std = nil, nil
 	a.PolicyVersionMin, a.PolicyVersionMax = 0, 0
 	return a

@@ -2,6 +2,7 @@ package advantage
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -16,6 +17,8 @@ type group struct {
 	run  schemas.Run
 	uid  schemas.UID
 	size int64
+	// ended says which control cancelled the group; nil: none did.
+	ended error
 	// refused says why intake refused the prompt; empty: it did not.
 	refused string
 	// spec is that of its record, which counts, whatever a reward says.
@@ -27,6 +30,9 @@ type group struct {
 	// decided on the deadline: opened, or when the first of its rewards was stored, where the
 	// prompt has no deadline. Until then both are zero.
 	opened, due, deadline time.Time
+	// paused says that the run waits, resumed when it last went on.
+	paused  bool
+	resumed time.Time
 	// verdict is the result once there is one for the batch to count with, result what is
 	// stored: in between it is on its way, or waits for the rest of the batch.
 	verdict, result *schemas.Advantage
@@ -59,6 +65,9 @@ func newGroup(r *schemas.Opening, opened time.Time) *group {
 		run: r.Run, uid: r.UID, size: r.GroupSize, refused: r.Error, spec: &spec, opened: opened,
 		samples: make([]sample, 0, min(r.GroupSize, 32)),
 	}
+	if r.Cancelled {
+		g.ended = errors.New(r.Error)
+	}
 	if spec.Deadline > 0 {
 		g.due, g.deadline = opened, time.Unix(0, spec.Deadline)
 		if g.deadline.Before(opened) {
@@ -78,10 +87,12 @@ func (g *group) of(r *schemas.Reward) error {
 
 // add takes a reward; a redelivery only renews the message to ack, and of two for one
 // sample the one stored last is what the stream has. timeout is the time that
-// a group whose prompt has no deadline is open for, from its first reward on.
+// a group whose prompt has no deadline is open for, from its first reward on, or from when its
+// run was resumed.
 func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	if m != nil && g.spec.Deadline == 0 && (g.due.IsZero() || m.Time.Before(g.due)) {
-		g.due, g.deadline = m.Time, m.Time.Add(timeout)
+		g.due = m.Time
+		g.reckon(timeout)
 	}
 	at, ok := slices.BinarySearchFunc(g.samples, r.SampleIndex, func(s sample, i int64) int { return cmp.Compare(s.index, i) })
 	if ok && (m == nil || g.samples[at].message.Seq == m.Seq) {
@@ -133,7 +144,9 @@ func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 }
 
 // settled says whether every sample is scored or failed, or none will be.
-func (g *group) settled() bool { return g.refused != "" || int64(len(g.samples)) >= g.size }
+func (g *group) settled() bool {
+	return g.ended != nil || g.refused != "" || int64(len(g.samples)) >= g.size
+}
 
 // ripe says whether the group can close: it is settled, or everything that was stored
 // before its deadline is here. caughtUp is the time up to which that is so.

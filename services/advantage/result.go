@@ -59,6 +59,9 @@ func (g *group) outline() *schemas.Advantage {
 	next := 0
 	for i := range g.size {
 		m := schemas.Member{SampleIndex: i, Status: schemas.StatusMissing}
+		if g.ended != nil {
+			m.Status = schemas.StatusCancelled
+		}
 		if next < len(members) && members[next].index == i {
 			s := members[next]
 			next++
@@ -92,6 +95,8 @@ func (g *group) outline() *schemas.Advantage {
 	a.TrainedSteps, a.ScheduleDigest = model.trainedSteps, model.schedule
 	span := a.PolicyVersionMax - a.PolicyVersionMin + 1
 	switch {
+	case g.ended != nil:
+		a.Status, a.Error = schemas.StatusCancelled, g.ended.Error()
 	case g.refused != "":
 		a.Status, a.Error = schemas.StatusRefused, g.refused
 	case a.Error != "":

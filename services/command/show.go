@@ -41,9 +41,13 @@ func showCommand(a *app) *cobra.Command {
 }
 
 func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.Writer) error {
+	state, err := heldState(ctx, b, run)
+	if err != nil {
+		return err
+	}
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	if !a.json {
-		fmt.Fprintf(t, "run %s\nUID\tSTATUS\tMEMBERS\tMEAN\tSTD\n", run)
+		fmt.Fprintf(t, "run %s%s\nUID\tSTATUS\tMEMBERS\tMEAN\tSTD\n", run, state)
 	}
 	found := 0
 	for m, err := range b.Read(ctx, schemas.StreamAdvantages, []string{schemas.AdvantageSubject(run, "*")}, bus.ReadOptions{}) {
@@ -63,7 +67,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 		}
 		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", e.UID, e.Status, len(e.Members), results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"))
 	}
-	if found == 0 {
+	if found == 0 && state == "" {
 		return fmt.Errorf("run %q has no closed group; 'meander watch --run %s' shows what it has", run, run)
 	}
 	return t.Flush()
@@ -111,7 +115,27 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 	if err != nil {
 		return err
 	}
-	return printGroup(out, run, uid, adv, trajectories, why)
+	if err := printGroup(out, run, uid, adv, trajectories, why); err != nil || adv != nil {
+		return err
+	}
+	state, err := heldState(ctx, b, run)
+	if state != "" {
+		fmt.Fprintf(out, "\nrun %s%s\n", run, state)
+	}
+	return err
+}
+
+// heldState says, behind a run's name, that it is paused or cancelled, and by whom; "" for others.
+func heldState(ctx context.Context, b *bus.Bus, run schemas.Run) (string, error) {
+	h, err := b.Held(ctx, run, "")
+	if err != nil || h.Paused() == nil && h.Cancelled() == nil {
+		return "", err
+	}
+	verb := schemas.RunPaused
+	if h.Cancelled() != nil {
+		verb = schemas.RunCancelled
+	}
+	return ": " + verb + byWhom(&schemas.RunStatus{By: h.Run.By, Reason: h.Run.Reason, Since: h.Run.Stored}), nil
 }
 
 // failuresOf says why samples of a group have no reward.

@@ -47,6 +47,13 @@ Exit status: 0 every stream takes events, 1 one does not.`,
 			} else if err := printStreams(out, stats); err != nil {
 				return err
 			}
+			paused, err := conn.PausedRuns(c.Context())
+			if err != nil {
+				return err
+			}
+			for _, p := range paused {
+				fmt.Fprintf(c.ErrOrStderr(), "%s; it goes on with: meander resume %s\n", p.Says(), p.Run)
+			}
 			for _, f := range faults {
 				fmt.Fprintln(c.ErrOrStderr(), paint(c.ErrOrStderr(), sgrRed, boot.Advice(f)))
 			}

@@ -59,7 +59,7 @@ func bold(out io.Writer, text string) string { return paint(out, sgrBold, text) 
 // asked for, red is nothing.
 func paintStatus(out io.Writer, status string) string {
 	switch status {
-	case "complete", "scored":
+	case "complete", "scored", "done", "running":
 		return paint(out, sgrGreen, status)
 	case "failed", "refused":
 		return paint(out, sgrRed, status)

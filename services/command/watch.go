@@ -21,6 +21,7 @@ import (
 // watched are the event kinds of watch, in the order data flows.
 var watched = []struct{ kind, stream string }{
 	{schemas.KindPrompt, schemas.StreamPrompts},
+	{schemas.KindControl, schemas.StreamControl},
 	{schemas.KindStep, schemas.StreamSteps},
 	{schemas.KindTrajectory, schemas.StreamTrajectories},
 	{schemas.KindReward, schemas.StreamRewards},
@@ -264,6 +265,10 @@ func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err er
 			cells[i] = results.Number(member.Advantage, "%+.2f")
 		}
 		return fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, e.Status, results.Number(e.Mean, "%.4f"), results.Number(e.Std, "%.4f"), strings.Join(cells, " ")), e.UID, err
+	case "control":
+		var e schemas.Control
+		err = schemas.Decode(m.Data, &e)
+		return asked(&e), e.UID, err
 	case "batch":
 		var e schemas.Batch
 		err = schemas.Decode(m.Data, &e)

@@ -37,7 +37,7 @@ func (p *plane) sampler(t testing.TB, lane schemas.Lane) {
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return b.Announce(ctx, func() *schemas.Presence {
 			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane}
-		})
+		}, nil)
 	})
 }
 

@@ -36,6 +36,9 @@ const (
 // errPutBack ends the work on a prompt that has been handed back.
 var errPutBack = errors.New("put back to wait")
 
+// errEnded ends the waiting of a prompt that was cancelled meanwhile.
+var errEnded = errors.New("cancelled while it waited")
+
 // holding is the prompts that wait for a service.
 type holding struct {
 	mu     sync.Mutex
@@ -115,6 +118,12 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 			return nil, err
 		case waiting == "":
 			return policy, nil
+		}
+		switch h, err := s.bus.Held(ctx, run, p.UID); {
+		case err != nil:
+			return nil, err
+		case h.Cancelled() != nil:
+			return nil, errEnded
 		case !time.Now().Before(due) && deadline:
 			return nil, late(*p.Deadline, waiting)
 		case !time.Now().Before(due):
@@ -128,7 +137,7 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 			told = true
 			zerolog.Ctx(ctx).Warn().Str("run", string(run)).Str("uid", string(p.UID)).Time("until", due).Msg("held: " + waiting)
 			receipt := &schemas.Receipt{Run: run, UID: p.UID, Waiting: fmt.Sprintf("%s; held until %s", waiting, due.UTC().Format(time.RFC3339))}
-			if err := s.answer(m, receipt); err != nil {
+			if err := s.reply(m, receipt); err != nil {
 				return nil, err
 			}
 		}

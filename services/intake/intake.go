@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
@@ -101,11 +102,20 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		cfg.Health("lanes", s.stuck)
 	}
 	consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
-		Stream: schemas.StreamPrompts, Durable: "intake",
+		Stream: schemas.StreamPrompts, Durable: bus.IntakeConsumer,
 		AckWait: cfg.AckWait, Slots: cfg.Slots + maxHeld, DrainTimeout: cfg.DrainTimeout,
 		OnGiveUp: s.refuse, MaxDeliver: maxFailures,
 	}, s.handle)
-	return b.Consume(ctx, consumer, handle)
+	controls, rule := s.metrics.set.Count(bus.ConsumerConfig{
+		Stream: schemas.StreamControl, Durable: bus.IntakeConsumer + "-control",
+		AckWait: cfg.AckWait, Slots: controlSlots, DrainTimeout: cfg.DrainTimeout,
+		OnGiveUp: s.refuseControl, MaxDeliver: maxFailures,
+	}, s.control)
+	g, ctx := errgroup.WithContext(log.WithContext(ctx))
+	g.Go(func() error { return b.Consume(ctx, consumer, handle) })
+	g.Go(func() error { return b.Consume(ctx, controls, rule) })
+	g.Go(func() error { return s.strays(ctx) })
+	return g.Wait()
 }
 
 type service struct {
@@ -138,9 +148,18 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
 	p.UID = uidOf(&p, m)
+	switch h, err := s.bus.Held(ctx, run, p.UID); {
+	case err != nil:
+		return err
+	case h.Cancelled() != nil:
+		return s.ended(ctx, m, &p, h.Cancelled())
+	}
 	policy, err := s.settled(ctx, m, run, &p)
 	if errors.Is(err, errPutBack) {
 		return nil // no failure: it comes again
+	}
+	if errors.Is(err, errEnded) {
+		return s.handle(ctx, m)
 	}
 	if err != nil {
 		return err
@@ -171,16 +190,14 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range todo {
-		if err := s.publish(ctx, r); err != nil {
-			return fmt.Errorf("publish request %d: %w", r.SampleIndex, err)
-		}
+	if err := s.ask(ctx, run, p.UID, todo); err != nil {
+		return err
 	}
 	s.metrics.prompts.Inc()
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
-	return s.answer(m, accepted(requests[0], append(warnings, Unscored(requests[0])...)))
+	return s.reply(m, accepted(requests[0], append(warnings, Unscored(requests[0])...)))
 }
 
 // accepted is the receipt of a prompt, given a request of its group.
@@ -214,9 +231,9 @@ func (s *service) publish(ctx context.Context, r *schemas.Request) error {
 	return err
 }
 
-// answer sends a receipt to the inbox named by the prompt's reply header. Only
-// inboxes are answered: a prompt must not make intake publish elsewhere.
-func (s *service) answer(m *bus.Message, r *schemas.Receipt) error {
+// reply sends a receipt to the inbox named by the reply header. Only inboxes are answered: a
+// prompt must not make intake publish elsewhere.
+func (s *service) reply(m *bus.Message, r schemas.Event) error {
 	inbox := m.Header.Get(schemas.HeaderReply)
 	if !strings.HasPrefix(inbox, "_INBOX") || strings.ContainsAny(inbox, "*> \t\r\n") {
 		return nil

@@ -22,7 +22,7 @@ func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error
 			return err
 		}
 	}
-	return s.answer(m, r)
+	return s.reply(m, r)
 }
 
 // uidOf is the group key of a prompt.

@@ -121,9 +121,10 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	defer s.catalog.close()
 	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.controls.Follow(ctx) })
 	instance := "reward-" + strings.ToLower(rand.Text()[:8])
 	g.Go(func() error {
-		return b.Announce(ctx, func() *schemas.Presence { return s.catalog.presence(instance) })
+		return b.Announce(ctx, func() *schemas.Presence { return s.catalog.presence(instance) }, nil)
 	})
 	g.Go(func() error {
 		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
@@ -158,8 +159,10 @@ type service struct {
 	bus     *bus.Bus
 	catalog *catalog
 	metrics *instruments
-	memory  *memory
-	room    *room
+	// controls are what operators asked of runs: what was cancelled is not scored.
+	controls *bus.Controls
+	memory   *memory
+	room     *room
 	// grouping is held by whoever rates a group as a whole.
 	grouping chan struct{}
 }
@@ -174,7 +177,12 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 	if err != nil {
 		return nil, err
 	}
-	return &service{cfg: cfg, bus: b, catalog: c, metrics: metrics, memory: newMemory(), room: newRoom(cfg.ImageMiB), grouping: make(chan struct{}, 1)}, nil
+	controls, err := b.Controls(ctx)
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	return &service{cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, memory: newMemory(), room: newRoom(cfg.ImageMiB), grouping: make(chan struct{}, 1)}, nil
 }
 
 // handle scores one trajectory and publishes its reward, or puts it back.
@@ -182,6 +190,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	var t schemas.Trajectory
 	if err := bus.Fits(m, &t); err != nil {
 		return bus.Garbage(schemas.CodeDecode, err)
+	}
+	if s.controls.Of(t.Run, t.UID).Cancelled() != nil {
+		return nil // its group has closed
 	}
 	if m.Delivered > 1 { // whoever had it before may have finished, or somebody else for it
 		if _, err := s.stored(ctx, &t, m.Seq); !errors.Is(err, bus.ErrNotFound) {

@@ -166,6 +166,10 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	if cfg.Instance == "" {
 		cfg.Instance = "sampler-" + strings.ToLower(rand.Text()[:8])
 	}
+	controls, err := b.Controls(ctx)
+	if err != nil {
+		return err
+	}
 	metrics := newInstruments(cfg.Metrics)
 	metrics.places.Add(float64(cfg.Batch * cfg.Workers))
 	defer metrics.places.Sub(float64(cfg.Batch * cfg.Workers))
@@ -174,7 +178,7 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	defer metrics.watch(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
 		cfg: cfg, bus: b, card: card, publisher: publisher, metrics: metrics,
-		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), loading: make(chan struct{}, 1),
+		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), reins: newReins(controls), loading: make(chan struct{}, 1),
 	}
 	for _, p := range places.All {
 		s.seats = append(s.seats, &seat{id: p.ID, engine: newFlowEngine(p.Model, cfg.PolicyVersion, cfg.Workers), joins: make(chan *attempt)})
@@ -183,7 +187,6 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	if places.Note != "" {
 		log.Info().Str("reason", places.Note).Msg("no GPU; computes on the CPU")
 	}
-	var err error
 	if s.sealer, err = s.newSealer(ctx); err != nil {
 		return err
 	}
@@ -215,9 +218,11 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		return b.Announce(serving, func() *schemas.Presence {
-			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + s.token, Lane: cfg.Lane}
-		})
+			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + s.token, Lane: cfg.Lane, Controls: s.reins.obeys()}
+		}, s.reins.obeyed)
 	})
+	g.Go(func() error { return controls.Follow(serving) })
+	g.Go(func() error { return s.reins.follow(serving) })
 	g.Go(func() error { return b.Consume(serving, consumer, handle) })
 	g.Go(func() error {
 		select {
@@ -248,6 +253,7 @@ type service struct {
 	sealer    *sealer
 	metrics   *instruments
 	ended     chan error // why no seat is left
+	reins     *reins
 	// loading is held by whoever has the states that a group starts with in memory.
 	loading chan struct{}
 	// token and count make the attempt token: unique per process and delivery, so
@@ -301,7 +307,12 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	defer leave()
-	t, err := s.make(ctx, seat, &req)
+	work, release := s.reins.take(ctx, &req)
+	defer release()
+	t, err := s.make(ctx, work, seat, &req)
+	if c := stoppedBy(work); c != nil && err != nil {
+		return s.heed(ctx, m, &req, c)
+	}
 	if errors.Is(err, errUnborn) {
 		return putBack(ctx, m)
 	}
@@ -317,30 +328,31 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	return nil
 }
 
-// make computes one sample and stores its steps.
-func (s *service) make(ctx context.Context, c *seat, req *schemas.Request) (*schemas.Trajectory, error) {
+// make computes one sample and stores its steps, or lets it be at the next step boundary when
+// work ends, which is a part of ctx.
+func (s *service) make(ctx, work context.Context, c *seat, req *schemas.Request) (*schemas.Trajectory, error) {
 	r := s.newRecorder(req)
 	r.backend = c.engine.Card().Backend
-	episode, err := s.begin(ctx, c.engine, r)
+	episode, err := s.begin(work, c.engine, r)
 	if err != nil {
 		return nil, err
 	}
 	r.encode = time.Since(r.received)
 	a := &attempt{
-		ctx: ctx, episode: episode, priority: req.Priority, done: make(chan struct{}),
+		ctx: work, episode: episode, priority: req.Priority, done: make(chan struct{}),
 		record: func(step *schemas.Step, device time.Duration) error { return r.step(ctx, step, device) },
 	}
 	s.metrics.joining.Inc()
 	select {
 	case c.joins <- a:
 		s.metrics.joining.Dec()
-	case <-ctx.Done():
+	case <-work.Done():
 		s.metrics.joining.Dec()
-		return nil, ctx.Err()
+		return nil, work.Err()
 	}
 	<-a.done
 	if a.err != nil {
-		if ctx.Err() != nil {
+		if work.Err() != nil {
 			r.leave()
 		}
 		return nil, a.err

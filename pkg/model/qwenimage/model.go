@@ -51,8 +51,7 @@ type shared struct {
 	text       *textEncoder
 	vae        *autoencoder
 	device     tensor.Device
-	ownDevice  bool          // it ends with the last model
-	textDevice tensor.Device // of the text encoder: device, or, where that has no room, a processor
+	ownDevice  bool // it ends with the last model
 	indices    sync.Pool
 	prompts    nn.LRU[[sha256.Size]byte, *model.Conditioning]
 	ropes      nn.LRU[[2]int, *nn.RopeTable]
@@ -69,7 +68,7 @@ func (m *Model) Close() error {
 	var err error
 	m.closed.Do(func() {
 		if m.users.Add(-1) == 0 {
-			err = m.closeDevices()
+			err = m.closeDevice()
 		}
 	})
 	return err
@@ -124,7 +123,7 @@ func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]
 		}
 	}
 	if len(missing) > 0 {
-		err := nn.Split(ctx, m.textDevice, len(missing), func(s tensor.Session, from, to int) error {
+		err := nn.Split(ctx, m.device, len(missing), func(s tensor.Session, from, to int) error {
 			for k := from; k < to; k++ {
 				if err := ctx.Err(); err != nil {
 					return err

@@ -20,13 +20,15 @@ import (
 )
 
 // Health answers /healthz (the process lives) and /readyz (it takes work) over HTTP.
-// Both say 200 or 503 and a JSON object {"status","service","version","instance","faults"}.
+// Both say 200 or 503 and a JSON object {"status","service","version","instance","faults",
+// "notes"}: notes are what stands still because somebody wants it to, such as a paused run.
 // Beside them, /metrics is what the process counts, for Prometheus.
 type Health struct {
 	service, instance string
 	ready             atomic.Bool
 	mu                sync.Mutex
 	checks            []check
+	notes             func() []string
 }
 
 type check struct {
@@ -72,14 +74,16 @@ func (h *Health) Connected(b *bus.Bus) {
 	})
 	s := &storage{bus: b}
 	h.Check("storage", s.check)
+	h.notes = s.paused
 }
 
-// storage asks for the faults of the streams, now and then.
+// storage asks for the faults of the streams, and for paused runs, now and then.
 type storage struct {
-	bus *bus.Bus
-	mu  sync.Mutex
-	at  time.Time
-	err error
+	bus   *bus.Bus
+	mu    sync.Mutex
+	at    time.Time
+	err   error
+	waits []string
 }
 
 const (
@@ -108,8 +112,21 @@ func (s *storage) check() error {
 	if len(said) > 0 {
 		err = errors.New(strings.Join(said, "; "))
 	}
+	s.waits = nil
+	if paused, pausedErr := s.bus.PausedRuns(ctx); pausedErr == nil { // else it is said above
+		for _, c := range paused {
+			s.waits = append(s.waits, c.Says())
+		}
+	}
 	s.at, s.err = time.Now(), err
 	return err
+}
+
+// paused says which runs wait until somebody resumes them, as of the last check.
+func (s *storage) paused() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.waits)
 }
 
 // Handler serves the three paths.
@@ -138,6 +155,10 @@ func (h *Health) faults() []string {
 }
 
 func (h *Health) answer(w http.ResponseWriter, faults []string) {
+	notes := []string{}
+	if h.notes != nil {
+		notes = append(notes, h.notes()...)
+	}
 	status, code := "ok", http.StatusOK
 	if len(faults) > 0 {
 		status, code = "unavailable", http.StatusServiceUnavailable
@@ -147,7 +168,7 @@ func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	w.WriteHeader(code)
 	// The client may be gone; there is nobody left to tell.
 	_ = json.NewEncoder(w).Encode(map[string]any{
-		"status": status, "service": h.service, "version": Version(), "instance": h.instance, "faults": faults,
+		"status": status, "service": h.service, "version": Version(), "instance": h.instance, "faults": faults, "notes": notes,
 	})
 }
 

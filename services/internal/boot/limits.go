@@ -79,6 +79,7 @@ type Limits struct {
 	MaxVerdictsBytes     Bytes `koanf:"max_verdicts_bytes" stream:"MDR_VERDICTS" help:"size of MDR_VERDICTS"`
 	MaxRewardsBytes      Bytes `koanf:"max_rewards_bytes" stream:"MDR_REWARDS" help:"size of MDR_REWARDS"`
 	MaxAdvantagesBytes   Bytes `koanf:"max_advantages_bytes" stream:"MDR_ADVANTAGES" help:"size of MDR_ADVANTAGES"`
+	MaxParkedBytes       Bytes `koanf:"max_parked_bytes" stream:"MDR_PARKED" help:"size of MDR_PARKED, the requests of paused runs"`
 	MaxDeadBytes         Bytes `koanf:"max_dead_bytes" stream:"MDR_DEAD" help:"size of MDR_DEAD, which drops its oldest letters"`
 	MaxBlobsBytes        Bytes `koanf:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: images, embeddings"`
 	MaxPromptsAge        Age   `koanf:"max_prompts_age" stream:"MDR_PROMPTS" help:"how long prompts are kept, e.g. 14d or forever"`

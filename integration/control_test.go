@@ -1,0 +1,313 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// controlled is a pipeline with two samplers, whose server and services can be started again.
+type controlled struct {
+	*world
+	config   config
+	services []*bustest.Service
+}
+
+func newControlled(t *testing.T) *controlled {
+	t.Helper()
+	w, _ := plane(t)
+	c := &controlled{world: w, config: defaults()}
+	c.config.sampler.Batch, c.config.sampler.Workers, c.config.sampler.AckWait = 4, 1, 2*time.Second
+	c.config.reward.AckWait, c.config.advantage.AckWait, c.config.intake.AckWait = 2*time.Second, 2*time.Second, 2*time.Second
+	c.serve(t)
+	return c
+}
+
+func (c *controlled) serve(t *testing.T) {
+	t.Helper()
+	c.services = nil
+	for _, name := range append([]string{"sampler"}, stages...) {
+		c.services = append(c.services, c.Serve(t, c.config.run(name)))
+	}
+}
+
+// restart kills every service, stops the server, and starts them all again.
+func (c *controlled) restart(t *testing.T) {
+	t.Helper()
+	for _, s := range c.services {
+		s.Kill()
+	}
+	c.Options.Listen = strings.TrimPrefix(c.Server.ClientURL(), "nats://")
+	if err := c.Server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c.Start(t)
+	c.serve(t)
+}
+
+// prompts publishes groups of 8 images with so many pixels a side, the same for every run.
+func (c *controlled) prompts(t *testing.T, run schemas.Run, groups, side, steps int, batch bool) {
+	t.Helper()
+	for i := range groups {
+		p := &schemas.Prompt{
+			UID: schemas.UID(fmt.Sprintf("g%d", i)), Prompt: fmt.Sprintf("a red fox, number %d", i), Seed: new(int64(i)),
+			GroupSize: new(int64(8)), Height: new(int64(side)), Width: new(int64(side)), NumInferenceSteps: new(int64(steps)), Rollout: schemas.Rollout{ReturnStepIndices: []int64{int64(steps)}},
+			Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		}
+		if batch {
+			p.Batch = &schemas.BatchSpec{ID: "b", Groups: int64(groups)}
+			p.GroupPolicy = &schemas.GroupPolicy{Failed: schemas.GroupRefill, ZeroStd: schemas.GroupRefill}
+		}
+		if _, err := c.client.Publish(t.Context(), run, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// steps waits until at least n steps of a run are stored.
+func (c *controlled) steps(t *testing.T, run schemas.Run, n int) {
+	t.Helper()
+	bustest.Until(t, fmt.Sprintf("%d steps of run %s", n, run), func() error {
+		if got := len(c.stepsOf(t, run)); got < n {
+			return fmt.Errorf("%d", got)
+		}
+		return nil
+	})
+}
+
+// stepsOf are the sequences of the stored steps of a run.
+func (c *controlled) stepsOf(t *testing.T, run schemas.Run) (seqs []uint64) {
+	t.Helper()
+	for m, err := range c.Read(t.Context(), schemas.StreamSteps, []string{schemas.Address{Kind: schemas.KindStep, Run: run}.Filter()}, bus.ReadOptions{HeadersOnly: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		seqs = append(seqs, m.Seq)
+	}
+	return seqs
+}
+
+// do asks for an action, waits until the samplers obey, and returns the boundary: the sequence
+// in MDR_STEPS that no later step of what was stopped may have.
+func (c *controlled) do(t *testing.T, run schemas.Run, uid schemas.UID, action string) (boundary uint64) {
+	t.Helper()
+	r, err := c.client.Control(t.Context(), &schemas.Control{Run: run, UID: uid, Action: action, By: "ada", Reason: "lunch"})
+	if err != nil || r.Unchanged != "" {
+		t.Fatalf("%s: %+v, %v", action, r, err)
+	}
+	if n, err := c.client.Obeyed(t.Context(), r.Seq); err != nil || n < 2 {
+		t.Fatalf("%s: obeyed by %d samplers, %v", action, n, err)
+	}
+	info, err := c.StreamInfo(t.Context(), schemas.StreamSteps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.State.LastSeq
+}
+
+// none fails for steps of a run that were stored behind a boundary.
+func (c *controlled) none(t *testing.T, run schemas.Run, boundary uint64) {
+	t.Helper()
+	behind := 0
+	for _, seq := range c.stepsOf(t, run) {
+		if seq > boundary {
+			behind++
+		}
+	}
+	if behind > 0 {
+		t.Errorf("%d steps of run %s were stored behind the boundary", behind, run)
+	}
+}
+
+// contents are the content digests of the trajectories of a run, by group and sample.
+func (c *controlled) contents(t *testing.T, run schemas.Run) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	each(t, c.Bus, schemas.StreamTrajectories, "trajectory."+string(run)+".*.*", func(e *schemas.Trajectory) {
+		out[fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)] = e.ContentDigest
+	})
+	return out
+}
+
+// A run that is paused under load takes no step, through the kill of every service and the
+// restart of the server, while another is finished; resumed, it loses nothing, and its samples
+// have the bits of the other's.
+func TestControl_Pause(t *testing.T) {
+	c := newControlled(t)
+	const groups = 4
+	c.prompts(t, "paused", groups, 64, 60, false)
+	c.steps(t, "paused", 50)
+	boundary := c.do(t, "paused", "", schemas.ControlPause)
+	c.prompts(t, "other", groups, 64, 60, false)
+	c.steps(t, "other", 50)
+	c.restart(t)
+	c.advantages(t, "other", groups)
+	c.none(t, "paused", boundary)
+	s, err := c.client.Status(t.Context(), "paused")
+	if err != nil || s.State != schemas.RunPaused || s.By != "ada" || s.Reason != "lunch" || s.Parked+s.Trajectories != groups*8 {
+		t.Fatalf("status %+v, %v", s, err)
+	}
+	c.do(t, "paused", "", schemas.ControlResume)
+	for uid, a := range c.advantages(t, "paused", groups) {
+		if a.Status != schemas.StatusComplete {
+			t.Errorf("%s: %s %s", uid, a.Status, a.Error)
+		}
+	}
+	want := c.contents(t, "other")
+	for key, digest := range c.contents(t, "paused") {
+		if digest != want[key] {
+			t.Errorf("%s: another content than without the pause", key)
+		}
+	}
+	if s, err := c.client.Status(t.Context(), "paused"); err != nil || s.State != schemas.RunDone || s.Parked != 0 {
+		t.Errorf("at the end: %+v, %v", s, err)
+	}
+}
+
+// A group and then the whole run are cancelled under load: no step behind the boundary, no
+// request left, every group and the batch say so, and nothing is refilled.
+func TestControl_Cancel(t *testing.T) {
+	c := newControlled(t)
+	c.prompts(t, "r", 4, 512, 500, true)
+	c.prompts(t, "other", 2, 64, 20, false)
+	c.steps(t, "r", 20)
+	c.do(t, "r", "g3", schemas.ControlCancel)
+	if a := c.advantages(t, "r", 1)["g3"]; a == nil || a.Status != schemas.StatusCancelled || !strings.Contains(a.Error, "group g3 was cancelled by ada") || !strings.Contains(a.Error, ": lunch") {
+		t.Fatalf("cancelled group: %+v", a)
+	}
+	c.services[0].Kill()
+	c.services[0] = c.Serve(t, c.config.run("sampler"))
+	boundary := c.do(t, "r", "", schemas.ControlCancel)
+	results := c.advantages(t, "r", 4)
+	subject := schemas.BatchSubject("r", "b")
+	batch := bustest.Decode[schemas.Batch](t, bustest.Await(t, c.Bus, 1, schemas.StreamAdvantages, subject)[subject])
+	for uid, a := range results {
+		if a.Status != schemas.StatusCancelled && a.Status != schemas.StatusComplete || a.RefilledBy != "" {
+			t.Errorf("%s: %s, refilled by %q", uid, a.Status, a.RefilledBy)
+		}
+		for _, m := range a.Members {
+			if a.Status == schemas.StatusCancelled && (m.Advantage != nil || m.Status == schemas.StatusMissing) {
+				t.Errorf("%s: member %+v", uid, m)
+			}
+		}
+	}
+	if int(batch.Groups)+len(batch.Dropped) != 4 || batch.Refills != 0 || len(batch.Dropped) < 1 {
+		t.Errorf("batch %+v", batch)
+	}
+	for uid, a := range c.advantages(t, "other", 2) {
+		if a.Status != schemas.StatusComplete {
+			t.Errorf("of the other run, %s: %s", uid, a.Status)
+		}
+	}
+	c.none(t, "r", boundary)
+	s, err := c.client.Status(t.Context(), "r")
+	if err != nil || s.State != schemas.RunCancelled || s.Waiting != 0 || s.Parked != 0 || s.Closed != 4 {
+		t.Errorf("status %+v, %v", s, err)
+	}
+	late := &schemas.Prompt{UID: "late", Prompt: "x"}
+	r, err := c.client.Publish(t.Context(), "r", late)
+	if refused := (*client.RefusedError)(nil); !errors.As(err, &refused) || refused.Code != schemas.CodeCancelled {
+		t.Errorf("a prompt of the cancelled run: %+v, %v", r, err)
+	}
+	if a := c.advantages(t, "r", 5)["late"]; a.Status != schemas.StatusCancelled {
+		t.Errorf("its group: %+v", a)
+	}
+}
+
+// A prompt that waits for a sampler is cancelled where it waits, and the batch closes whose
+// other group is never asked for.
+func TestControl_CancelWhatWaits(t *testing.T) {
+	w := newWorld(t)
+	cfg := defaults()
+	cfg.intake.Models = []schemas.Lane{"later"}
+	w.Serve(t, cfg.run("intake"))
+	w.Serve(t, cfg.run("advantage"))
+	prompt := &schemas.Prompt{
+		UID: "g", Prompt: "a red fox", Model: "later", Batch: &schemas.BatchSpec{ID: "b", Groups: 2}, Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+	}
+	if _, err := w.PublishPrompt(t.Context(), "r", bustest.Encode(t, prompt), nil); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", UID: "g", Action: schemas.ControlCancel}); err != nil || r.Unchanged != "" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusCancelled || a.Batch != "b" {
+		t.Errorf("group %+v", a)
+	}
+	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlCancel}); err != nil || r.Unchanged != "" {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	subject := schemas.BatchSubject("r", "b")
+	batch := bustest.Decode[schemas.Batch](t, bustest.Await(t, w.Bus, 1, schemas.StreamAdvantages, subject)[subject])
+	if batch.Groups != 0 || batch.Expected != 2 || len(batch.Dropped) != 1 || batch.Status != schemas.StatusPartial {
+		t.Errorf("batch %+v", batch)
+	}
+}
+
+// What cannot be meant is refused with what there is, and is a dead letter; what would change
+// nothing says so.
+func TestControl_Refused(t *testing.T) {
+	w := start(t, nil)
+	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
+		UID: "g", Prompt: "a red fox", GroupSize: new(int64(2)), NumInferenceSteps: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusComplete {
+		t.Fatalf("group %+v", a)
+	}
+	for _, c := range []struct {
+		run    schemas.Run
+		uid    schemas.UID
+		action string
+		say    string
+	}{
+		{"s", "", schemas.ControlPause, "run: s; must be one of the 1 there are: r"},
+		{"r", "h", schemas.ControlCancel, "uid: h; must be one of the 1 groups of run r: g"},
+	} {
+		_, err := w.client.Control(t.Context(), &schemas.Control{Run: c.run, UID: c.uid, Action: c.action})
+		if refused := (*client.RefusedError)(nil); !errors.As(err, &refused) || refused.Code != schemas.CodeInvalid || !strings.Contains(refused.Reason, c.say) {
+			t.Errorf("%s of %s %s: %v", c.action, c.run, c.uid, err)
+		}
+	}
+	for _, c := range []struct {
+		uid         schemas.UID
+		action, say string
+	}{
+		{"", schemas.ControlCancel, "each of its 1 groups has its result"},
+		{"g", schemas.ControlCancel, "group g has its result, complete"},
+		{"", schemas.ControlResume, "the run is not paused"},
+	} {
+		r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", UID: c.uid, Action: c.action})
+		if err != nil || r.Unchanged != c.say {
+			t.Errorf("%s %s: %+v, %v", c.action, c.uid, r, err)
+		}
+	}
+	bustest.Dead(t, w.Bus, 2)
+	w.Forge(t, schemas.ControlSubject("r"), []byte("pause, please"))
+	w.Forge(t, schemas.ControlSubject("t"), bustest.Encode(t, &schemas.Control{Run: "r", Action: schemas.ControlPause}))
+	codes := map[string]int{}
+	for _, d := range bustest.Dead(t, w.Bus, 4) {
+		codes[d.Code]++
+	}
+	if codes[schemas.CodeInvalid] != 2 || codes[schemas.CodeDecode] != 2 {
+		t.Errorf("dead letters %v", codes)
+	}
+	if s, err := w.client.Status(t.Context(), "r"); err != nil || s.State != schemas.RunDone {
+		t.Errorf("status after all that: %+v, %v", s, err)
+	}
+	bustest.Until(t, "forged controls gone from their stream", func() error {
+		n, err := w.Subjects(t.Context(), schemas.StreamControl, schemas.ControlSubject("t"))
+		if len(n) > 0 {
+			err = fmt.Errorf("%v", n)
+		}
+		return err
+	})
+}

@@ -1,0 +1,160 @@
+package schemas
+
+import (
+	"fmt"
+	"time"
+)
+
+// Control asks that a run, or a part of it, stops, waits or goes on. Whoever operates the
+// pipeline publishes it; intake takes it up, and what it accepts holds from then on: it is
+// kept in the key-value bucket ControlBucket under ControlKey, where every service sees it.
+type Control struct {
+	V   int64 `msgpack:"v"`
+	Run Run   `msgpack:"run" form:"token"`
+	// Action is cancel: the run, or one group of it, ends without what it lacks; pause: the
+	// samplers take no more steps of the run; resume: they go on; or status, which asks how
+	// the run is doing and changes nothing.
+	Action string `msgpack:"action" enum:"ControlActions"`
+	// UID is the group to cancel; absent: the run.
+	UID UID `msgpack:"uid,omitempty" form:"token"`
+	// By says who asks and Reason why, for people.
+	By     string `msgpack:"by" size:"0..MaxName"`
+	Reason string `msgpack:"reason,omitempty" size:"0..MaxText"`
+	// At is when it was asked, Unix nanoseconds.
+	At int64 `msgpack:"at" range:"0.."`
+	// Seq is its sequence in MDR_CONTROL and Stored when it was stored there, Unix nanoseconds:
+	// set by intake in ControlBucket, and counted for nothing elsewhere.
+	Seq    uint64 `msgpack:"seq,omitempty"`
+	Stored int64  `msgpack:"stored,omitempty" range:"0.."`
+}
+
+// ControlReceipt is intake's answer to a control that asked for one by the header
+// HeaderReply. It is a core NATS message, not stored.
+type ControlReceipt struct {
+	V        int64 `msgpack:"v"`
+	Accepted bool  `msgpack:"accepted"`
+	Run      Run   `msgpack:"run" size:"0..MaxToken"`
+	UID      UID   `msgpack:"uid,omitempty" size:"0..MaxToken"`
+	// Seq is the control's sequence in MDR_CONTROL: a sampler whose presence names it, or a
+	// later one, obeys it.
+	Seq uint64 `msgpack:"seq"`
+	// Code and Error are set when refused.
+	Code  string `msgpack:"code,omitempty" enum:"DeadCodes"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	// Unchanged says why an accepted control changed nothing; absent: it did.
+	Unchanged string `msgpack:"unchanged,omitempty" size:"0..MaxText"`
+	// Requests is how many requests that no sampler had finished were removed, or put back
+	// into their queue.
+	Requests int64 `msgpack:"requests" range:"0.."`
+	// Status is how the run is doing.
+	Status *RunStatus `msgpack:"status,omitempty"`
+}
+
+// RunStatus is how a run is doing.
+type RunStatus struct {
+	// State is running, paused, cancelled, or done: each of its groups has a
+	// result, and so has each batch.
+	State string `msgpack:"state" enum:"RunStates"`
+	// By, Reason and Since are those of the control that paused or cancelled it; Since is when
+	// that was stored, Unix nanoseconds.
+	By     string `msgpack:"by,omitempty" size:"0..MaxName"`
+	Reason string `msgpack:"reason,omitempty" size:"0..MaxText"`
+	Since  int64  `msgpack:"since,omitempty" range:"0.."`
+	// Groups is how many groups intake has taken up, Closed how many of them have a result,
+	// Cancelled how many were cancelled one by one.
+	Groups    int64 `msgpack:"groups" range:"0.."`
+	Closed    int64 `msgpack:"closed" range:"0.."`
+	Cancelled int64 `msgpack:"cancelled" range:"0.."`
+	// OpenBatches is how many batches that groups of the run are in have not closed.
+	OpenBatches int64 `msgpack:"open_batches" range:"0.."`
+	// Trajectories and Rewards are how many samples have theirs; Waiting is how many requests
+	// are in a queue or in a sampler's hands, Parked how many wait for the run to be resumed.
+	Trajectories int64 `msgpack:"trajectories" range:"0.."`
+	Rewards      int64 `msgpack:"rewards" range:"0.."`
+	Waiting      int64 `msgpack:"waiting" range:"0.."`
+	Parked       int64 `msgpack:"parked" range:"0.."`
+}
+
+// Parked is a request of a paused run, out of its lane's queue: it holds no slot and costs
+// no delivery until the run is resumed.
+type Parked Request
+
+// Type is that of a request: it is the same event in another place.
+func (*Parked) Type() string { return TypeRequest }
+
+// Subject is where a request waits: its run, lane, uid and sample name it.
+func (e *Parked) Subject() string {
+	return ParkedSubject(e.Run, e.Lane, e.UID, e.SampleIndex)
+}
+
+// Validate joins every fault of the request.
+func (e *Parked) Validate() error { return (*Request)(e).Validate() }
+
+// Subject is where the event is published: its run names it.
+func (e *Control) Subject() string { return ControlSubject(e.Run) }
+
+// Validate joins every fault of the control.
+func (e *Control) Validate() error { return CheckFields(e) }
+
+func (e *Control) rules(f *faults) {
+	if e.UID != "" && e.Action != ControlCancel {
+		f.add("uid", quote(string(e.UID)), "must be absent: only cancel is for one group")
+	}
+}
+
+// Validate joins every fault of the answer.
+func (e *ControlReceipt) Validate() error { return CheckFields(e) }
+
+func (e *ControlReceipt) rules(f *faults) {
+	switch {
+	case !e.Accepted:
+		f.chosen("code", e.Code, DeadCodes)
+		f.filled("error", e.Error)
+	case e.Code != "" || e.Error != "":
+		f.add("code", quote(e.Code), "must be empty, as error, when accepted")
+	}
+}
+
+// ControlSubject is where controls of a run are published.
+func ControlSubject(run Run) string { return Prefix + KindControl + "." + string(run) }
+
+// ParkedSubject is the request of one sample of a paused run.
+func ParkedSubject(run Run, lane Lane, uid UID, sample int64) string {
+	return Prefix + KindParked + "." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
+}
+
+// ControlKey is where ControlBucket has the newest control of a run, or of one of its groups.
+func ControlKey(run Run, uid UID) string {
+	if uid == "" {
+		return string(run)
+	}
+	return string(run) + "." + string(uid)
+}
+
+// repair cuts texts that are too long, of a copy that is about to be encoded.
+func (e *Control) repair() *int64 {
+	e.Reason, e.By = legalText(e.Reason, MaxText), legalText(e.By, MaxName)
+	return &e.V
+}
+
+func (e *ControlReceipt) repair() *int64 {
+	e.Error, e.Unchanged = legalText(e.Error, MaxText), legalText(e.Unchanged, MaxText)
+	return &e.V
+}
+
+// Says is a control in words, for people: what became of what, by whom, when and why.
+func (e *Control) Says() string {
+	verb := map[string]string{ControlCancel: "cancelled", ControlPause: "paused", ControlResume: "resumed"}[e.Action]
+	what, by := "run "+string(e.Run), ""
+	if e.UID != "" {
+		what = "group " + string(e.UID)
+	}
+	if e.By != "" {
+		by = " by " + e.By
+	}
+	text := fmt.Sprintf("%s was %s%s at %s", what, verb, by, time.Unix(0, e.Stored).UTC().Format(time.RFC3339))
+	if e.Reason != "" {
+		text += ": " + e.Reason
+	}
+	return text
+}

@@ -1,0 +1,56 @@
+package command
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+)
+
+// A run is paused, resumed and cancelled by commands, each of which says what came of it.
+func TestControl(t *testing.T) {
+	inEmptyDir(t)
+	serving(t, "--model", "synthetic")
+	large := []string{"publish", "--run", "r", "-n", "64", "--steps", "200", "--return-steps", "200", "--height", "512", "--width", "512", "a red fox"}
+	expect(t, exitOK, "accepted  p1  64 samples", large...)
+	expect(t, exitOK, "run r: running\n", "status")
+	expect(t, exitUsage, "run: s; must be one of the 1 there are: r", "pause", "s")
+	expect(t, exitUsage, "uid: p7; must be one of the 1 groups of run r: p1", "cancel", "r", "p7")
+	expect(t, exitUsage, `run: "a b"; must be`, "pause", "a b")
+	expect(t, exitUsage, "accepts 1 arg", "pause")
+	expect(t, exitOK, "run r is paused: the sampler takes no steps of it any more\nit goes on with: meander resume r\n", "pause", "r", "--by", "ada", "--reason", "lunch")
+	expect(t, exitOK, "nothing to pause: run r was paused by ada at ", "pause", "r")
+	lines := linesOf(t, expect(t, exitOK, "", "status", "r", "--json"))
+	if s, ok := lines[0]["status"].(map[string]any); !ok || s["state"] != "paused" || s["by"] != "ada" || s["reason"] != "lunch" {
+		t.Errorf("status %v", lines)
+	}
+	expect(t, exitOK, "run r: paused by ada at ", "show", "--run", "r")
+	expect(t, exitOK, "lunch; it goes on with: meander resume r\n", "streams")
+	bustest.Until(t, "all requests parked", func() error {
+		if said := expect(t, exitOK, "", "status", "r"); !strings.Contains(said, "0 in the queue or in hand, ") {
+			return errNotYet
+		}
+		return nil
+	})
+	expect(t, exitOK, "parked requests back in the queue", "resume", "r")
+	expect(t, exitOK, "nothing to resume: the run is not paused", "resume", "r")
+	expect(t, exitOK, "run r is cancelled: ", "cancel", "r", "--by", "ada")
+	bustest.Until(t, "a result of the group", func() error {
+		if said := expect(t, exitOK, "", "status", "r"); !strings.Contains(said, "1 of 1 have their result") {
+			return errNotYet
+		}
+		return nil
+	})
+	expect(t, exitOK, "run r: cancelled by ada at ", "status", "r")
+	expect(t, exitOK, "p1   cancelled", "show", "--run", "r")
+	expect(t, exitFailed, "run r was cancelled by ada at ", "publish", "--run", "r", "another fox")
+	expect(t, exitOK, "control    pause of run r by ada: lunch", "watch", "--run", "r", "--kinds", "control", "--count", "6")
+}
+
+// A control that nobody takes up is stored, and says so.
+func TestControl_NobodyAnswers(t *testing.T) {
+	inStore(t)
+	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; it is stored, and taken up when one runs", "pause", "r1")
+	expect(t, exitOK, "run r1: done\n", "status", "r1")
+	expect(t, exitUsage, `RUN: "r2"; nothing is stored of it`, "status", "r2")
+}
