@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -29,6 +30,8 @@ type brake struct {
 	model.Model
 	after   map[string]int
 	release chan struct{}
+	fails   bool // once, instead of stopping
+	decodes bool
 
 	mu    sync.Mutex
 	taken map[string]int
@@ -39,6 +42,11 @@ func (b *brake) Velocity(ctx context.Context, dst, x [][]float32, sigma []float3
 	b.mu.Lock()
 	b.taken[cond[0].Prompt]++
 	hold := b.taken[cond[0].Prompt] > b.after[cond[0].Prompt]
+	if hold && b.fails {
+		b.fails, b.after[cond[0].Prompt] = false, 1<<30
+		b.mu.Unlock()
+		return errors.New("out of luck")
+	}
 	b.mu.Unlock()
 	if hold {
 		return b.hold(ctx)
@@ -46,7 +54,10 @@ func (b *brake) Velocity(ctx context.Context, dst, x [][]float32, sigma []float3
 	return b.Model.Velocity(ctx, dst, x, sigma, cond, height, width)
 }
 
-func (b *brake) Decode(ctx context.Context, _ []float32, _, _ int) (*image.NRGBA, error) {
+func (b *brake) Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error) {
+	if b.decodes {
+		return b.Model.Decode(ctx, latents, height, width)
+	}
 	return nil, b.hold(ctx)
 }
 
@@ -213,19 +224,58 @@ func TestResume_KilledAtEachStep(t *testing.T) {
 			}()
 			first.Kill()
 
-			w.sampler(t, resumeConfig(nil, len(cuts)))
+			next := resumeConfig(nil, len(cuts))
+			counted := prometheus.NewRegistry()
+			next.Metrics = counted
+			w.sampler(t, next)
 			resumed := trajectories(t, w, "cut", len(cuts))
 			publish(t, w, "calm", cuts...)
 			calm := trajectories(t, w, "calm", len(cuts))
+			samples, taken := 0., 0.
 			for _, p := range cuts {
 				m, _ := strconv.ParseInt(string(p.UID[1:]), 10, 64)
-				c.check(t, w, m, end, resumed[p.UID], calm[p.UID])
+				if n := c.check(t, w, m, end, resumed[p.UID], calm[p.UID]); n > 0 {
+					samples, taken = samples+1, taken+float64(n)
+				}
+			}
+			if got := []float64{counter(t, counted, "resumed_total"), counter(t, counted, "resumed_steps_total")}; !slices.Equal(got, []float64{samples, taken}) {
+				t.Errorf("counted samples and steps %v, want %v and %v", got, samples, taken)
 			}
 			if report, err := proof.Run(t.Context(), w.Bus, "cut", proof.Options{}); err != nil || len(report.Mismatches) > 0 || report.MaxRatio != 0 {
 				t.Errorf("verify: %+v, %v", report, err)
 			}
 		})
 	}
+}
+
+// counter is the value of a sampler's.
+func counter(t *testing.T, of prometheus.Gatherer, name string) float64 {
+	t.Helper()
+	all, err := of.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.GetName() == "meander_sampler_"+name {
+			return f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no counter %s", name)
+	return 0
+}
+
+// A try that fails, where the next does not, is gone on with by the same sampler.
+func TestResume_TriedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.Serve(t, defaults().run("intake"))
+	c := resumeCase{name: "failed", rollout: schemas.Rollout{SDEStepIndices: []int64{}, ReturnStepIndices: []int64{}, CheckpointEvery: new(int64(2))}, from: []int64{2, 4, 6}}
+	p := c.prompt(5)
+	w.sampler(t, resumeConfig(&brake{after: map[string]int{p.Prompt: 5}, taken: map[string]int{}, fails: true, decodes: true}, 1))
+	publish(t, w, "cut", p)
+	got := trajectories(t, w, "cut", 1)[p.UID]
+	publish(t, w, "calm", p)
+	c.check(t, w, 5, resumeSteps, got, trajectories(t, w, "calm", 1)[p.UID])
 }
 
 // closed is closed when a bus is.
@@ -248,8 +298,9 @@ func (c resumeCase) evaluations(step int64) int {
 	return 1
 }
 
-// check compares a rollout that was cut off when m steps were made with one that was not.
-func (c resumeCase) check(t *testing.T, w *world, m, end int64, got, calm *schemas.Trajectory) {
+// check compares a rollout that was cut off when m steps were made with one that was not, and
+// returns how many steps were taken over.
+func (c resumeCase) check(t *testing.T, w *world, m, end int64, got, calm *schemas.Trajectory) int64 {
 	t.Helper()
 	from := c.begin
 	for _, s := range c.from {
@@ -286,4 +337,5 @@ func (c resumeCase) check(t *testing.T, w *world, m, end int64, got, calm *schem
 	if steps, err := w.client.Steps(t.Context(), got); err != nil || int64(len(steps)) != end-c.begin {
 		t.Errorf("cut off at %d: %d steps, %v", m, len(steps), err)
 	}
+	return from - c.begin
 }

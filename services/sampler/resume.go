@@ -31,7 +31,7 @@ const (
 
 // resume finds the last stored state of the sample that an attempt can go on from, and has r take
 // over the steps before it; nil where there is none. Nothing counts that was not sealed by
-// a sampler of this build for this very request.
+// a sampler of this program for this very request.
 func (s *service) resume(ctx context.Context, r *recorder) (*schemas.SegmentStart, error) {
 	plan := planOf(r.req)
 	states := slices.DeleteFunc(slices.Concat(r.req.CheckpointStepIndices, r.req.ReturnStepIndices), func(i int64) bool {
@@ -196,7 +196,7 @@ func (f *search) check(ctx context.Context, m *bus.Message, before seal) (*store
 		{"schedule_digest", event.ScheduleDigest, f.req.ScheduleDigest},
 		{"weights_digest", event.WeightsDigest, card.WeightsDigest},
 		{"policy_version", event.PolicyVersion, f.s.cfg.PolicyVersion},
-		{"backend", event.Backend, f.backend},
+		{"backend", alike(event.Backend), alike(f.backend)},
 	} {
 		if of.has != of.want {
 			return nil, fmt.Errorf("%s: %.64q; must be %.64q", of.field, fmt.Sprint(of.has), fmt.Sprint(of.want))
@@ -208,7 +208,7 @@ func (f *search) check(ctx context.Context, m *bus.Message, before seal) (*store
 	}
 	step := &storedStep{content: content, seal: f.s.sealer.next(before, content, event)}
 	if !hmac.Equal([]byte(event.Seal), []byte(step.seal.String())) {
-		return nil, errors.New("seal: not that of a sampler of this build for this request and the steps before")
+		return nil, errors.New("seal: not that of a sampler of this program for this request and the steps before")
 	}
 	sum := sha256.Sum256(m.Data)
 	step.ref = schemas.StepRef{Seq: m.Seq, Digest: hex.EncodeToString(sum[:]), Attempt: event.Attempt}

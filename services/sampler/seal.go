@@ -9,13 +9,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/meander-rl/meander/schemas"
 )
 
 // A seal says that a sampler of this event plane made a step, for this very request, with this
-// build and these weights, and made or took over all steps before it, each with its seal. What
+// program, these weights and such a device, and made or took over all steps before it, each with its seal. What
 // anybody else puts on the subjects of steps has none, and neither has a step of another
 // request, another order, or with another state in it: the code is over the one before it,
 // the step's content digest and the digest of its checkpoint.
@@ -26,7 +27,7 @@ func (s seal) String() string { return hex.EncodeToString(s[:]) }
 // sealer makes the seals of one sampler.
 type sealer struct {
 	key   []byte
-	build string // all besides the request that bits depend on
+	build string // what bits depend on besides the request and the device
 }
 
 func (s *service) newSealer(ctx context.Context) (*sealer, error) {
@@ -34,7 +35,7 @@ func (s *service) newSealer(ctx context.Context) (*sealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sealer{key: key, build: fmt.Sprintf("%s %q %q %d", program(), s.card.WeightsDigest, s.card.Backend, s.cfg.PolicyVersion)}, nil
+	return &sealer{key: key, build: fmt.Sprintf("%s %q %d", program(), s.card.WeightsDigest, s.cfg.PolicyVersion)}, nil
 }
 
 // program is the SHA-256 of the program that runs. One that cannot be read is like no other.
@@ -62,9 +63,17 @@ var program = sync.OnceValue(func() string {
 	return hex.EncodeToString(h.Sum(nil))
 })
 
+// alike is a backend by what bits depend on: a CPU's do not depend on its instructions.
+func alike(backend string) string {
+	if kind, _, _ := strings.Cut(backend, "/"); kind == "cpu" {
+		return kind
+	}
+	return backend
+}
+
 // first is what the seal of the first step is made over, in the place of one before it: the
-// request, and the state of another sample that it begins with, nil for none.
-func (s *sealer) first(r *schemas.Request, parent *schemas.Tensor) (seal, error) {
+// request, the state of another sample that it begins with, nil for none, and what computes.
+func (s *sealer) first(r *schemas.Request, parent *schemas.Tensor, backend string) (seal, error) {
 	q := *r
 	q.Priority = 0 // a request may be asked again with another
 	data, err := schemas.Encode(&q)
@@ -75,7 +84,7 @@ func (s *sealer) first(r *schemas.Request, parent *schemas.Tensor) (seal, error)
 	if parent != nil {
 		state = sha256.Sum256(parent.Data)
 	}
-	return s.sum([]byte("meander seal 1"), request[:], state[:], []byte(s.build)), nil
+	return s.sum([]byte("meander seal 1"), request[:], state[:], []byte(s.build+" "+alike(backend))), nil
 }
 
 // next is the seal of a step, whose content digest is given, after the one before it.

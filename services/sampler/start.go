@@ -45,7 +45,7 @@ func (s *service) begin(ctx context.Context, engine Engine, r *recorder) (Episod
 			return nil, err
 		}
 	}
-	if r.seal, err = s.sealer.first(r.req, parent); err != nil {
+	if r.seal, err = s.sealer.first(r.req, parent, r.backend); err != nil {
 		return nil, err
 	}
 	from, err := s.resume(ctx, r)
