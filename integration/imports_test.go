@@ -63,10 +63,10 @@ var layers = map[string][]string{
 	"pkg/model":                         {"pkg/tensor", "pkg/safetensors"},
 	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/model/tokenizer":               {"pkg/safetensors"},
-	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer"}, // the CPU where no device is given
+	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/model/synthetic":               {"pkg/model"},
 	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
-	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors"},
+	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/model/modeltest":               {"pkg/model"},
 	"pkg/bus":                           {"schemas"},
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
@@ -113,14 +113,14 @@ var layers = map[string][]string{
 var testLayers = map[string][]string{
 	"pkg/model/nn":                   {"pkg/tensor/cpu"},
 	"pkg/model/tokenizer":            {"pkg/model/qwenimage/checkpoint"},
-	"pkg/model/qwenimage":            {"pkg/model/modeltest", "pkg/model/qwenimage/checkpoint", "pkg/tensor/reference"},
+	"pkg/model/qwenimage":            {"pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},
 	"pkg/model/synthetic":            {"pkg/model/modeltest"},
 
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
 	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
-	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage"},
+	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/sheet"},
 	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
 	"pkg/scheduled":                {"pkg/tensor"},
@@ -128,6 +128,7 @@ var testLayers = map[string][]string{
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest"},
 	"services/sampler":             {"pkg/natsd", "pkg/model/qwenimage/checkpoint"},
+	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
@@ -138,7 +139,6 @@ var testLayers = map[string][]string{
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
-	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.

@@ -5,17 +5,26 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"sync"
 	"unicode/utf8"
 )
 
 // CheckFields joins every fault that the tags of a struct and of those in it tell (see
 // Field), and those of the rules across the fields of each. The struct is given by its
 // pointer.
-func CheckFields(v any) error {
-	var f faults
+func CheckFields(v any) error { return checkFields(v, nil) }
+
+// checkFields is CheckFields but for the nested struct of one type that passed before.
+func checkFields(v any, checked reflect.Type) error {
+	f := collectors.Get().(*faults)
+	defer collectors.Put(f)
+	f.errs, f.count, f.checked = nil, 0, checked
 	f.fields(reflect.ValueOf(v).Elem())
 	return f.err()
 }
+
+// collectors are made for one event after another: most have no fault.
+var collectors = sync.Pool{New: func() any { return &faults{} }}
 
 // ruled is a struct with rules across its fields, beyond those in the tags.
 type ruled interface{ rules(f *faults) }
@@ -56,7 +65,9 @@ func (f *faults) field(c *Field, v reflect.Value) {
 func (f *faults) value(c *Field, v reflect.Value, i int) {
 	switch v.Kind() {
 	case reflect.Struct:
-		f.item(c.Name, i).fields(v)
+		if v.Type() != f.checked {
+			f.item(c.Name, i).fields(v)
+		}
 	case reflect.String:
 		f.text(c, v.String(), i)
 	case reflect.Int64:

@@ -328,6 +328,7 @@ func (p groupPlan) decode(r *reader, v reflect.Value) error {
 	start := r.pos
 	if g := r.seen.group(r.data[start:]); g != nil {
 		r.pos += len(g.raw)
+		r.seen.last = g
 		v.Set(g.value)
 		return nil
 	}

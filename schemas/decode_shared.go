@@ -16,22 +16,34 @@ type RewardDecoder struct{ seen seen }
 // Decode is DecodeValid of a reward.
 func (d *RewardDecoder) Decode(data []byte, e *Reward) error {
 	*e = Reward{}
+	d.seen.last = nil
 	r := reader{data: data, seen: &d.seen}
 	if err := r.event(reflect.ValueOf(e).Elem()); err != nil {
 		return fmt.Errorf("decode %s: %w", e.Type(), err)
 	}
-	return e.Validate()
+	var checked reflect.Type
+	group := d.seen.last
+	if group != nil && group.valid {
+		checked = groupType
+	}
+	err := checkFields(e, checked)
+	if group != nil && err == nil {
+		group.valid = true
+	}
+	return err
 }
 
 // seen is what was decoded last, found by hash: what has the same one takes its place.
 type seen struct {
 	texts  [256]string
 	groups [256]seenGroup
+	last   *seenGroup // of the event
 }
 
 type seenGroup struct {
 	raw   []byte
 	value reflect.Value
+	valid bool // as far as its own fields go
 }
 
 const (
@@ -78,5 +90,6 @@ func (s *seen) keepGroup(raw []byte, v reflect.Value) {
 	}
 	value := reflect.New(groupType).Elem()
 	value.Set(v)
-	*s.slot(raw) = seenGroup{bytes.Clone(raw), value}
+	s.last = s.slot(raw)
+	*s.last = seenGroup{raw: bytes.Clone(raw), value: value}
 }

@@ -3,6 +3,7 @@ package schemas
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,22 +17,29 @@ const maxFaults = MaxWarnings
 type faults struct {
 	root   *faults
 	parent *faults
+	child  *faults // of which there is one at a time
 	name   string
 	index  int
 	errs   []error
 	count  int
+	// checked is the type of the nested struct, if any, that passed before with the same value.
+	checked reflect.Type
 }
 
-// in is the collector of a nested struct.
+// in is the collector of a nested struct, until the next one of f.
 func (f *faults) in(name string) *faults { return f.item(name, -1) }
 
-// item is the collector of one element of a list.
+// item is the collector of one element of a list, until the next one of f.
 func (f *faults) item(name string, index int) *faults {
 	root := f.root
 	if root == nil {
 		root = f
 	}
-	return &faults{root: root, parent: f, name: name, index: index}
+	if f.child == nil {
+		f.child = &faults{root: root, parent: f}
+	}
+	f.child.name, f.child.index = name, index
+	return f.child
 }
 
 func (f *faults) path(field string) string {

@@ -161,7 +161,8 @@ func (b *Bus) multiLast(ctx context.Context, stream string, req directRequest) (
 	ctx, stop := context.WithTimeout(ctx, 2*apiTimeout)
 	defer stop()
 	inbox := b.nc.NewInbox()
-	sub, err := b.nc.SubscribeSync(inbox)
+	answers := make(chan *nats.Msg, multiBatch+1) // SubscribeSync's would take half a megabyte
+	sub, err := b.nc.ChanSubscribe(inbox, answers)
 	if err != nil {
 		return nil, 0, 0, err
 	}
@@ -170,9 +171,13 @@ func (b *Bus) multiLast(ctx context.Context, stream string, req directRequest) (
 		return nil, 0, 0, err
 	}
 	for {
-		m, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			return nil, 0, 0, err
+		var m *nats.Msg
+		select {
+		case m = <-answers:
+		case <-ctx.Done():
+			return nil, 0, 0, ctx.Err()
+		case <-b.closed:
+			return nil, 0, 0, nats.ErrConnectionClosed
 		}
 		switch m.Header.Get(headerStatus) {
 		case statusEOB:

@@ -23,6 +23,21 @@ type Family struct {
 	// Inspect describes the checkpoint in a folder without reading its weights. Whatever
 	// Open would refuse is in Info.Problems; an error means that there is no checkpoint.
 	Inspect func(dir string) (*Info, error)
+	// Random writes a folder of the size of the published checkpoint with random weights, to
+	// measure with; nil where a family needs no folder.
+	Random func(dir string, r Random) error
+}
+
+// Random is how a folder of random weights differs from the published one. Zero fields
+// leave it as it is.
+type Random struct {
+	Layers, TextLayers, Vocabulary int
+	Size                           int    // height and width of images where a prompt names none, in pixels
+	Seed                           uint64 // of the weights
+	// Hollow leaves large tensors out of the files: zeros that take no disk.
+	Hollow bool
+	// Progress hears of every file that is about to be written.
+	Progress func(file string, bytes int)
 }
 
 // Options change what a family opens. The zero value changes nothing.

@@ -13,6 +13,10 @@ type Info struct {
 	// Problems is everything for which the model would not open: files, tensors and fields
 	// that are missing, mis-shaped, unexpected or not supported. None means that it opens.
 	Problems []string
+	// Pass is the most memory in bytes that a device takes beside the weights for a call of
+	// so many rows: of Velocity, with guidance two for each image, and of Decode, one by one.
+	// Its factors are of 4 bytes, or of 2. nil where the configurations cannot be read.
+	Pass func(height, width, rows, factorBytes int) int
 }
 
 // PartInfo describes the checkpoint of one network.
@@ -24,8 +28,9 @@ type PartInfo struct {
 	DTypes []string
 	// Files is the number of files and FileBytes their size.
 	Files, FileBytes int
-	// MemoryBytes is what the loaded weights take.
-	MemoryBytes int
+	// MemoryBytes is what the loaded weights take in float32, FactorBytes on a device that
+	// multiplies in bf16.
+	MemoryBytes, FactorBytes int
 }
 
 // Problem notes an error, and each of joined ones by itself; nil is none.

@@ -22,14 +22,19 @@ type Tensor struct {
 	DType tensor.DType
 	Shape []int
 	Data  []byte // little-endian
+	// Source writes the data where Data is nil: of tensors that do not fit in memory.
+	Source func(io.Writer) error
 }
+
+// Bytes is the size of the data.
+func (t Tensor) Bytes() (int, error) { return byteSize(t.DType, t.Shape) }
 
 // FloatTensor rounds x to dtype, which must be a float type of at least 16 bits.
 func FloatTensor(name string, dtype tensor.DType, shape []int, x []float32) (Tensor, error) {
 	if !dtype.Float() {
 		return Tensor{}, fmt.Errorf("tensor %q: dtype %q does not take floats", name, string(dtype))
 	}
-	return Tensor{name, dtype, shape, dtype.AppendFloats(nil, x)}, nil
+	return Tensor{Name: name, DType: dtype, Shape: shape, Data: dtype.AppendFloats(nil, x)}, nil
 }
 
 // Write writes a file. The bytes depend on the contents only, not on the order of
@@ -52,11 +57,19 @@ func Write(w io.Writer, tensors []Tensor, metadata map[string]string) error {
 		return fmt.Errorf("write header: %w", err)
 	}
 	for _, t := range tensors {
-		if _, err := w.Write(t.Data); err != nil {
+		if err := t.write(w); err != nil {
 			return fmt.Errorf("write tensor %q: %w", t.Name, err)
 		}
 	}
 	return nil
+}
+
+func (t Tensor) write(w io.Writer) error {
+	if t.Data != nil || t.Source == nil {
+		_, err := w.Write(t.Data)
+		return err
+	}
+	return t.Source(w)
 }
 
 func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byte, error) {
@@ -87,16 +100,20 @@ func appendHeader(b []byte, tensors []Tensor, metadata map[string]string) ([]byt
 		if err != nil {
 			return nil, err
 		}
+		size, err := t.Bytes()
+		if err != nil {
+			return nil, err
+		}
 		entry, err := marshal(struct {
 			DType   tensor.DType `json:"dtype"`
 			Shape   []int        `json:"shape"`
 			Offsets [2]int       `json:"data_offsets"`
-		}{t.DType, append([]int{}, t.Shape...), [2]int{at, at + len(t.Data)}})
+		}{t.DType, append([]int{}, t.Shape...), [2]int{at, at + size}})
 		if err != nil {
 			return nil, err
 		}
 		b = append(append(append(append(b, name...), ':'), entry...), ',')
-		at += len(t.Data)
+		at += size
 	}
 	b = append(bytes.TrimSuffix(b, []byte{','}), '}')
 	for len(b)%8 != 0 {
@@ -125,7 +142,7 @@ func (t Tensor) check() error {
 	if err != nil {
 		return err
 	}
-	if size != len(t.Data) {
+	if size != len(t.Data) && (t.Data != nil || t.Source == nil) {
 		return fmt.Errorf("shape %v of %s is %d bytes, have %d", t.Shape, t.DType, size, len(t.Data))
 	}
 	return nil

@@ -49,6 +49,13 @@ type Metered interface {
 	Usage() Usage
 }
 
+// Limited is a device with memory of its own that may be too small for a model.
+type Limited interface {
+	// Room is how many bytes weights and sessions can still take, and the size of an element
+	// of weights of projections, tables and factors: 4, or 2 in bf16.
+	Room() (bytes, factorBytes int, err error)
+}
+
 // Usage is where the memory of a device is, in bytes, and how long it worked.
 type Usage struct {
 	Used    int           // handed out: weights, and what a session has

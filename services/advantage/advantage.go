@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		g.Go(func() error {
 			w := &worker{
 				cfg: cfg, bus: b, publisher: publisher, log: log.With().Int("partition", p).Logger(), metrics: instruments,
-				controls: controls, groups: map[string]*group{}, batches: map[string]*batch{},
+				controls: controls, groups: map[string]*group{}, batches: map[string]*batch{}, records: map[string]*bus.Message{},
 			}
 			if err := w.run(ctx, p); err != nil {
 				return fmt.Errorf("partition %d: %w", p, err)
@@ -122,12 +122,14 @@ type worker struct {
 	deliveries instrument.Deliveries
 	sub        *bus.Subscription
 	decoder    schemas.RewardDecoder
-	reward     schemas.Reward    // that was received last
-	groups     map[string]*group // by run and uid
-	batches    map[string]*batch // explicit batches, by run and batch id
-	opened     []*group          // known before, to be looked up should they stay open; oldest first
-	storing    []storing         // oldest first
-	again      bool              // something that could have closed has not
+	reward     schemas.Reward          // that was received last
+	taken      []*bus.Message          // that have come, to be received in their order
+	records    map[string]*bus.Message // of the groups that taken opens, by subject
+	groups     map[string]*group       // by run and uid
+	batches    map[string]*batch       // explicit batches, by run and batch id
+	opened     []*group                // known before, to be looked up should they stay open; oldest first
+	storing    []storing               // oldest first
+	again      bool                    // something that could have closed has not
 }
 
 // storing is a result on its way to the server.
@@ -176,7 +178,14 @@ func (w *worker) run(ctx context.Context, partition int) error {
 		case err != nil:
 			return err
 		case m != nil:
-			w.receive(work, m)
+			if err := w.ahead(work, m); err != nil {
+				return err
+			}
+			for len(w.taken) > 0 {
+				m, w.taken = w.taken[0], w.taken[1:]
+				w.receive(work, m)
+				w.collect(work, over)
+			}
 		}
 		w.collect(work, over)
 		if now := time.Now(); now.After(nextSweep) {
@@ -234,6 +243,7 @@ func (w *worker) forget() {
 		w.forgetGroup(g)
 	}
 	clear(w.batches)
+	w.taken = nil
 	w.opened = nil
 	w.storing = nil // they are stored all the same, and the next worker finds them
 }

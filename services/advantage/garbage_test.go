@@ -125,3 +125,42 @@ func TestGarbage_Opening(t *testing.T) {
 		t.Errorf("%+v", b)
 	}
 }
+
+// Of many groups that are opened at once, each counts by its own record, whichever way its
+// record was looked up.
+func TestGarbage_OpeningsAtOnce(t *testing.T) {
+	t.Parallel()
+	const groups, forgedEvery = 200, 7
+	p := newPlane(t)
+	reward := func(i int) *schemas.Reward {
+		return made("r", schemas.UID(fmt.Sprintf("g%d", i)), 0, 1, float64(i), nil)
+	}
+	var forged []string
+	for i := range groups {
+		o := openingOf(reward(i))
+		if i%forgedEvery != 1 { // others have none
+			if _, err := p.Publish(t.Context(), (*schemas.GroupRecord)(openingOf(reward(i)))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i%forgedEvery == 0 {
+			o.GroupSize = 2
+			forged = append(forged, o.Subject())
+		}
+		p.Forge(t, o.Subject(), bustest.Encode(t, o))
+	}
+	p.serve(t, testConfig())
+	for _, subject := range forged {
+		bustest.Free(t, p.Bus, schemas.StreamRewards, schemas.StoredSubject(subject))
+	}
+	for i := range groups {
+		p.put(t, reward(i))
+	}
+	results := p.results(t, "r", groups)
+	for i := range groups {
+		if a := advantageOf(t, results, "r", reward(i).UID); a.Status != schemas.StatusComplete || a.GroupSize != 1 {
+			t.Errorf("group %d: %+v", i, a)
+		}
+	}
+	bustest.Dead(t, p.Bus, len(forged))
+}

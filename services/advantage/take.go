@@ -1,6 +1,7 @@
 package advantage
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -31,16 +32,67 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	}
 }
 
+// ahead takes what else has come already, where the first of it opens a group: the records
+// of the groups that are opened side by side are looked up in one go.
+func (w *worker) ahead(ctx context.Context, first *bus.Message) error {
+	w.taken = append(w.taken[:0], first)
+	clear(w.records)
+	if !schemas.IsOpening(first.Subject) {
+		return nil
+	}
+	var err error
+	for m := first; m != nil && err == nil && len(w.taken) < FetchAhead; {
+		if m, err = w.sub.Next(over); m != nil {
+			w.taken = append(w.taken, m)
+		}
+	}
+	var filters []string
+	for _, m := range w.taken {
+		if a, ok := schemas.ParseSubject(m.Subject); ok && a.Kind == schemas.KindOpening && schemas.CheckToken("uid", a.UID) == nil && schemas.CheckToken("run", a.Run) == nil {
+			filters = append(filters, schemas.GroupSubject(a.Run, a.UID))
+		}
+	}
+	if len(filters) > 1 {
+		records, err := w.bus.LastMany(ctx, schemas.StreamGroups, filters)
+		if err != nil {
+			w.log.Debug().Err(err).Msg("records of groups are looked up one by one")
+		}
+		for _, m := range records {
+			w.records[m.Subject] = m
+		}
+	}
+	if errors.Is(err, context.Canceled) { // no more has come
+		return nil
+	}
+	return err
+}
+
+// recorded says whether the record that opens a group is the one that intake has stored
+// of it, if there is one.
+func (w *worker) recorded(ctx context.Context, r *schemas.Opening, m *bus.Message) (bool, error) {
+	if stored := w.records[schemas.GroupSubject(r.Run, r.UID)]; stored != nil && bytes.Equal(stored.Data, m.Data) {
+		return true, nil
+	}
+	switch record, err := w.bus.Group(ctx, r.Run, r.UID); {
+	case errors.Is(err, bus.ErrNotFound):
+		return true, nil
+	case err != nil:
+		return false, err
+	default:
+		return record.Error == r.Error && record.GroupSize == r.GroupSize && record.Group.Same(&r.Group), nil
+	}
+}
+
 // open takes the record of a group.
 func (w *worker) open(ctx context.Context, m *bus.Message) error {
 	var r schemas.Opening
 	if err := bus.Fits(m, &r); err != nil {
 		return w.refuse(ctx, m, schemas.CodeInvalid, err.Error())
 	}
-	switch record, err := w.bus.Group(ctx, r.Run, r.UID); {
-	case err != nil && !errors.Is(err, bus.ErrNotFound):
+	switch ok, err := w.recorded(ctx, &r, m); {
+	case err != nil:
 		return err
-	case err == nil && (record.Error != r.Error || record.GroupSize != r.GroupSize || !record.Group.Same(&r.Group)):
+	case !ok:
 		return w.refuse(ctx, m, schemas.CodeInvalid, "group: not that of the group's record")
 	}
 	g := w.groups[key(r.Run, r.UID)]

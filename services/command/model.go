@@ -3,6 +3,8 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -67,6 +69,9 @@ func printInfo(c *cobra.Command, dir string, info *model.Info) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
+	if err := printGPUMemory(out, info); err != nil {
+		return err
+	}
 	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
 		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
 	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
@@ -84,12 +89,61 @@ func printInfo(c *cobra.Command, dir string, info *model.Info) error {
 	return nil
 }
 
+// printGPUMemory says what a GPU must have: weights as bf16 or float32, and the most that a
+// pass takes beside them, for images of some sizes with guidance.
+func printGPUMemory(out io.Writer, info *model.Info) error {
+	if info.Pass == nil {
+		return nil
+	}
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintf(t, "\nON A GPU\tBF16\tFLOAT32\n")
+	var weights, text [2]int
+	for _, p := range info.Parts {
+		weights[0], weights[1] = weights[0]+p.FactorBytes, weights[1]+p.MemoryBytes
+		if p.Name == info.Parts[0].Name {
+			text = weights
+		}
+	}
+	fmt.Fprintf(t, "weights\t%s\t%s\n", size(int64(weights[0])), size(int64(weights[1])))
+	fmt.Fprintf(t, "without %s, which can go to the processor\t%s\t%s\n", info.Parts[0].Name, size(int64(weights[0]-text[0])), size(int64(weights[1]-text[1])))
+	sizes := [][2]int{{512, 512}, {1024, 1024}, {1328, 1328}}
+	if !slices.Contains(sizes, [2]int{info.Height, info.Width}) {
+		sizes = append([][2]int{{info.Height, info.Width}}, sizes...)
+	}
+	for _, s := range sizes {
+		if _, err := info.Tokens(s[0], s[1]); err != nil {
+			continue
+		}
+		for _, images := range []int{1, 4, 8} {
+			fmt.Fprintf(t, "and a pass of %d at %dx%d, guided\t%s\t%s\n", images, s[0], s[1],
+				size(int64(info.Pass(s[0], s[1], 2*images, 2))), size(int64(info.Pass(s[0], s[1], 2*images, 4))))
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	one := weights[0] + info.Pass(info.Height, info.Width, 2, 2)
+	_, err := fmt.Fprintf(out, "in bf16, %s for one image of %dx%d: %s\n", size(int64(one)), info.Height, info.Width, leastGPU(one))
+	return err
+}
+
+// leastGPU names the smallest usual GPU with so many bytes to spare; a twentieth of one is
+// the driver's and the kernels'.
+func leastGPU(bytes int) string {
+	for _, gib := range []int{8, 16, 24, 40, 48, 80, 141, 180} {
+		if bytes <= gib<<30/20*19 {
+			return fmt.Sprintf("fits one GPU of %d GB", gib)
+		}
+	}
+	return "no usual GPU has as much"
+}
+
 func infoJSON(info *model.Info) map[string]any {
 	parts := make([]map[string]any, len(info.Parts))
 	for i, p := range info.Parts {
 		parts[i] = map[string]any{
 			"name": p.Name, "class": p.Class, "parameters": p.Parameters, "dtypes": p.DTypes,
-			"files": p.Files, "file_bytes": p.FileBytes, "memory_bytes": p.MemoryBytes,
+			"files": p.Files, "file_bytes": p.FileBytes, "memory_bytes": p.MemoryBytes, "memory_bytes_bf16": p.FactorBytes,
 		}
 	}
 	problems := info.Problems

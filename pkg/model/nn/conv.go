@@ -50,7 +50,7 @@ func (l *Loader) Pointwise(name string, out, in, ones int) Linear {
 	for range ones {
 		shape = append(shape, 1)
 	}
-	w, ok := l.Array(name+".weight", shape...)
+	w, ok := l.factor(name+".weight", shape...)
 	bias := l.Vector(name+".bias", out)
 	if !ok || bias == nil {
 		return Linear{}

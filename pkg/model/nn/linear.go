@@ -48,7 +48,7 @@ func (l *Loader) Linear(k int, withBias bool, outs ...Output) Linear {
 	var bias []float32
 	whole := true
 	for _, o := range outs {
-		w, ok := l.Array(o.Name+".weight", o.N, k)
+		w, ok := l.factor(o.Name+".weight", o.N, k)
 		whole = whole && ok
 		ws = append(ws, w)
 		if withBias {

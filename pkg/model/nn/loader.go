@@ -22,6 +22,7 @@ type Loader struct {
 	device  tensor.Device   // takes what is read; nil in a dry run
 	dry     bool            // only check, read nothing
 	kept    int             // elements that stay in memory
+	factors int             // those of them that a device may keep in its factor type
 	used    map[string]bool // names in the files
 	missing []string
 	shapes  []string
@@ -63,6 +64,7 @@ func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 	}
 	info, _ := l.archive.Info(l.Prefix + name)
 	l.kept += info.Elements()
+	a.DType = info.DType
 	if l.dry {
 		return a, false
 	}
@@ -73,7 +75,16 @@ func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 		}
 		return a, false
 	}
-	return tensor.Array{DType: info.DType, Shape: shape, Data: data}, true
+	a.Shape, a.Data = shape, data
+	return a, true
+}
+
+// factor is Array of what products read.
+func (l *Loader) factor(name string, shape ...int) (a tensor.Array, ok bool) {
+	before := l.kept
+	a, ok = l.Array(name, shape...)
+	l.factors += l.kept - before
+	return a, ok
 }
 
 // Vector puts the n elements of a tensor of any shape on the device.
@@ -99,12 +110,20 @@ func (l *Loader) Has(name string) bool {
 
 // Table puts a matrix on the device, to gather rows from.
 func (l *Loader) Table(name string, rows, cols int) tensor.Matrix {
+	before := l.kept
 	a, ok := l.Array(name, rows, cols)
+	if a.DType == tensor.BF16 {
+		l.factors += l.kept - before
+	}
 	if !ok {
 		return tensor.Matrix{}
 	}
 	return l.device.Table(a)
 }
+
+// Bytes is the memory of what was asked for so far, on a device that keeps projections, and
+// tables that the files have in bf16, in a type of factorBytes, and all else in float32.
+func (l *Loader) Bytes(factorBytes int) int { return 4*(l.kept-l.factors) + factorBytes*l.factors }
 
 func (l *Loader) faulty() bool {
 	return len(l.missing) > 0 || len(l.shapes) > 0 || l.failed != nil

@@ -43,7 +43,7 @@ func InspectPart(info *model.Info, folder *safetensors.Folder, part, class strin
 	if load != nil {
 		l := NewLoader(a, nil)
 		load(l)
-		p.MemoryBytes = 4 * l.kept
+		p.MemoryBytes, p.FactorBytes = l.Bytes(4), l.Bytes(2)
 		info.Problem(l.Finish())
 	}
 	info.Problem(a.Close())

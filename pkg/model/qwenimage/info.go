@@ -52,5 +52,8 @@ func Inspect(dir string) (_ *model.Info, err error) {
 		}
 		nn.InspectPart(info, folder, p.name, p.class, p.load)
 	}
+	if c.text != nil && c.transformer != nil && c.vae != nil {
+		info.Pass = c.pass(o.MaxPromptTokens)
+	}
 	return info, nil
 }

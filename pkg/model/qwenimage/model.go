@@ -51,7 +51,8 @@ type shared struct {
 	text       *textEncoder
 	vae        *autoencoder
 	device     tensor.Device
-	ownDevice  bool // it ends with the last model
+	ownDevice  bool          // it ends with the last model
+	textDevice tensor.Device // of the text encoder: device, or, where that has no room, a processor
 	indices    sync.Pool
 	prompts    nn.LRU[[sha256.Size]byte, *model.Conditioning]
 	ropes      nn.LRU[[2]int, *nn.RopeTable]
@@ -68,7 +69,7 @@ func (m *Model) Close() error {
 	var err error
 	m.closed.Do(func() {
 		if m.users.Add(-1) == 0 {
-			err = m.closeDevice()
+			err = m.closeDevices()
 		}
 	})
 	return err
@@ -123,7 +124,7 @@ func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]
 		}
 	}
 	if len(missing) > 0 {
-		err := nn.Split(ctx, m.device, len(missing), func(s tensor.Session, from, to int) error {
+		err := nn.Split(ctx, m.textDevice, len(missing), func(s tensor.Session, from, to int) error {
 			for k := from; k < to; k++ {
 				if err := ctx.Err(); err != nil {
 					return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -16,7 +17,7 @@ import (
 // Family opens folders of the QwenImagePipeline class.
 func Family() model.Family {
 	return model.Family{
-		Name: familyName, Class: pipelineClass, Inspect: Inspect,
+		Name: familyName, Class: pipelineClass, Inspect: Inspect, Random: checkpoint.Random,
 		Open: func(dir string, o model.Options) (model.Model, error) {
 			m, err := openAdapted(dir, o)
 			if err != nil {
@@ -113,8 +114,12 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 		s.ownDevice = true
 	}
 	m := &Model{shared: s}
-	if err := m.load(folder, dir, o, c, digest); err != nil {
-		return nil, errors.Join(err, s.closeDevice())
+	err = s.place(folder, c, o)
+	if err == nil {
+		err = m.load(folder, dir, o, c, digest)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.closeDevices())
 	}
 	return m, nil
 }
@@ -123,7 +128,7 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs, digest *nn.Digest) error {
 	s := m.shared
 	var errs [3]error
-	errs[0] = nn.LoadPart(folder, s.device, "text_encoder", digest, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
+	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
 	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
 	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
 	if err := errors.Join(errs[:]...); err != nil {
@@ -135,15 +140,8 @@ func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *model
 	s.ropes.Limit = ropeCacheBytes
 	m.modulations.Limit = modulationCacheBytes
 	m.card = c.card(dir, o)
-	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.device.Name()
+	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.backend()
 	return m.card.Validate()
-}
-
-func (s *shared) closeDevice() error {
-	if !s.ownDevice {
-		return nil
-	}
-	return s.device.Close()
 }
 
 // complete fills zero fields and checks all.

@@ -264,7 +264,7 @@ func (v *autoencoder) decode(s tensor.Session, latents []float32, height, width 
 	s.CopyIn(in.Matrix(), unpacked)
 	d.postQuant.Apply(s, q.Matrix(), in.Matrix(), tensor.Epilogue{})
 
-	f := newFrames(s, v.decodeElements(lh, lw))
+	f := newFrames(s, v.config.decodeElements(lh, lw))
 	x := convolve(s, f, &d.in, q, tensor.SamePad(3))
 	x = d.mid.forward(s, f, x)
 	for i := range d.ups {
@@ -289,12 +289,13 @@ func (v *autoencoder) decode(s tensor.Session, latents []float32, height, width 
 
 // decodeElements returns the size of the largest image of a decoding: at every level the
 // widest block, and the upsampled one with the channels of the level below.
-func (v *autoencoder) decodeElements(lh, lw int) int {
-	most, in := 0, v.decoder.in.Bias.Len()
-	for i, u := range v.decoder.ups {
-		out := u.blocks[0].out
+func (c *vaeConfig) decodeElements(lh, lw int) int {
+	last := c.levels()
+	most, in := 0, c.Base*c.Mult[last]
+	for i := range c.Mult {
+		out := c.Base * c.Mult[last-i]
 		most = max(most, (lh<<i)*(lw<<i)*max(in, out))
-		if u.resize != nil {
+		if i < last {
 			most = max(most, (lh<<(i+1))*(lw<<(i+1))*out)
 			in = out / 2
 		}

@@ -83,7 +83,10 @@ func among(n int) string {
 	return fmt.Sprintf("one of cuda:0 to cuda:%d", n-1)
 }
 
-var _ tensor.Device = (*Device)(nil)
+var (
+	_ tensor.Device  = (*Device)(nil)
+	_ tensor.Limited = (*Device)(nil)
+)
 
 // names of the kernels that sessions launch.
 var names = []string{

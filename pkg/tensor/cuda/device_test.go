@@ -337,3 +337,65 @@ func TestDevice_BitsDoNotDependOnTheBatch(t *testing.T) {
 		t.Error("the first rows differ when others share their call")
 	}
 }
+
+// sink is a GPU whose memory takes weights, and nothing else.
+type sink struct {
+	driver.Driver
+	at      driver.Pointer
+	largest int // copy, in bytes
+}
+
+func (l *sink) Alloc(n int) (driver.Pointer, error) {
+	l.at += driver.Pointer(n)
+	return 1<<40 + l.at - driver.Pointer(n), nil
+}
+
+func (l *sink) Free(driver.Pointer) error { return nil }
+
+func (l *sink) CopyIn(_ driver.Pointer, x []byte) error {
+	l.largest = max(l.largest, len(x))
+	return nil
+}
+
+// A weight goes to the device in pieces, through memory of the host that does not grow with
+// it, whatever its type and the device's.
+func TestDevice_UploadsInBoundedMemory(t *testing.T) {
+	const rows, cols = 3000, 4004 // 48 MB in float32; rows in bf16 are padded
+	x := make([]float32, rows*cols)
+	for i := range x {
+		x[i] = float32(i%251) - 125 // bf16 has them
+	}
+	for _, from := range []tensor.DType{tensor.F32, tensor.BF16} {
+		file := tensor.Array{DType: from, Shape: []int{rows, cols}, Data: from.AppendFloats(nil, x)}
+		for _, factors := range []tensor.DType{tensor.F32, tensor.BF16} {
+			s := &sink{Driver: ptxvm.New(ptxvm.Options{})}
+			d, err := cuda.New(s, cuda.Options{Factors: factors})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			d.Weight(file)
+			runtime.ReadMemStats(&after)
+			if host := after.TotalAlloc - before.TotalAlloc; host > 21<<20 || s.largest == 0 || s.largest > 4<<20 {
+				t.Errorf("%s to %s takes %d bytes of the host, and copies of %d", from, factors, host, s.largest)
+			}
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+
+			whole, err := cuda.New(ptxvm.New(ptxvm.Options{Unchecked: true}), cuda.Options{Factors: factors})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := make([]float32, rows*cols)
+			whole.Read(got, whole.Weight(file))
+			if !slices.Equal(got, x) {
+				t.Errorf("%s to %s: other numbers come back", from, factors)
+			}
+			if err := whole.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

@@ -33,9 +33,12 @@ func roundUp(bytes int) int {
 	return (bytes + step - 1) / step * step
 }
 
-// take returns at least so many bytes. What no longer has an owner on the host is
-// collected before it fails.
-func (p *pool) take(bytes int) (driver.Pointer, error) {
+// take returns at least so many bytes.
+func (p *pool) take(bytes int) (driver.Pointer, error) { return p.takeExactly(roundUp(bytes)) }
+
+// takeExactly is take for what stays: weights leave no gaps. What no longer has an owner
+// on the host is collected before it fails.
+func (p *pool) takeExactly(bytes int) (driver.Pointer, error) {
 	at, err := p.try(bytes)
 	if errors.Is(err, driver.ErrMemory) {
 		runtime.GC() // weights that nobody holds
@@ -50,7 +53,7 @@ func (p *pool) take(bytes int) (driver.Pointer, error) {
 // full is the error when there is no memory for so many bytes, with what helps.
 func (p *pool) full(bytes int, err error) error {
 	free, total, unknown := p.d.Memory()
-	if err = fmt.Errorf("%w: %s more than the %s in use", err, mib(roundUp(bytes)), mib(p.now().Used)); unknown == nil {
+	if err = fmt.Errorf("%w: %s more than the %s in use", err, mib(bytes), mib(p.now().Used)); unknown == nil {
 		err = fmt.Errorf("%w, with %s free of %s", err, mib(free), mib(total))
 	}
 	if c := p.now().Ceiling; c > 0 {
@@ -61,8 +64,7 @@ func (p *pool) full(bytes int, err error) error {
 
 func mib(bytes int) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
 
-func (p *pool) try(bytes int) (driver.Pointer, error) {
-	size := roundUp(bytes)
+func (p *pool) try(size int) (driver.Pointer, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if list := p.idle[size]; len(list) > 0 {

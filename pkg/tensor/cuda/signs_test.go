@@ -1,16 +1,20 @@
 package cuda_test
 
 import (
+	"bytes"
+	"fmt"
 	"image"
 	"image/png"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
+	"github.com/meander-rl/meander/pkg/sheet"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/tensor/cuda"
@@ -122,13 +126,58 @@ func TestSigns_paintsLikeTheProcessor(t *testing.T) {
 				t.Errorf("%s, %s: relative L2 distance %.3g, want less than %g", tt.factors, p.what, e, p.most)
 			}
 		}
-		save(t, string(tt.factors), got.pixels)
-		save(t, string(tt.factors)+"-cpu", want.pixels)
 	}
 }
 
-// save leaves an image for those who ask for it with -artifacts.
-func save(t *testing.T, name string, pixels []float32) {
+// MEANDER_SIGNS names a PNG to write: the same signs by the processor and by the kernels, in
+// float32 and with factors in bf16, from the same noise in ten steps.
+//
+//	MEANDER_SIGNS=deploy/bench/cuda-signs.png go test -count=1 -run TestSigns_sideBySide ./pkg/tensor/cuda
+func TestSigns_sideBySide(t *testing.T) {
+	name := os.Getenv("MEANDER_SIGNS")
+	if name == "" {
+		t.Skip("MEANDER_SIGNS names no file to write")
+	}
+	const steps = 10
+	c, err := cpu.NewDevice(cpu.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var rows [3][]sheet.Tile
+	for _, prompt := range []string{`a red sign that says "HI"`, `a blue sign that says "4071"`, `a green sign that says "EXIT"`, `a black sign that says "OPEN"`} {
+		want := paint(t, c, prompt, steps)
+		rows[0] = append(rows[0], sheet.Tile{PNG: pngOf(t, want.pixels), Caption: c.Name(), Note: prompt})
+		for i, factors := range []tensor.DType{tensor.F32, tensor.BF16} {
+			d, err := cuda.New(ptxvm.New(ptxvm.Options{Unchecked: true}), cuda.Options{Factors: factors})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := paint(t, d, prompt, steps)
+			off := distance(got.pixels, want.pixels)
+			rows[1+i] = append(rows[1+i], sheet.Tile{PNG: pngOf(t, got.pixels), Caption: d.Name(), Note: fmt.Sprintf("relative L2 distance %.1e", off)})
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+			if most := map[tensor.DType]float64{tensor.F32: 1e-4, tensor.BF16: 0.1}[factors]; !(off < most) {
+				t.Errorf("%s of %s is %.3g off", prompt, factors, off)
+			}
+		}
+	}
+	b, err := sheet.Draw("The same signs from the same noise", slices.Concat(rows[:]...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !filepath.IsAbs(name) {
+		name = filepath.Join("../../..", name)
+	}
+	if err := os.WriteFile(name, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pngOf is pixels in [-1, 1] as a PNG.
+func pngOf(t *testing.T, pixels []float32) []byte {
 	t.Helper()
 	m := image.NewNRGBA(image.Rect(0, 0, signWidth, signHeight))
 	for i := range signWidth * signHeight {
@@ -137,12 +186,9 @@ func save(t *testing.T, name string, pixels []float32) {
 		}
 		m.Pix[4*i+3] = 255
 	}
-	f, err := os.Create(filepath.Join(t.ArtifactDir(), name+".png"))
-	if err != nil {
+	var b bytes.Buffer
+	if err := png.Encode(&b, m); err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	if err := png.Encode(f, m); err != nil {
-		t.Fatal(err)
-	}
+	return b.Bytes()
 }

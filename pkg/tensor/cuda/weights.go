@@ -52,7 +52,7 @@ func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) *array {
 		return a
 	}
 	a.err = d.bound(func() (err error) {
-		if a.at, err = d.pool.take(a.Bytes()); err != nil {
+		if a.at, err = d.pool.takeExactly((a.Bytes() + 255) / 256 * 256); err != nil {
 			return d.fault(err)
 		}
 		runtime.AddCleanup(a, d.pool.give, a.at)
@@ -109,6 +109,22 @@ func (d *Device) convert(a *array, from tensor.DType, data []byte, rows int) []b
 		}
 	}
 	return b
+}
+
+// Room is the memory that weights and sessions can still take, and the size of a factor.
+func (d *Device) Room() (bytes, factorBytes int, err error) {
+	err = d.bound(func() error {
+		free, _, err := d.driver.Memory()
+		if err != nil {
+			return d.fault(err)
+		}
+		u := d.pool.now()
+		if bytes = free + u.Idle; u.Ceiling > 0 {
+			bytes = min(bytes, u.Ceiling-u.Used)
+		}
+		return nil
+	})
+	return bytes, d.factors().Size(), err
 }
 
 // Weight stacks the parts, which have one K. Like all that a device holds: where it could

@@ -181,10 +181,15 @@ func benchOpening(r *schemas.Reward) *schemas.Opening {
 	}
 }
 
-// benchPublish stores a reward, and before the first of a group the group's record.
+// benchPublish stores a reward, and before the first of a group the group's record, on both
+// of its subjects.
 func benchPublish(ctx context.Context, p *bus.Publisher, r *schemas.Reward) error {
 	if r.SampleIndex == 0 {
-		if _, err := p.Publish(ctx, benchOpening(r)); err != nil {
+		o := benchOpening(r)
+		if _, err := p.Publish(ctx, (*schemas.GroupRecord)(o)); err != nil {
+			return err
+		}
+		if _, err := p.Publish(ctx, o); err != nil {
 			return err
 		}
 	}
@@ -212,7 +217,7 @@ func (b *advantageBench) put(ctx context.Context, run schemas.Run, first, count 
 
 // clear forgets all rewards and results.
 func (b *advantageBench) clear(ctx context.Context) error {
-	for _, name := range []string{schemas.StreamRewards, schemas.StreamAdvantages} {
+	for _, name := range []string{schemas.StreamGroups, schemas.StreamRewards, schemas.StreamAdvantages} {
 		s, err := b.bus.JetStream().Stream(ctx, name)
 		if err == nil {
 			err = s.Purge(ctx)

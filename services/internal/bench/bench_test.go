@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/pprof"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -196,5 +198,33 @@ func TestMedian(t *testing.T) {
 		if got := median(c.values); got != c.want {
 			t.Errorf("median of %v = %g, want %g", c.values, got, c.want)
 		}
+	}
+}
+
+// The folder of a published size opens; its size is that of its layers, and its holes take
+// no disk.
+func TestFolder_isThatOfThePublishedModel(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "random")
+	if err := execute(t.Context(), []string{"folder", "--layers", "2", "--text-layers", "1", "--vocabulary", "300", "--size", "512", "--hollow", dir}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := families.All().Inspect(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(info.Problems) > 0 {
+		t.Errorf("it does not load: %q", info.Problems)
+	}
+	if info.Height != 512 || info.Width != 512 || info.LatentChannels != 64 || info.PixelsPerToken != 16 {
+		t.Errorf("the card is %+v", info.Card)
+	}
+	if p := info.Parts[1]; p.Parameters < 700_000_000 || p.Parameters > 800_000_000 {
+		t.Errorf("%d parameters of two blocks", p.Parameters)
+	}
+	if err := execute(t.Context(), []string{"folder", dir}); err == nil || !strings.Contains(err.Error(), "must be a new one") {
+		t.Errorf("a folder that is there: %v", err)
+	}
+	if err := execute(t.Context(), []string{"folder", "--layers", "-1", dir + "2"}); err == nil || !strings.Contains(err.Error(), "--layers: -1; must be") {
+		t.Errorf("-1 layers: %v", err)
 	}
 }

@@ -1,6 +1,6 @@
-// Package checkpoint builds small random checkpoints of the Qwen-Image family, in the
-// layout and with the names of the published ones, so that tests run the real loading
-// and sampling code. The images mean nothing.
+// Package checkpoint builds random checkpoints of the Qwen-Image family, in the layout and
+// with the names of the published ones: small ones, so that tests run the real loading and
+// sampling code, and one of the published size, to measure with. The images mean nothing.
 package checkpoint
 
 import (
@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"testing"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -32,6 +31,35 @@ type Config struct {
 	// Height, Width and Steps are the defaults in meander.json: 32, 32 and 4. The
 	// default guidance scale there is 1.
 	Height, Width, Steps int
+
+	// Vocabulary is the rows of the text encoder's embedding, at least and by default the
+	// tokens of the tokenizer, a few hundred.
+	Vocabulary int
+	// TextHeads, of which TextKVHeads have keys, share TextWidth; default 2 and 1.
+	// TextHidden is the width between the halves of its MLPs, default twice TextWidth.
+	TextHeads, TextKVHeads, TextHidden int
+	Axes                               []int   // of rotary positions; default half of HeadDim, and a quarter each
+	ResBlocks                          int     // of each level of the autoencoder; default 1
+	Temporal                           []bool  // levels of the autoencoder with a convolution over time
+	Scale                              float64 // guidance, default 1
+	// ShardBytes is the most that a file holds, where it holds more than one tensor; 0 is no
+	// bound.
+	ShardBytes int
+	// Hollow leaves out what large tensors hold: their place in the files is a hole, of zeros.
+	Hollow bool
+	// Progress hears of every file that is about to be written; nil does not.
+	Progress func(file string, bytes int)
+}
+
+// Published is the size of the published checkpoint: a transformer of 20 billion
+// parameters, a text encoder of 7 billion, in bf16.
+func Published() Config {
+	return Config{
+		DType: tensor.BF16, Vocabulary: 152064, TextWidth: 3584, TextDepth: 28, TextHeads: 28, TextKVHeads: 4, TextHidden: 18944,
+		Heads: 24, HeadDim: 128, Depth: 60, Axes: []int{16, 56, 56},
+		Base: 96, Mult: []int{1, 2, 4, 4}, ResBlocks: 2, Temporal: []bool{false, true, true},
+		Height: 1024, Width: 1024, Steps: 50, Scale: 4, ShardBytes: 5 << 30,
+	}
 }
 
 func (c *Config) complete() {
@@ -48,6 +76,10 @@ func (c *Config) complete() {
 		{&c.Height, 32},
 		{&c.Width, 32},
 		{&c.Steps, 4},
+		{&c.TextHeads, 2},
+		{&c.TextKVHeads, 1},
+		{&c.TextHidden, 2 * max(c.TextWidth, 16)},
+		{&c.ResBlocks, 1},
 	} {
 		if *f.v == 0 {
 			*f.v = f.d
@@ -59,10 +91,27 @@ func (c *Config) complete() {
 	if c.DType == "" {
 		c.DType = tensor.F32
 	}
+	if c.Axes == nil {
+		sections := c.HeadDim / 8 * 4 // the axes must be even
+		c.Axes = []int{c.HeadDim - sections, sections / 2, sections / 2}
+	}
+	if c.Temporal == nil {
+		c.Temporal = make([]bool, len(c.Mult)-1)
+	}
+	if c.Scale == 0 {
+		c.Scale = 1
+	}
+}
+
+// test is a testing.TB, as far as Dir needs one: programs other than tests use this package.
+type test interface {
+	Helper()
+	TempDir() string
+	Fatal(args ...any)
 }
 
 // Dir returns a folder with a checkpoint that lives as long as the test.
-func Dir(t testing.TB, c Config) string {
+func Dir(t test, c Config) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "tiny")
 	if err := Write(dir, c); err != nil {
@@ -75,7 +124,7 @@ func Dir(t testing.TB, c Config) string {
 func Write(dir string, c Config) error {
 	c.complete()
 	vocab, special := vocabulary()
-	tokens := len(vocab) + len(special)
+	tokens := max(c.Vocabulary, len(vocab)+len(special))
 	files := configs(c, tokens)
 	files["tokenizer/vocab.json"] = vocab
 	files["tokenizer/tokenizer_config.json"] = map[string]any{
@@ -94,14 +143,14 @@ func Write(dir string, c Config) error {
 	if err := write(dir, "tokenizer/merges.txt", []byte("#version: 0.2\n")); err != nil {
 		return err
 	}
-	b := &builder{rng: rand.New(rand.NewPCG(c.Seed, 0x6d65616e646572)), dtype: c.DType}
+	b := &builder{rng: rand.New(rand.NewPCG(c.Seed, 0x6d65616e646572)), dtype: c.DType, hollow: c.Hollow}
 	for _, p := range []struct {
-		file  string
+		file  string // without its ending
 		build func(Config)
 	}{
-		{"text_encoder/model.safetensors", func(c Config) { b.textEncoder(c, tokens) }},
-		{"transformer/diffusion_pytorch_model.safetensors", b.transformer},
-		{"vae/diffusion_pytorch_model.safetensors", b.autoencoder},
+		{"text_encoder/model", func(c Config) { b.textEncoder(c, tokens) }},
+		{"transformer/diffusion_pytorch_model", b.transformer},
+		{"vae/diffusion_pytorch_model", b.autoencoder},
 	} {
 		b.tensors = nil
 		p.build(c)
@@ -111,7 +160,7 @@ func Write(dir string, c Config) error {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, p.file)), 0o755); err != nil {
 			return err
 		}
-		if err := safetensors.WriteFile(filepath.Join(dir, p.file), b.tensors, map[string]string{"format": "pt"}); err != nil {
+		if err := writeShards(dir, p.file, b.tensors, c); err != nil {
 			return err
 		}
 	}
@@ -120,8 +169,7 @@ func Write(dir string, c Config) error {
 
 // configs is every JSON file but the tokenizer's, for a vocabulary of so many tokens.
 func configs(c Config, tokens int) map[string]any {
-	sections := c.HeadDim / 8 * 4 // the axes must be even
-	pairs := c.TextWidth / 2 / 2  // of the text encoder's two heads
+	pairs := c.TextWidth / c.TextHeads / 2 // of a head of the text encoder
 	return map[string]any{
 		"model_index.json": map[string]any{
 			"_class_name": "QwenImagePipeline", "_diffusers_version": "0.42.1",
@@ -132,7 +180,7 @@ func configs(c Config, tokens int) map[string]any {
 			"vae":          []string{"diffusers", "AutoencoderKLQwenImage"},
 		},
 		"meander.json": map[string]any{
-			"height": c.Height, "width": c.Width, "num_inference_steps": c.Steps, "true_cfg_scale": 1,
+			"height": c.Height, "width": c.Width, "num_inference_steps": c.Steps, "true_cfg_scale": c.Scale,
 		},
 		"scheduler/scheduler_config.json": map[string]any{
 			"_class_name": "FlowMatchEulerDiscreteScheduler", "base_image_seq_len": 256, "base_shift": 0.5,
@@ -141,8 +189,8 @@ func configs(c Config, tokens int) map[string]any {
 		},
 		"text_encoder/config.json": map[string]any{
 			"architectures": []string{"Qwen2_5_VLForConditionalGeneration"}, "model_type": "qwen2_5_vl",
-			"vocab_size": tokens, "hidden_size": c.TextWidth, "intermediate_size": 2 * c.TextWidth,
-			"num_hidden_layers": c.TextDepth, "num_attention_heads": 2, "num_key_value_heads": 1,
+			"vocab_size": tokens, "hidden_size": c.TextWidth, "intermediate_size": c.TextHidden,
+			"num_hidden_layers": c.TextDepth, "num_attention_heads": c.TextHeads, "num_key_value_heads": c.TextKVHeads,
 			"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "max_position_embeddings": 4096,
 			"rope_scaling":        map[string]any{"type": "mrope", "mrope_section": []int{pairs - 2*(pairs/3), pairs / 3, pairs / 3}},
 			"tie_word_embeddings": true,
@@ -151,11 +199,11 @@ func configs(c Config, tokens int) map[string]any {
 			"_class_name": "QwenImageTransformer2DModel", "patch_size": 2, "in_channels": 64, "out_channels": 16,
 			"num_layers": c.Depth, "attention_head_dim": c.HeadDim, "num_attention_heads": c.Heads,
 			"joint_attention_dim": c.TextWidth, "guidance_embeds": false,
-			"axes_dims_rope": []int{c.HeadDim - sections, sections / 2, sections / 2},
+			"axes_dims_rope": c.Axes,
 		},
 		"vae/config.json": map[string]any{
 			"_class_name": "AutoencoderKLQwenImage", "base_dim": c.Base, "z_dim": 16, "dim_mult": c.Mult,
-			"num_res_blocks": 1, "attn_scales": []int{}, "temperal_downsample": make([]bool, len(c.Mult)-1),
+			"num_res_blocks": c.ResBlocks, "attn_scales": []int{}, "temperal_downsample": c.Temporal,
 			"latents_mean": make([]float32, 16), "latents_std": ones(16),
 		},
 	}
@@ -196,6 +244,8 @@ type builder struct {
 	dtype   tensor.DType
 	tensors []safetensors.Tensor
 	err     error
+	hollow  bool
+	normals []float32 // of large tensors
 }
 
 // add draws a tensor: mean plus std times a normal number.
@@ -203,6 +253,10 @@ func (b *builder) add(name string, mean, std float64, shape ...int) {
 	n := 1
 	for _, d := range shape {
 		n *= d
+	}
+	if n > normalCount || b.hollow && n > 1<<12 {
+		b.tensors = append(b.tensors, b.large(name, mean, std, n, shape))
+		return
 	}
 	x := make([]float32, n)
 	for i := range x {
@@ -233,18 +287,19 @@ func (b *builder) norm(name string, shape ...int) { b.add(name, 1, 0.1, shape...
 
 func (b *builder) textEncoder(c Config, vocab int) {
 	d := c.TextWidth
+	kv := d / c.TextHeads * c.TextKVHeads
 	b.add("model.embed_tokens.weight", 0, 1, vocab, d)
 	for i := range c.TextDepth {
 		name := fmt.Sprintf("model.layers.%d.", i)
 		b.norm(name+"input_layernorm.weight", d)
 		b.linear(name+"self_attn.q_proj", d, d)
-		b.linear(name+"self_attn.k_proj", d/2, d)
-		b.linear(name+"self_attn.v_proj", d/2, d)
+		b.linear(name+"self_attn.k_proj", kv, d)
+		b.linear(name+"self_attn.v_proj", kv, d)
 		b.weight(name+"self_attn.o_proj", d, d)
 		b.norm(name+"post_attention_layernorm.weight", d)
-		b.weight(name+"mlp.gate_proj", 2*d, d)
-		b.weight(name+"mlp.up_proj", 2*d, d)
-		b.weight(name+"mlp.down_proj", d, 2*d)
+		b.weight(name+"mlp.gate_proj", c.TextHidden, d)
+		b.weight(name+"mlp.up_proj", c.TextHidden, d)
+		b.weight(name+"mlp.down_proj", d, c.TextHidden)
 	}
 	b.norm("model.norm.weight", d)
 }
@@ -298,11 +353,17 @@ func (b *builder) autoencoder(c Config) {
 	in, index := c.Base, 0
 	b.linear("encoder.conv_in", in, 3, 3, 3, 3)
 	for i, m := range c.Mult {
-		b.resBlock(fmt.Sprintf("encoder.down_blocks.%d.", index), in, c.Base*m)
-		in = c.Base * m
-		index++
+		for range c.ResBlocks {
+			b.resBlock(fmt.Sprintf("encoder.down_blocks.%d.", index), in, c.Base*m)
+			in = c.Base * m
+			index++
+		}
 		if i < last {
-			b.linear(fmt.Sprintf("encoder.down_blocks.%d.resample.1", index), in, in, 3, 3)
+			name := fmt.Sprintf("encoder.down_blocks.%d.", index)
+			b.linear(name+"resample.1", in, in, 3, 3)
+			if c.Temporal[i] {
+				b.linear(name+"time_conv", in, in, 3, 1, 1)
+			}
 			index++
 		}
 	}
@@ -316,10 +377,15 @@ func (b *builder) autoencoder(c Config) {
 	for i := range c.Mult {
 		out := c.Base * c.Mult[last-i]
 		name := fmt.Sprintf("decoder.up_blocks.%d.", i)
-		b.resBlock(name+"resnets.0.", in, out)
-		b.resBlock(name+"resnets.1.", out, out)
+		for j := range c.ResBlocks + 1 {
+			b.resBlock(fmt.Sprintf("%sresnets.%d.", name, j), in, out)
+			in = out
+		}
 		if i < last {
 			b.linear(name+"upsamplers.0.resample.1", out/2, out, 3, 3)
+			if c.Temporal[last-1-i] {
+				b.linear(name+"upsamplers.0.time_conv", 2*out, out, 3, 1, 1)
+			}
 			out /= 2
 		}
 		in = out
