@@ -24,16 +24,17 @@ type Device interface {
 	Run(ctx context.Context, wide bool, f func(Session) error) error
 
 	// Weight puts projections of one input on the device, stacked: each is [n_i, K]. It
-	// keeps their element type where the device computes with it.
-	Weight(parts ...Array) Weight
+	// keeps their element type where the device computes with it. An error of this and the next
+	// four is one of the device, such as its memory being full.
+	Weight(parts ...Array) (Weight, error)
 	// Read writes a weight back to dst [N, K], for those that derive others from it.
-	Read(dst []float32, w Weight)
+	Read(dst []float32, w Weight) error
 	// Kernel puts a convolution kernel [out, in, kh, kw] on the device.
-	Kernel(w Array) Kernel
+	Kernel(w Array) (Kernel, error)
 	// Vector puts a bias, or the weights of a norm, on the device.
-	Vector(a Array) Vector
+	Vector(a Array) (Vector, error)
 	// Table puts a matrix [rows, cols] on the device, to Gather from.
-	Table(a Array) Matrix
+	Table(a Array) (Matrix, error)
 
 	// WorkingBytes is the memory that idle sessions hold beside the weights.
 	WorkingBytes() int

@@ -307,13 +307,19 @@ func Adapt(d tensor.Device, places map[string]Place, adapters []Weighted) error 
 		w := weights[p.In]
 		if w == nil {
 			w = make([]float32, p.In.W.N()*p.In.W.K())
-			d.Read(w, p.In.W)
+			if err := d.Read(w, p.In.W); err != nil {
+				return fmt.Errorf("adapter: %s: %w", module, err)
+			}
 			weights[p.In] = w
 		}
 		p.add(w, module, adapters)
 	}
 	for l, w := range weights {
-		l.W = d.Weight(tensor.Floats(w, l.W.N(), l.W.K()))
+		adapted, err := d.Weight(tensor.Floats(w, l.W.N(), l.W.K()))
+		if err != nil {
+			return fmt.Errorf("adapter: %w", err)
+		}
+		l.W = adapted
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ func (l *Loader) Conv(name string, out, in, k int) Conv {
 	if !ok || bias == nil {
 		return Conv{}
 	}
-	return Conv{W: l.device.Kernel(w), Bias: bias}
+	return Conv{W: l.kernel(w), Bias: bias}
 }
 
 // CausalConv reads a [out, in, k, k, k] kernel that is causal over time and keeps its last
@@ -41,7 +41,7 @@ func (l *Loader) CausalConv(name string, out, in, k int) Conv {
 	for i := range out * in {
 		last = append(last, w.Data[(i*k+k-1)*slice:(i+1)*k*slice]...)
 	}
-	return Conv{W: l.device.Kernel(tensor.Array{DType: w.DType, Shape: []int{out, in, k, k}, Data: last}), Bias: bias}
+	return Conv{W: l.kernel(tensor.Array{DType: w.DType, Shape: []int{out, in, k, k}, Data: last}), Bias: bias}
 }
 
 // Pointwise reads a kernel of one tap as a projection; ones is its trailing dimensions.
@@ -56,5 +56,5 @@ func (l *Loader) Pointwise(name string, out, in, ones int) Linear {
 		return Linear{}
 	}
 	w.Shape = shape[:2]
-	return Linear{W: l.device.Weight(w), Bias: bias}
+	return Linear{W: l.weight(w), Bias: bias}
 }

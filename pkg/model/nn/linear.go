@@ -61,9 +61,9 @@ func (l *Loader) Linear(k int, withBias bool, outs ...Output) Linear {
 	if !whole {
 		return Linear{}
 	}
-	out := Linear{W: l.device.Weight(ws...)}
+	out := Linear{W: l.weight(ws...)}
 	if withBias {
-		out.Bias = l.device.Vector(tensor.Floats(bias, len(bias)))
+		out.Bias = l.vector(tensor.Floats(bias, len(bias)))
 	}
 	return out
 }

@@ -26,7 +26,7 @@ type Loader struct {
 	used    map[string]bool // names in the files
 	missing []string
 	shapes  []string
-	failed  error // the first read that failed
+	failed  error // the first that could not be read, or put on the device
 	// Prefix goes before every name, to make it the one in the files.
 	Prefix string
 	// Ignored says which other names may be there; nil is none.
@@ -65,14 +65,11 @@ func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 	info, _ := l.archive.Info(l.Prefix + name)
 	l.kept += info.Elements()
 	a.DType = info.DType
-	if l.dry {
+	if l.dry || l.failed != nil {
 		return a, false
 	}
 	data, err := l.archive.Bytes(l.Prefix + name)
-	if err != nil {
-		if l.failed == nil {
-			l.failed = err
-		}
+	if l.fails(err) {
 		return a, false
 	}
 	a.Shape, a.Data = shape, data
@@ -87,13 +84,39 @@ func (l *Loader) factor(name string, shape ...int) (a tensor.Array, ok bool) {
 	return a, ok
 }
 
+// fails keeps the first error.
+func (l *Loader) fails(err error) bool {
+	if l.failed == nil {
+		l.failed = err
+	}
+	return err != nil
+}
+
+func (l *Loader) weight(parts ...tensor.Array) tensor.Weight {
+	w, err := l.device.Weight(parts...)
+	l.fails(err)
+	return w
+}
+
+func (l *Loader) kernel(a tensor.Array) tensor.Kernel {
+	k, err := l.device.Kernel(a)
+	l.fails(err)
+	return k
+}
+
+func (l *Loader) vector(a tensor.Array) tensor.Vector {
+	v, err := l.device.Vector(a)
+	l.fails(err)
+	return v
+}
+
 // Vector puts the n elements of a tensor of any shape on the device.
 func (l *Loader) Vector(name string, shape ...int) tensor.Vector {
 	a, ok := l.Array(name, shape...)
 	if !ok {
 		return nil
 	}
-	return l.device.Vector(a)
+	return l.vector(a)
 }
 
 // Holds reports whether what was asked for so far has been read: not in a dry run, nor
@@ -118,7 +141,9 @@ func (l *Loader) Table(name string, rows, cols int) tensor.Matrix {
 	if !ok {
 		return tensor.Matrix{}
 	}
-	return l.device.Table(a)
+	t, err := l.device.Table(a)
+	l.fails(err)
+	return t
 }
 
 // Bytes is the memory of what was asked for so far, on a device that keeps projections, and

@@ -109,7 +109,7 @@ func (d *Device) WorkingBytes() int {
 }
 
 // Weight packs the parts, which have one K.
-func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
+func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	ws := make([][]float32, len(parts))
 	for i, p := range parts {
 		if len(p.Shape) != 2 || p.Shape[1] != parts[0].Shape[1] {
@@ -117,18 +117,21 @@ func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
 		}
 		ws[i] = p.Decode()
 	}
-	return PackStacked(parts[0].Shape[1], ws...)
+	return PackStacked(parts[0].Shape[1], ws...), nil
 }
 
 // Read unpacks a weight.
-func (d *Device) Read(dst []float32, w tensor.Weight) { w.(*Packed).Unpack(dst) }
+func (d *Device) Read(dst []float32, w tensor.Weight) error {
+	w.(*Packed).Unpack(dst)
+	return nil
+}
 
 // Kernel packs a convolution kernel.
-func (d *Device) Kernel(w tensor.Array) tensor.Kernel {
+func (d *Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
 	if len(w.Shape) != 4 {
 		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
 	}
-	return PackConv(w.Decode(), w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3])
+	return PackConv(w.Decode(), w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]), nil
 }
 
 // vector is a tensor.Vector.
@@ -138,15 +141,15 @@ func (v *vector) Len() int   { return len(v.data) }
 func (v *vector) Bytes() int { return 4 * len(v.data) }
 
 // Vector keeps the numbers as float32.
-func (d *Device) Vector(a tensor.Array) tensor.Vector { return &vector{a.Decode()} }
+func (d *Device) Vector(a tensor.Array) (tensor.Vector, error) { return &vector{a.Decode()}, nil }
 
 // Table keeps a matrix as float32.
-func (d *Device) Table(a tensor.Array) tensor.Matrix {
+func (d *Device) Table(a tensor.Array) (tensor.Matrix, error) {
 	if len(a.Shape) != 2 {
 		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
 	}
 	x := a.Decode()
-	return tensor.Block{Memory: &memory{x}, Len: len(x)}.Matrix(a.Shape[0], a.Shape[1])
+	return tensor.Block{Memory: &memory{x}, Len: len(x)}.Matrix(a.Shape[0], a.Shape[1]), nil
 }
 
 // memory is a tensor.Memory: a block of an arena, or a table.

@@ -225,7 +225,7 @@ func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) 
 		err := f(s)
 		s.check(d.driver.Sync())
 		if s.err != nil {
-			return errors.Join(d.fault(s.err), err)
+			return d.fault(s.err) // what f made of it is a consequence
 		}
 		return err
 	})

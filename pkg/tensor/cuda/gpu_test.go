@@ -104,11 +104,11 @@ func faultyPass(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = pass(t, d)
+	_, err = pass(d)
 	if err == nil {
 		t.Fatal("nothing failed")
 	}
-	_, next := pass(t, d)
+	_, next := pass(d)
 	switch lost := errors.Is(err, tensor.ErrDeviceLost); {
 	case lost && !errors.Is(next, tensor.ErrDeviceLost):
 		t.Errorf("after %v the next pass returned %v", err, next)

@@ -15,8 +15,7 @@ type memory struct {
 	at    driver.Pointer
 	len   int          // elements
 	dtype tensor.DType // F32 or BF16
-	err   error
-	owner any // keeps a table's memory
+	owner any          // keeps a table's memory
 }
 
 // session is a pass. Once err is set its operations do nothing.
@@ -154,13 +153,11 @@ func (s *session) at(m tensor.Matrix) driver.Arg {
 	if end := m.Offset + (m.Rows-1)*m.Stride + m.Cols; m.Offset < 0 || end > mem.len || m.Stride < 0 {
 		panic(fmt.Sprintf("tensor: matrix of %d x %d with stride %d at %d in %d elements", m.Rows, m.Cols, m.Stride, m.Offset, mem.len))
 	}
-	s.check(mem.err)
 	return driver.Address(mem.at + driver.Pointer(mem.dtype.Size()*m.Offset))
 }
 
 // array is the address of a weight, a kernel or a vector.
 func (s *session) array(a *array) driver.Arg {
-	s.check(a.err)
 	return driver.Address(a.at)
 }
 

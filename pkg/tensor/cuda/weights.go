@@ -19,7 +19,6 @@ type array struct {
 	dtype  tensor.DType // F32 or BF16
 	stride int          // of rows, elements
 	at     driver.Pointer
-	err    error // why it is not there: what uses it fails
 }
 
 func (a *array) N() int                  { return a.n }
@@ -38,7 +37,7 @@ func padded(cols int) int { return (cols + 7) / 8 * 8 }
 const uploadBytes = 4 << 20
 
 // hold puts arrays of k columns on the device, stacked, in a type.
-func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) *array {
+func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) (*array, error) {
 	a := &array{k: k, dtype: dtype, stride: k}
 	if dtype == tensor.BF16 {
 		a.stride = padded(k)
@@ -49,9 +48,9 @@ func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) *array {
 		}
 	}
 	if a.Bytes() == 0 {
-		return a
+		return a, nil
 	}
-	a.err = d.bound(func() (err error) {
+	err := d.bound(func() (err error) {
 		if a.at, err = d.pool.takeExactly((a.Bytes() + 255) / 256 * 256); err != nil {
 			return d.fault(err)
 		}
@@ -65,7 +64,10 @@ func (d *Device) hold(k int, dtype tensor.DType, parts ...tensor.Array) *array {
 		}
 		return nil
 	})
-	return a
+	if err != nil {
+		return nil, fmt.Errorf("put %s on the device: %w", mib(a.Bytes()), err)
+	}
+	return a, nil
 }
 
 // upload copies the rows of p to at, a piece at a time.
@@ -127,16 +129,19 @@ func (d *Device) Room() (bytes, factorBytes int, err error) {
 	return bytes, d.factors().Size(), err
 }
 
-// Weight stacks the parts, which have one K. Like all that a device holds: where it could
-// not be put there, each pass that uses it returns the reason.
-func (d *Device) Weight(parts ...tensor.Array) tensor.Weight {
+// Weight stacks the parts, which have one K.
+func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	k := parts[0].Shape[1]
 	for _, p := range parts {
 		if len(p.Shape) != 2 || p.Shape[1] != k {
 			panic(fmt.Sprintf("tensor: weight of shape %v beside %v", p.Shape, parts[0].Shape))
 		}
 	}
-	return d.hold(k, d.factors(), parts...)
+	a, err := d.hold(k, d.factors(), parts...)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
 }
 
 // factors is the type in which factors meet.
@@ -147,23 +152,30 @@ func (d *Device) factors() tensor.DType {
 	return tensor.F32
 }
 
-// Read copies a weight back; what could not be put on the device is NaN.
-func (d *Device) Read(dst []float32, w tensor.Weight) {
+// Read copies a weight back.
+func (d *Device) Read(dst []float32, w tensor.Weight) error {
 	a := w.(*array)
 	if len(dst) != a.Len() {
 		panic(fmt.Sprintf("tensor: read %d x %d to %d elements", a.n, a.k, len(dst)))
 	}
 	b := make([]byte, a.Bytes())
-	if a.err != nil || len(b) > 0 && d.bound(func() error { return d.driver.CopyOut(b, a.at) }) != nil {
-		for i := range dst {
-			dst[i] = float32(math.NaN())
+	if len(b) == 0 {
+		return nil
+	}
+	err := d.bound(func() error {
+		if err := d.driver.CopyOut(b, a.at); err != nil {
+			return d.fault(err)
 		}
-		return
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	row := a.stride * a.dtype.Size()
 	for i := range a.n {
 		a.dtype.DecodeFloats(dst[i*a.k:(i+1)*a.k], b[i*row:i*row+a.k*a.dtype.Size()])
 	}
+	return nil
 }
 
 func decode(dst []float32, b []byte) {
@@ -173,7 +185,7 @@ func decode(dst []float32, b []byte) {
 }
 
 // Kernel moves the channels of the input last: they are adjacent in an image.
-func (d *Device) Kernel(w tensor.Array) tensor.Kernel {
+func (d *Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
 	if len(w.Shape) != 4 {
 		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
 	}
@@ -186,16 +198,25 @@ func (d *Device) Kernel(w tensor.Array) tensor.Kernel {
 			}
 		}
 	}
-	a := d.hold(kh*kw*in, tensor.F32, tensor.Floats(y, w.Len()))
+	a, err := d.hold(kh*kw*in, tensor.F32, tensor.Floats(y, w.Len()))
+	if err != nil {
+		return nil, err
+	}
 	a.kh, a.kw, a.in = kh, kw, in
-	return a
+	return a, nil
 }
 
 // Vector keeps the numbers as float32.
-func (d *Device) Vector(a tensor.Array) tensor.Vector { return d.hold(a.Len(), tensor.F32, a) }
+func (d *Device) Vector(a tensor.Array) (tensor.Vector, error) {
+	v, err := d.hold(a.Len(), tensor.F32, a)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
 
 // Table keeps a matrix as float32, or in bf16 where the file does and factors are.
-func (d *Device) Table(a tensor.Array) tensor.Matrix {
+func (d *Device) Table(a tensor.Array) (tensor.Matrix, error) {
 	if len(a.Shape) != 2 {
 		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
 	}
@@ -203,7 +224,10 @@ func (d *Device) Table(a tensor.Array) tensor.Matrix {
 	if d.bf16 && a.DType == tensor.BF16 {
 		dtype = tensor.BF16
 	}
-	t := d.hold(a.Shape[1], dtype, a)
-	m := &memory{at: t.at, len: t.n * t.stride, dtype: dtype, err: t.err, owner: t}
-	return tensor.Matrix{Memory: m, Rows: a.Shape[0], Cols: a.Shape[1], Stride: t.stride}
+	t, err := d.hold(a.Shape[1], dtype, a)
+	if err != nil {
+		return tensor.Matrix{}, err
+	}
+	m := &memory{at: t.at, len: t.n * t.stride, dtype: dtype, owner: t}
+	return tensor.Matrix{Memory: m, Rows: a.Shape[0], Cols: a.Shape[1], Stride: t.stride}, nil
 }

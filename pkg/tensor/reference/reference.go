@@ -59,7 +59,7 @@ func (a *array) Channels() (in, out int) { return a.shape[1], a.shape[0] }
 func (a *array) Size() (kh, kw int)      { return a.shape[2], a.shape[3] }
 
 // Weight stacks the parts.
-func (Device) Weight(parts ...tensor.Array) tensor.Weight {
+func (Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	w := &array{shape: []int{0, parts[0].Shape[1]}}
 	for _, p := range parts {
 		if len(p.Shape) != 2 || p.Shape[1] != w.shape[1] {
@@ -68,33 +68,34 @@ func (Device) Weight(parts ...tensor.Array) tensor.Weight {
 		w.shape[0] += p.Shape[0]
 		w.data = append(w.data, widen(p.Decode())...)
 	}
-	return w
+	return w, nil
 }
 
 // Read rounds to float32, which is exact for weights from files.
-func (Device) Read(dst []float32, w tensor.Weight) {
+func (Device) Read(dst []float32, w tensor.Weight) error {
 	for i, v := range w.(*array).data {
 		dst[i] = float32(v)
 	}
+	return nil
 }
 
 // Kernel keeps the layout of the file.
-func (Device) Kernel(w tensor.Array) tensor.Kernel {
+func (Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
 	if len(w.Shape) != 4 {
 		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
 	}
-	return newArray(w)
+	return newArray(w), nil
 }
 
 // Vector widens the numbers.
-func (Device) Vector(a tensor.Array) tensor.Vector { return newArray(a) }
+func (Device) Vector(a tensor.Array) (tensor.Vector, error) { return newArray(a), nil }
 
 // Table widens the numbers.
-func (Device) Table(a tensor.Array) tensor.Matrix {
+func (Device) Table(a tensor.Array) (tensor.Matrix, error) {
 	if len(a.Shape) != 2 {
 		panic(fmt.Sprintf("tensor: table of shape %v", a.Shape))
 	}
-	return block(widen(a.Decode())).Matrix(a.Shape[0], a.Shape[1])
+	return block(widen(a.Decode())).Matrix(a.Shape[0], a.Shape[1]), nil
 }
 
 // memory is a tensor.Memory.

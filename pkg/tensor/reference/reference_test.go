@@ -40,7 +40,7 @@ func run(t *testing.T, f func(d reference.Device, s tensor.Session, m []tensor.M
 // Every formula by numbers worked out by hand.
 func TestSession_Formulas(t *testing.T) {
 	row := func(x ...float32) [][]float32 { return [][]float32{x} }
-	vector := func(d reference.Device, x ...float32) tensor.Vector { return d.Vector(tensor.Floats(x, len(x))) }
+	vector := func(d reference.Device, x ...float32) tensor.Vector { return must(d.Vector(tensor.Floats(x, len(x)))) }
 	sigmoid := func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 	for _, tt := range []struct {
 		name string
@@ -50,15 +50,15 @@ func TestSession_Formulas(t *testing.T) {
 	}{
 		{"linear", [][][]float32{row(0, 0), row(1, 2, 3)}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
 			// rows (1,0,0) and (0,1,1), bias (10, 20): 1+10, 2+3+20
-			s.Linear(m[0], m[1], d.Weight(tensor.Floats([]float32{1, 0, 0}, 1, 3), tensor.Floats([]float32{0, 1, 1}, 1, 3)), tensor.Epilogue{Bias: vector(d, 10, 20)})
+			s.Linear(m[0], m[1], must(d.Weight(tensor.Floats([]float32{1, 0, 0}, 1, 3), tensor.Floats([]float32{0, 1, 1}, 1, 3))), tensor.Epilogue{Bias: vector(d, 10, 20)})
 		}, []float64{11, 25}},
 		{"epilogue", [][][]float32{row(100, 200), row(1, 2, 3), {{0, 0}, {2, -1}}}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
 			// residual + gate * silu(product)
-			w := d.Weight(tensor.Floats([]float32{1, 0, 0, 0, 1, 0}, 2, 3))
+			w := must(d.Weight(tensor.Floats([]float32{1, 0, 0, 0, 1, 0}, 2, 3)))
 			s.Linear(m[0], m[1], w, tensor.Epilogue{Act: tensor.SiLU, Gate: m[2], Residual: m[0], Group: []int32{1}})
 		}, []float64{100 + 2*sigmoid(1), 200 - 2*sigmoid(2)}},
 		{"gelu", [][][]float32{row(0, 0), row(1, -3)}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
-			s.Linear(m[0], m[1], d.Weight(tensor.Floats([]float32{1, 0, 0, 1}, 2, 2)), tensor.Epilogue{Act: tensor.GELU})
+			s.Linear(m[0], m[1], must(d.Weight(tensor.Floats([]float32{1, 0, 0, 1}, 2, 2))), tensor.Epilogue{Act: tensor.GELU})
 		}, []float64{0.8411919906082768, -0.00363739}}, // of torch.nn.functional.gelu(x, approximate="tanh")
 		{"attention: equal scores are a mean", [][][]float32{{{0}, {0}, {0}, {9}, {0}}, {{0}, {0}, {0}, {0}, {0}}, {{1}, {10}, {2}, {4}, {20}}}, func(_ reference.Device, s tensor.Session, m []tensor.Matrix) {
 			s.Attention(m[0], m[1], m[1], m[2], tensor.Attention{Heads: 1, Sequences: [][]int32{{0, 2}, {1, 4}}})
@@ -89,11 +89,11 @@ func TestSession_Formulas(t *testing.T) {
 			s.SiLUMul(m[0], m[1], m[2])
 		}, []float64{6 * sigmoid(2)}},
 		{"gather", [][][]float32{{{0}, {0}}}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
-			s.Gather(m[0], d.Table(tensor.Floats([]float32{5, 6, 7}, 3, 1)), []int32{2, 0})
+			s.Gather(m[0], must(d.Table(tensor.Floats([]float32{5, 6, 7}, 3, 1))), []int32{2, 0})
 		}, []float64{7, 5}},
 		{"convolution", [][][]float32{{{0}, {0}, {0}, {0}}, {{1}, {2}, {3}, {4}}}, func(d reference.Device, s tensor.Session, m []tensor.Matrix) {
 			// 2 x 2 image, kernel with a 1 in the middle and a 10 to its right
-			k := d.Kernel(tensor.Floats([]float32{0, 0, 0, 0, 1, 10, 0, 0, 0}, 1, 1, 3, 3))
+			k := must(d.Kernel(tensor.Floats([]float32{0, 0, 0, 0, 1, 10, 0, 0, 0}, 1, 1, 3, 3)))
 			image := func(m tensor.Matrix) tensor.Image {
 				return tensor.Image{Memory: m.Memory, Offset: m.Offset, N: 1, H: 2, W: 2, C: 1}
 			}
@@ -111,4 +111,11 @@ func TestSession_Formulas(t *testing.T) {
 			}
 		}
 	}
+}
+
+func must[T any](x T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return x
 }

@@ -26,7 +26,7 @@ func productCases() []Case {
 	var cases []Case
 	add := func(name string, m, n, k int, inPlace bool, make func(c *call) tensor.Epilogue) {
 		cases = append(cases, Case{"linear/" + name, "product", k, func(c *call) tensor.Matrix {
-			x, w, e := c.in(m, k), c.d.Weight(c.array(n, k)), make(c)
+			x, w, e := c.in(m, k), c.weight(c.array(n, k)), make(c)
 			dst := c.out(m, n)
 			if inPlace {
 				dst = c.inout(m, n)
@@ -64,16 +64,16 @@ func productCases() []Case {
 				a := c.array(n, k)
 				return tensor.Array{DType: d, Shape: a.Shape, Data: d.AppendFloats(nil, a.Decode())}
 			}
-			w := c.d.Weight(part(7), part(20), part(1))
+			w := c.weight(part(7), part(20), part(1))
 			x, dst := c.in(m, k), c.out(m, 28)
 			c.s.Linear(dst, x, w, tensor.Epilogue{})
 			return dst
 		}})
 	}
 	cases = append(cases, Case{"weights read back", "copy", 0, func(c *call) tensor.Matrix {
-		w := c.d.Weight(c.array(19, 33), c.array(5, 33))
+		w := c.weight(c.array(19, 33), c.array(5, 33))
 		x := make([]float32, w.N()*w.K())
-		c.d.Read(x, w)
+		must(0, c.d.Read(x, w))
 		dst := c.out(w.N(), w.K())
 		c.s.CopyIn(dst, x)
 		return dst
@@ -167,7 +167,7 @@ func rowCases() []Case {
 		return x
 	})
 	add("gather", "copy", func(c *call, m, n int) tensor.Matrix {
-		table, ids, dst := c.d.Table(c.array(11, n)), c.groups(m, 11), c.out(m, n)
+		table, ids, dst := c.table(c.array(11, n)), c.groups(m, 11), c.out(m, n)
 		c.s.Gather(dst, table, ids)
 		return dst
 	})
@@ -231,7 +231,7 @@ func convCases() []Case {
 	add := func(name string, o opts, epilogue func(c *call, rows int) tensor.Epilogue) {
 		cases = append(cases, Case{"conv/" + name, "product", o.in * o.kh * o.kw, func(c *call) tensor.Matrix {
 			oh, ow := o.v.OutSize(o.kh, o.kw, o.h, o.w)
-			x, w, dst := c.inImage(o.n, o.h, o.w, o.in), c.d.Kernel(c.array(o.out, o.in, o.kh, o.kw)), c.outImage(o.n, oh, ow, o.out)
+			x, w, dst := c.inImage(o.n, o.h, o.w, o.in), c.kernel(c.array(o.out, o.in, o.kh, o.kw)), c.outImage(o.n, oh, ow, o.out)
 			e := tensor.Epilogue{}
 			if epilogue != nil {
 				e = epilogue(c, o.n*oh*ow)

@@ -206,7 +206,21 @@ func (c *call) array(shape ...int) tensor.Array {
 	return tensor.Floats(x, shape...)
 }
 
-func (c *call) vector(n int) tensor.Vector { return c.d.Vector(c.array(n)) }
+func (c *call) vector(n int) tensor.Vector { return must(c.d.Vector(c.array(n))) }
+
+func (c *call) weight(parts ...tensor.Array) tensor.Weight { return must(c.d.Weight(parts...)) }
+
+func (c *call) kernel(a tensor.Array) tensor.Kernel { return must(c.d.Kernel(a)) }
+
+func (c *call) table(a tensor.Array) tensor.Matrix { return must(c.d.Table(a)) }
+
+// must is what a device holds: it has room for all of a case.
+func must[T any](x T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return x
+}
 
 func (c *call) groups(rows, groups int) []int32 {
 	g := make([]int32, rows)
