@@ -52,7 +52,8 @@ var layers = map[string][]string{
 	"pkg/tensor/cuda/kernels":           nil,
 	"pkg/tensor/cuda/internal/cudashim": nil,
 	"pkg/tensor/cuda/internal/cuext":    {"pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/driver"},
-	"pkg/tensor/cuda/internal/gpu":      {"pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/cuext", "pkg/tensor/cuda/internal/driver"},
+	"pkg/tensor/cuda/internal/cublaslt": {"pkg/tensor/cuda/internal/driver"},
+	"pkg/tensor/cuda/internal/gpu":      {"pkg/tensor/cuda/internal/cublaslt", "pkg/tensor/cuda/internal/cudashim", "pkg/tensor/cuda/internal/cuext", "pkg/tensor/cuda/internal/driver"},
 	"pkg/tensor/cuda/internal/libcuda":  {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"}, // a library for tests
 	"pkg/tensor/cuda":                   {"pkg/tensor", "pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/kernels"},
 	"pkg/tensor/devices":                {"pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/cuda"}, // the one place that names them

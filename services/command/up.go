@@ -79,6 +79,7 @@ func samplerFlags(of *pflag.FlagSet, s *services) {
 	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
 	f.StringVar(&s.Sampler.Device, "device", s.Sampler.Device, sampler.Help("Device"))
 	f.StringVar(&s.Sampler.DType, "dtype", s.Sampler.DType, sampler.Help("DType"))
+	f.BoolVar(&s.Sampler.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
 	f.IntVar(&s.Sampler.Threads, "threads", 0, sampler.Help("Threads"))
 	f.IntVar(&s.Sampler.Batch, "batch", s.Sampler.Batch, "samples denoised together in one micro-batch")
 	f.IntVar(&s.Sampler.Workers, "workers", s.Sampler.Workers, sampler.Help("Workers"))

@@ -65,6 +65,7 @@ least one, and all are right.`,
 	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "how much of the adapter")
 	c.Flags().StringVar(&options.Compute.Device, "device", devices.Auto, "what computes: auto (a GPU if there is one, else the CPU), cpu or cuda:0")
 	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
+	c.Flags().BoolVar(&options.Compute.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
 	c.Flags().IntVar(&options.Compute.Threads, "threads", 0, sampler.Help("Threads"))
 	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1| that passes; above 0 only to compare builds or backends")
 	return c

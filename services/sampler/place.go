@@ -21,6 +21,8 @@ type Compute struct {
 	Device string
 	// DType is the element type in which factors meet on a GPU: f32, bf16, or auto.
 	DType string
+	// Deterministic has products in bf16 made in one order on a GPU, whatever the batch.
+	Deterministic bool
 	// Threads is how many threads the CPU has; 0: all cores.
 	Threads int
 }
@@ -79,7 +81,7 @@ func (c Compute) Open(models model.Registry, name string, o model.Options, one b
 	if one {
 		open = devices.One
 	}
-	set, err := open(c.Device, devices.Options{Threads: c.Threads, Factors: factors})
+	set, err := open(c.Device, devices.Options{Threads: c.Threads, Factors: factors, Deterministic: c.Deterministic})
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +98,7 @@ func (c Compute) Open(models model.Registry, name string, o model.Options, one b
 			return nil, err
 		}
 		p.All = append(p.All, Place{d, m})
-		if b := m.Card().Backend; d.ID != devices.CPU && b != d.Name() {
+		if b := m.Card().Backend; d.ID != devices.CPU && !strings.HasPrefix(b, d.Name()) { // its text encoder may be elsewhere
 			if c.Device != devices.Auto {
 				return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, m.Card().Name, b)
 			}

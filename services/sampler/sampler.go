@@ -45,6 +45,8 @@ type Config struct {
 	Device string `koanf:"device" help:"what computes: auto (GPUs if there are, else the CPU), cpu, cuda:0, or several GPUs as cuda:0,cuda:1"`
 	// DType is the element type in which factors meet on a GPU.
 	DType string `koanf:"dtype" help:"products on a GPU: f32, bf16 (tensor cores), auto (bf16 for models of a billion parameters and more)"`
+	// Deterministic is Compute.Deterministic.
+	Deterministic bool `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
 	// Threads is how many threads the model computes with; 0: all cores.
 	Threads int `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
 	// Lane is the request queue to serve; empty: the model's name.
@@ -131,7 +133,7 @@ func (c Config) Validate() error {
 
 // compute is the part of the settings that says what computes.
 func (c Config) compute() Compute {
-	return Compute{Device: c.Device, DType: c.DType, Threads: c.Threads}
+	return Compute{Device: c.Device, DType: c.DType, Deterministic: c.Deterministic, Threads: c.Threads}
 }
 
 // Run loads the model, announces it and serves its lane until ctx ends and the

@@ -22,6 +22,10 @@ type Options struct {
 	// tensor cores, with weights of projections and what sessions hold as factors kept in it.
 	// Sums, and all else that a session holds, are float32.
 	Factors tensor.DType
+	// Deterministic leaves products in bf16 to the kernels, where the driver has a faster
+	// library: that chooses another algorithm for other numbers of rows, so that bits depend on
+	// what shares a call. The name of the device says so.
+	Deterministic bool
 }
 
 // Device is one GPU. Its sessions come one after another; each has all of it.
@@ -34,6 +38,8 @@ type Device struct {
 	staging []byte        // of the session that has its turn
 	busy    atomic.Int64  // nanoseconds that sessions took
 	lost    atomic.Pointer[error]
+
+	products driver.Products // of a library; nil: the kernels
 
 	uploading sync.Mutex
 	decoded   []float32 // of an upload
@@ -91,7 +97,7 @@ var (
 // names of the kernels that sessions launch.
 var names = []string{
 	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32", "silu_mul_f32", "copy_f32", "upsample2_f32",
-	"norm_rope_f32", "linear_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
+	"norm_rope_f32", "finish_f32", "linear_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
 }
 
 // New makes a device of a driver, which belongs to it from then on.
@@ -115,6 +121,12 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	for _, name := range names {
 		if dev.kernels[name], err = m.Function(name); err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Name(), err)
+		}
+	}
+	if dev.bf16 && !o.Deterministic {
+		// Without a library the kernels do it.
+		if p, err := d.(*locked).Products(); err == nil {
+			dev.products = p
 		}
 	}
 	return dev, nil
@@ -192,11 +204,15 @@ func (l *locked) Sync() error {
 	return l.d.Sync()
 }
 
-// Name is cuda/, what the driver calls the GPU, and /bf16 where factors are.
+// Name is cuda/, what the driver calls the GPU, /bf16 where factors are, and the library of
+// their products: with one, bits depend on the batch, and the name says that, too.
 func (d *Device) Name() string {
 	name := "cuda/" + d.driver.Name()
 	if d.bf16 {
 		name += "/bf16"
+	}
+	if d.products != nil {
+		name += "/" + d.products.Name() + "/nondeterministic"
 	}
 	return name
 }
@@ -271,7 +287,13 @@ func (d *Device) WorkingBytes() int { return d.pool.now().Idle }
 
 // Close frees all memory and gives the GPU back.
 func (d *Device) Close() error {
-	err := d.bound(func() error { return errors.Join(d.unstage(), d.pool.close()) })
+	err := d.bound(func() error {
+		var err error
+		if d.products != nil {
+			err = d.products.Close()
+		}
+		return errors.Join(err, d.unstage(), d.pool.close())
+	})
 	if d.lost.Load() != nil {
 		err = nil // there is nothing left to free: the driver takes it all back
 	}

@@ -46,6 +46,9 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 	m := x.Rows
 	if a.dtype == tensor.BF16 {
 		x = s.factor(x)
+		if s.multiply(dst, x, a, e) {
+			return
+		}
 		args := append([]driver.Arg{s.at(dst), i32(dst.Stride), s.at(x), i32(x.Stride), s.array(a), i32(a.stride), i32(m), i32(a.n), i32(a.k)},
 			s.epilogue("linear", e, m, a.n)...)
 		s.launch("linear_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args, types(dst))...)

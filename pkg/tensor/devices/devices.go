@@ -81,6 +81,8 @@ type Options struct {
 	Threads int
 	// Factors is the element type in which factors meet on a GPU; default F32.
 	Factors tensor.DType
+	// Deterministic is cuda.Options.Deterministic.
+	Deterministic bool
 }
 
 // Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. The caller closes the
@@ -101,7 +103,7 @@ func Open(names string, o Options) (*Set, error) {
 		}
 	}
 	for _, n := range gpus {
-		d, err := cuda.Open(n, cuda.Options{Factors: o.Factors})
+		d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic})
 		if err != nil {
 			return nil, errors.Join(unavailable(n, err), set.Close())
 		}

@@ -70,6 +70,16 @@ DEVICE void store(const Tile& tile, float* dst, int dst_stride, int m, int n, co
     dst[(u64)(row + i) * dst_stride + col] = finish(e, row + i, col, tile.sum[i][thread_x()]);
 }
 
+// finish_f32 is the epilogue of products that were made elsewhere.
+KERNEL(128) finish_f32(void* dst, int dst_stride, const float* y, int y_stride, int m, int n, const float* bias, int act,
+                       const float* gate, int gate_stride, const int* group, const float* residual, int residual_stride, int types) {
+  int i = block_x() * 128 + thread_x();
+  if (i >= m * n) return;
+  int row = i / n, col = i - row * n;
+  Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
+  put(dst, types & DST_BF16, (u64)row * dst_stride + col, finish(e, row, col, y[(u64)row * y_stride + col]));
+}
+
 // Rows are rows of a matrix, from the first of a tile on.
 struct Rows {
   typedef int Column;

@@ -1,0 +1,11 @@
+//go:build cuda
+
+package gpu
+
+import (
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/cublaslt"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+)
+
+// Products opens cuBLASLt, on the primary context that it shares with the driver.
+func (d *device) Products() (driver.Products, error) { return cublaslt.Open(d) }

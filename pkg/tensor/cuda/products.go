@@ -1,0 +1,93 @@
+package cuda
+
+import (
+	"errors"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+)
+
+// leastRows is from where on a product is worth the library's.
+const leastRows = 16
+
+// Products is that of the driver, where it has a library.
+func (l *locked) Products() (driver.Products, error) {
+	m, ok := l.d.(driver.Multiplier)
+	if !ok {
+		return nil, driver.ErrUnsupported
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p, err := m.Products()
+	if err != nil {
+		return nil, err
+	}
+	return &lockedProducts{l, p}, nil
+}
+
+// lockedProducts takes turns with the driver.
+type lockedProducts struct {
+	l *locked
+	p driver.Products
+}
+
+func (l *lockedProducts) Name() string { return l.p.Name() }
+
+func (l *lockedProducts) Multiply(p driver.Product) error {
+	l.l.mu.Lock()
+	defer l.l.mu.Unlock()
+	return l.p.Multiply(p)
+}
+
+func (l *lockedProducts) Close() error {
+	l.l.mu.Lock()
+	defer l.l.mu.Unlock()
+	return l.p.Close()
+}
+
+// multiply is Linear in bf16 by the library; false where it does not have the product. What it
+// cannot do after the product, finish_f32 does.
+func (s *session) multiply(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bool {
+	if s.d.products == nil || s.err != nil || x.Rows < leastRows || a.n == 0 || a.k == 0 {
+		return false
+	}
+	p := driver.Product{M: x.Rows, N: a.n, K: a.k, X: driver.Pointer(s.at(x)), XStride: x.Stride, W: driver.Pointer(s.array(a)), WStride: a.stride}
+	alone := e.Gate.IsZero() && e.Residual.IsZero() && (e.Act == tensor.Identity || e.Act == tensor.GELU) && dst.Offset%8 == 0 && dst.Stride%8 == 0
+	to := dst
+	if alone {
+		p.GELU = e.Act == tensor.GELU
+		p.Bias = s.biasFor(dst, e.Bias)
+	} else {
+		to = s.scratch(dst.Rows, dst.Cols, padded(dst.Cols), tensor.F32)
+	}
+	p.Dst, p.DstStride, p.BF16 = driver.Pointer(s.at(to)), to.Stride, isBF16(to)
+	if s.err != nil {
+		return true
+	}
+	if err := s.d.products.Multiply(p); errors.Is(err, driver.ErrUnsupported) {
+		return false
+	} else if err != nil {
+		s.check(err)
+		return true
+	}
+	if !alone {
+		args := append([]driver.Arg{s.at(dst), i32(dst.Stride), s.at(to), i32(to.Stride), i32(dst.Rows), i32(dst.Cols)},
+			s.epilogue("linear", e, dst.Rows, dst.Cols)...)
+		s.each("finish_f32", dst.Rows*dst.Cols, append(args, types(dst))...)
+	}
+	return true
+}
+
+// biasFor is a bias in the type of dst, as the library wants it.
+func (s *session) biasFor(dst tensor.Matrix, bias tensor.Vector) driver.Pointer {
+	if bias == nil {
+		return 0
+	}
+	b := bias.(*array)
+	s.check(b.err)
+	m := tensor.Matrix{Memory: &memory{at: b.at, len: b.k, dtype: tensor.F32}, Rows: 1, Cols: b.k, Stride: b.k}
+	if isBF16(dst) {
+		m = s.factor(m)
+	}
+	return driver.Pointer(s.at(m))
+}

@@ -1,0 +1,64 @@
+//go:build cuda
+
+package cuda_test
+
+import (
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/pkg/tensor/cuda"
+	"github.com/meander-rl/meander/pkg/tensor/reference"
+	"github.com/meander-rl/meander/pkg/tensor/tensortest"
+)
+
+// All operations in bf16 with products by cuBLASLt: the real one on a GPU, or one that
+// computes by the processor and refuses what the real one would not understand.
+func TestGPU_ProductsOfCuBLASLt(t *testing.T) {
+	if _, err := cuda.Count(); errors.Is(err, cuda.ErrNone) && !child() {
+		path, err := interpreted()
+		if err != nil {
+			t.Fatal(err)
+		}
+		blas := filepath.Join(t.TempDir(), "libcublasLt.so")
+		if out, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-o", blas, "internal/cublaslt/testdata/cublaslt.c", "-lm", "-ldl").CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if out, err := again(t, "MEANDER_LIBCUDA="+path, "MEANDER_LIBCUBLASLT="+blas); err != nil || !strings.Contains(out, "/bf16/cublasLt-12.4.5/nondeterministic") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	d, err := cuda.Open(0, cuda.Options{Factors: tensor.BF16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("on %s", d.Name())
+	if !strings.Contains(d.Name(), "cublasLt") {
+		t.Skip("no cuBLASLt; name the file with MEANDER_LIBCUBLASLT")
+	}
+	fixed, err := cuda.Open(0, cuda.Options{Factors: tensor.BF16, Deterministic: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(fixed.Name(), "cublasLt") {
+		t.Errorf("deterministic, on %s", fixed.Name())
+	}
+	if err := fixed.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, cs := range tensortest.Cases() {
+		want := cs.Output(t, reference.Device{}, false, false)
+		for _, factors := range []bool{false, true} {
+			if e := distance(cs.Output(t, d, false, factors), want); len(want) > 0 && !(e < 1e-2) {
+				t.Errorf("%s: relative L2 distance %.3g, want less than 0.01; operands are factors: %v", cs.Name, e, factors)
+			}
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
