@@ -6,7 +6,8 @@
 // operations only: the interpreter's bits are those that IEEE 754 asks of a GPU. With
 // [Options].Factors BF16, products and attention round their factors and run on tensor
 // cores, whose sums differ from one GPU to another. Every sum has one order, whatever the
-// batch.
+// batch, but those of cuBLASLt, which multiplies in bf16 where it is installed: the name
+// of the device says so, and [Options].Deterministic keeps it out.
 //
 // Memory comes from a pool with a ceiling. An operation of a session cannot fail; what
 // goes wrong in one (no memory, a faulty kernel, a lost device) makes the operations after
