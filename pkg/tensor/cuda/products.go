@@ -84,7 +84,6 @@ func (s *session) biasFor(dst tensor.Matrix, bias tensor.Vector) driver.Pointer 
 		return 0
 	}
 	b := bias.(*array)
-	s.check(b.err)
 	m := tensor.Matrix{Memory: &memory{at: b.at, len: b.k, dtype: tensor.F32}, Rows: 1, Cols: b.k, Stride: b.k}
 	if isBF16(dst) {
 		m = s.factor(m)
