@@ -108,6 +108,21 @@ func (m *tint) Decode(ctx context.Context, latents []float32, height, width int)
 	return img, nil
 }
 
+func (m *tint) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
+	size := img.Rect.Size()
+	if _, err := m.card.Tokens(size.Y, size.X); err != nil {
+		return nil, err
+	}
+	latents := make([]float32, 3*size.X*size.Y)
+	for i := range size.X * size.Y {
+		x, y := i%size.X, i/size.X
+		for c := range 3 {
+			latents[48*(y/4*(size.X/4)+x/4)+3*(y%4*4+x%4)+c] = float32(img.Pix[img.PixOffset(x, y)+c]) / 255
+		}
+	}
+	return latents, ctx.Err()
+}
+
 // folderOf is a model folder with nothing but a class.
 func folderOf(t *testing.T, class string) string {
 	t.Helper()

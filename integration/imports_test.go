@@ -79,8 +79,8 @@ var layers = map[string][]string{
 	"pkg/results": {"schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/safetensors", "pkg/sheet", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
-	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
-	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
+	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
+	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
 	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/bus", "services/internal/instrument"},
@@ -97,9 +97,9 @@ var layers = map[string][]string{
 	"services/pipeline": {
 		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
 	},
-	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
+	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
 	// What prompts would take, by the rules of intake.
-	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "services/intake", "services/pipeline", "services/sampler"},
+	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler"},
 	"services/command": {
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/internal/boot",

@@ -11,6 +11,7 @@ import (
 const (
 	KindPrompt     = "prompt"
 	KindGroup      = "group"
+	KindPlan       = "plan"
 	KindOpening    = "opening"
 	KindRequest    = "request"
 	KindStep       = "step"
@@ -44,7 +45,7 @@ func (a *Address) tokens() []*string {
 	switch a.Kind {
 	case KindPrompt, KindControl:
 		return []*string{(*string)(&a.Run)}
-	case KindGroup, KindAdvantage:
+	case KindGroup, KindPlan, KindAdvantage:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID)}
 	case KindOpening:
 		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID)}
@@ -168,7 +169,7 @@ func RunFilters(run Run) map[string][]string {
 	}
 	return map[string][]string{
 		StreamPrompts:      all(KindPrompt),
-		StreamGroups:       all(KindGroup),
+		StreamGroups:       all(KindGroup, KindPlan),
 		StreamRequests:     all(KindRequest),
 		StreamSteps:        all(KindStep, KindPart),
 		StreamTrajectories: all(KindTrajectory),

@@ -80,6 +80,8 @@ func versioned(e Event) (any, error) {
 			c.Error = legalText(c.Error, MaxText)
 			return &c.V
 		})
+	case *Plan:
+		v, c = copied(e, func(c *Plan) *int64 { return &c.V })
 	case *Request:
 		v, c = copied(e, func(c *Request) *int64 { return &c.V })
 	case *Step:
@@ -195,7 +197,7 @@ func New(typeName string) (Event, bool) {
 // Events returns a new empty event of every type, in the order data flows.
 func Events() []Event {
 	return []Event{
-		&Prompt{}, &GroupRecord{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Presence{}, &Dead{}, &Receipt{},
+		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Presence{}, &Dead{}, &Receipt{},
 		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{},
 	}
 }

@@ -143,7 +143,8 @@ func ContentDigest(e Event) ([32]byte, error) {
 // step_index, num_inference_steps, transition, noise_level, sigma, sigma_next,
 // timestep, std_dev_t, noise_std, log_prob, log_prob_kind, log_prob_sum,
 // element_count, latents (list of index and tensor), debug (list of name and tensor),
-// policy_version, weights_digest and schedule_digest. A tensor is dtype, shape and
+// policy_version, weights_digest and schedule_digest, and of a step of scheduled sampling what
+// RolledStep says. A tensor is dtype, shape and
 // the digest of its bytes, the same however they travel. A checkpoint is not in it: what
 // a rollout computes does not depend on where it could be gone on from.
 func (e *Step) ContentDigest() ([32]byte, error) {
@@ -180,6 +181,9 @@ func (e *Step) ContentDigest() ([32]byte, error) {
 	d.integer(e.PolicyVersion)
 	d.text(e.WeightsDigest)
 	d.text(e.ScheduleDigest)
+	if e.ScheduledSampling != nil {
+		e.ScheduledSampling.digest(d)
+	}
 	return d.sum(), nil
 }
 
@@ -227,8 +231,9 @@ func StepsDigest(steps [][32]byte) string {
 // and pixel digest where it has one, conditioning, schedule_digest, weights_digest,
 // policy_version_min and policy_version_max; then, each only where it is there, the text
 // "start" with step_index and latents or, of a branch, the text "branch", uid, sample_index and
-// step_index, the text "stop" with step_index and decode (1 or 0),
-// and the text "truncated_tokens" with the number of tokens that were cut off.
+// step_index, or the text "data" and the tensor or the image's digest, the text "stop" with step_index
+// and decode (1 or 0), what ScheduledSample and Rolled say, and the text "truncated_tokens" with the
+// number of tokens that were cut off.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
 	d.text(string(e.UID))
@@ -280,23 +285,22 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d.integer(e.PolicyVersionMin)
 	d.integer(e.PolicyVersionMax)
 	if e.Start != nil {
-		d.text("start")
-		d.integer(e.Start.StepIndex)
-		if b := e.Start.Branch; b != nil {
-			d.text("branch")
-			d.text(string(b.UID))
-			d.integer(b.SampleIndex)
-			d.integer(b.StepIndex)
-		} else if l := e.Start.Latents; l != nil {
-			if err := d.tensor(l); err != nil {
-				return [32]byte{}, fmt.Errorf("start.latents: %w", err)
-			}
+		if err := e.Start.digest(d); err != nil {
+			return [32]byte{}, fmt.Errorf("start: %w", err)
 		}
 	}
 	if e.Stop != nil {
 		d.text("stop")
 		d.integer(e.Stop.StepIndex)
 		d.bool(e.Stop.Decode)
+	}
+	if e.ScheduledSampling != nil {
+		e.ScheduledSampling.digest(d)
+	}
+	if e.Rolled != nil {
+		if err := e.Rolled.digest(d); err != nil {
+			return [32]byte{}, fmt.Errorf("rolled: %w", err)
+		}
 	}
 	if e.TruncatedTokens > 0 {
 		d.text("truncated_tokens")

@@ -94,6 +94,20 @@ const (
 	CFGPlain    = "plain"
 )
 
+// How scheduled sampling draws offsets, steps, ramps and keeps; what a model predicts; and why
+// a sample does not roll.
+const (
+	CompatExact       = "exact"
+	CompatSimpleTuner = "simpletuner"
+
+	ReflexAuto = "auto"
+	ReflexOn   = "on"
+	ReflexOff  = "off"
+
+	KeepDigests = "digests"
+	KeepTensors = "tensors"
+)
+
 // ImagePNG is the format of images.
 const ImagePNG = "png"
 
@@ -124,6 +138,14 @@ var (
 	LatentsDTypes    = []string{"F32", "F16", "BF16"}
 	InitialNoises    = []string{NoisePerSample, NoiseShared}
 	WindowStrategies = []string{WindowRandom, WindowProgressive, WindowNoncontiguous}
+	OffsetStrategies = []string{"uniform", "biased_early", "biased_late"}
+	RolloutSamplers  = []string{"euler", "dpm", "unipc", "rk4"}
+	RolloutCompats   = []string{CompatExact, CompatSimpleTuner}
+	RampShapes       = []string{"linear", "cosine"}
+	ReflexModes      = []string{ReflexAuto, ReflexOn, ReflexOff}
+	PredictionKeeps  = []string{KeepDigests, KeepTensors}
+	Predictions      = []string{"flow_prediction", "epsilon", "v_prediction"}
+	RollReasons      = []string{"disabled", "masked", "zero_offset", "clipped"}
 	StdScales        = []string{StdGroup, StdGlobal, StdNone}
 	StdBases         = []string{BasisSample, BasisExpanded, BasisPopulation}
 	Singletons       = []string{SingletonReward, SingletonZero}

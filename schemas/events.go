@@ -23,6 +23,7 @@ const (
 	TypePrompt     = "prompt/1"
 	TypeRequest    = "request/1"
 	TypeGroup      = "group/1"
+	TypePlan       = "plan/1"
 	TypeStep       = "step/1"
 	TypeTrajectory = "trajectory/1"
 	TypeReward     = "reward/1"
@@ -43,6 +44,7 @@ const (
 
 func (*Prompt) Type() string      { return TypePrompt }
 func (*GroupRecord) Type() string { return TypeGroup }
+func (*Plan) Type() string        { return TypePlan }
 func (*Request) Type() string     { return TypeRequest }
 func (*Step) Type() string        { return TypeStep }
 func (*Trajectory) Type() string  { return TypeTrajectory }
@@ -60,6 +62,9 @@ func (*ControlReceipt) Type() string { return TypeControlReceipt }
 
 // Subject is the claim of the uid: its run and uid name it.
 func (e *GroupRecord) Subject() string { return GroupSubject(e.Run, e.UID) }
+
+// Subject is where the event is published: its run and uid name it.
+func (e *Plan) Subject() string { return PlanSubject(e.Run, e.UID) }
 
 func (*ScoreRequest) Type() string { return TypeScoreRequest }
 func (*ScoreReply) Type() string   { return TypeScoreReply }

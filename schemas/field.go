@@ -82,6 +82,8 @@ var enums = map[string][]string{
 	"BatchStatuses": BatchStatuses, "CFGRules": CFGRules, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
 	"FailedPolicies": FailedPolicies, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
 	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
+	"OffsetStrategies": OffsetStrategies, "PredictionKeeps": PredictionKeeps, "Predictions": Predictions,
+	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats, "RolloutSamplers": RolloutSamplers,
 	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "RunStates": RunStates, "SDETypes": SDETypes,
 	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages, "StdBases": StdBases,
 	"StdScales": StdScales, "StopReasons": StopReasons, "UnknownPolicies": UnknownPolicies, "WindowStrategies": WindowStrategies,

@@ -105,7 +105,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		}
 	}
 	if names == nil {
-		return []string{"rollout, start or stop"}
+		return []string{"rollout, start, stop or scheduled_sampling"}
 	}
 	return names
 }

@@ -37,6 +37,8 @@ type Prompt struct {
 	InitialNoise string `msgpack:"initial_noise,omitempty" enum:"InitialNoises" default:"per_sample" flag:"initial-noise"`
 	// Start begins the samples with given states, at any step.
 	Start *Start `msgpack:"start,omitempty" absent:"at step 0, with drawn noise"`
+	// ScheduledSampling makes latents to train on instead of images.
+	ScheduledSampling *ScheduledSampling `msgpack:"scheduled_sampling,omitempty" absent:"ordinary rollouts"`
 	// Stop ends the samples before their last step.
 	Stop *Stop `msgpack:"stop,omitempty" absent:"all steps run"`
 	// Reward lists the reward functions whose weighted sum is the reward.

@@ -24,9 +24,11 @@ type Request struct {
 	// unused where it is there.
 	Start *SegmentStart `msgpack:"start,omitempty"`
 	// Stop is where it ends; absent: at T.
-	Stop           *SegmentStop `msgpack:"stop,omitempty"`
-	Prompt         string       `msgpack:"prompt" size:"0..MaxPromptBytes"`
-	NegativePrompt string       `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
+	Stop *SegmentStop `msgpack:"stop,omitempty"`
+	// ScheduledSampling is what the sample rolls; absent: it is an ordinary one.
+	ScheduledSampling *ScheduledSample `msgpack:"scheduled_sampling,omitempty"`
+	Prompt            string           `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	NegativePrompt    string           `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	// TruncatePrompt cuts texts that are too long for the model, where others fail.
 	TruncatePrompt bool  `msgpack:"truncate_prompt,omitempty"`
 	Height         int64 `msgpack:"height" range:"1..MaxSide"`

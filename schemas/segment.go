@@ -16,6 +16,9 @@ type Start struct {
 	// Branch is a state that another sample stored, for all samples of the group to begin with, at
 	// the step it was stored for; instead of Latents.
 	Branch *Branch `msgpack:"branch,omitempty" flag:"branch-from"`
+	// Data is what to add noise to instead: images or their latents x0. The states are
+	// (1-sigma) x0 + sigma noise, with the noise that would have been x_T.
+	Data *Data `msgpack:"data,omitempty"`
 	// StepIndex is the first step to run with those states. The schedule and its noise stay the
 	// whole ones; the state of step 0 is x_T.
 	StepIndex *int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1" default:"0" flag:"start-step"`
@@ -42,7 +45,7 @@ type Branch struct {
 	StepIndex   int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
 }
 
-// SegmentStart is a Start that is resolved: it has Latents or a Branch.
+// SegmentStart is a Start that is resolved: it has Latents, a Branch or Data.
 type SegmentStart struct {
 	// StepIndex is the first step that runs.
 	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
@@ -51,6 +54,25 @@ type SegmentStart struct {
 	// Branch is the parent: the sample whose state this one begins with, and whose steps come
 	// before its own.
 	Branch *Branch `msgpack:"branch,omitempty"`
+	// Data is what noise is added to.
+	Data *SegmentData `msgpack:"data,omitempty"`
+}
+
+func (e *SegmentStart) digest(d *digester) error {
+	d.text("start")
+	d.integer(e.StepIndex)
+	switch b := e.Branch; {
+	case b != nil:
+		d.text("branch")
+		d.text(string(b.UID))
+		d.integer(b.SampleIndex)
+		d.integer(b.StepIndex)
+	case e.Data != nil:
+		return e.Data.digest(d)
+	case e.Latents != nil:
+		return d.tensor(e.Latents)
+	}
+	return nil
 }
 
 // SegmentStop is a Stop before T that is resolved.
@@ -63,17 +85,23 @@ type SegmentStop struct {
 
 // Segment returns the steps that the request asks for, [begin, end): all of 0..T where it
 // has neither start nor stop.
-func (e *Request) Segment() (begin, end int64) { return clamped(e.Start, e.Stop, len(e.Transitions)) }
+func (e *Request) Segment() (begin, end int64) {
+	return clamped(e.ScheduledSampling, e.Start, e.Stop, len(e.Transitions))
+}
 
 // Segment returns the steps that the sample ran, or was to run, [begin, end). Steps[i] is
 // step begin+i.
 func (e *Trajectory) Segment() (begin, end int64) {
-	return clamped(e.Start, e.Stop, len(e.Transitions))
+	return clamped(e.ScheduledSampling, e.Start, e.Stop, len(e.Transitions))
 }
 
 // clamped is a segment of the steps that there are, whatever an event says.
-func clamped(start *SegmentStart, stop *SegmentStop, steps int) (begin, end int64) {
-	begin, end = segment(start, stop, steps)
+func clamped(rolled *ScheduledSample, start *SegmentStart, stop *SegmentStop, steps int) (begin, end int64) {
+	if rolled != nil {
+		begin, end = rolled.segment()
+	} else {
+		begin, end = segment(start, stop, steps)
+	}
 	end = max(0, min(end, int64(steps)))
 	return max(0, min(begin, end)), end
 }
@@ -109,18 +137,23 @@ func stochasticSteps(segment func() (begin, end int64), transitions []string) []
 
 // Decoded says that the sample has an image once it is completed: it ends without noise, or
 // is to be decoded all the same.
-func (e *Trajectory) Decoded() bool { return e.Stop == nil || e.Stop.Decode }
+func (e *Trajectory) Decoded() bool {
+	if e.ScheduledSampling != nil {
+		return e.ScheduledSampling.RollSettings.Decode
+	}
+	return e.Stop == nil || e.Stop.Decode
+}
 
 // segment checks what Start and Stop say of each other, of the steps and of the group.
 func (p *Prompt) segment(f *faults) {
 	first := int64(0)
 	if p.Start != nil {
 		g := f.in("start")
-		if p.InitialNoise != "" {
+		if p.InitialNoise != "" && p.Start.Data == nil {
 			f.add("initial_noise", quote(p.InitialNoise), "must be absent beside start, which gives the state to begin with")
 		}
 		index := p.Start.StepIndex
-		if b := p.Start.Branch; g.begin(p.Start.Latents, b, p.groupSize()) {
+		if b := p.Start.Branch; g.begin(p.Start.Latents, p.Start.Data != nil, b, p.groupSize()) {
 			if index != nil {
 				g.add("step_index", strconv.FormatInt(*index, 10), "must be absent beside branch, which says the step")
 			}
@@ -129,6 +162,12 @@ func (p *Prompt) segment(f *faults) {
 			}
 			g, index = g.in("branch"), &b.StepIndex
 		}
+		if d := p.Start.Data; d != nil {
+			d.check(g.in("data"), p.groupSize())
+			if index == nil && p.Start.Sigma == nil && p.ScheduledSampling == nil {
+				g.add("step_index", "null", "must be there beside data, or sigma: how noisy the samples begin")
+			}
+		}
 		first = place(g, index, p.Start.Sigma, 0, most(p.steps())-1, &Range{High: MaxSteps - 1}) + 1
 	}
 	if p.Stop != nil {
@@ -136,17 +175,19 @@ func (p *Prompt) segment(f *faults) {
 	}
 }
 
-// begin checks that there is one state to begin with, and says whether it is that of a branch.
-func (f *faults) begin(latents *Tensor, b *Branch, groupSize int64) (branch bool) {
+// begin checks that there is one thing to begin with, and says whether it is the state of a branch.
+func (f *faults) begin(latents *Tensor, data bool, b *Branch, groupSize int64) (branch bool) {
 	switch {
-	case latents == nil && b == nil:
-		f.add("latents", "null", "must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored")
+	case latents == nil && b == nil && !data:
+		f.add("latents", "null", "must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored, or data what noise is added to")
+	case data && (latents != nil || b != nil):
+		f.add("data", "given", "must be absent beside latents and branch")
 	case latents != nil && b != nil:
 		f.add("branch", "given", "must be absent beside latents")
 	case latents != nil:
 		latents.states(f.in("latents"), groupSize)
 	}
-	return b != nil
+	return b != nil && !data
 }
 
 // most is the number of steps, or the largest that it can be.
@@ -172,15 +213,21 @@ func place(f *faults, index *int64, sigma *float64, low, high int64, tag *Range)
 
 // segment checks a resolved one of a schedule of that many steps, and returns its steps; all
 // of them where it is faulty, so that a fault is said once.
-func (f *faults) segment(start *SegmentStart, stop *SegmentStop, groupSize int64, steps int) (begin, end int64) {
+func (f *faults) segment(rolled *ScheduledSample, start *SegmentStart, stop *SegmentStop, groupSize int64, steps int) (begin, end int64) {
 	all := most(int64(steps))
+	if rolled != nil {
+		return f.rolls(rolled, start, stop, groupSize, all)
+	}
 	begin, end = segment(start, stop, int(all))
 	if start != nil {
 		g := f.in("start")
 		if begin >= all && begin < MaxSteps {
 			g.within("step_index", begin, 0, all-1)
 		}
-		if g.begin(start.Latents, start.Branch, groupSize) {
+		if start.Data != nil {
+			start.Data.check(g.in("data"), groupSize)
+		}
+		if g.begin(start.Latents, start.Data != nil, start.Branch, groupSize) {
 			g = g.in("branch")
 			if start.Branch.Run == "" {
 				g.token("run", "")
@@ -194,6 +241,25 @@ func (f *faults) segment(start *SegmentStart, stop *SegmentStop, groupSize int64
 		f.in("stop").within("step_index", end, begin+1, all-1)
 	}
 	if begin < 0 || end <= begin || end > all {
+		return 0, all
+	}
+	return begin, end
+}
+
+// rolls checks the steps of scheduled sampling of a schedule of that many, and returns them.
+func (f *faults) rolls(rolled *ScheduledSample, start *SegmentStart, stop *SegmentStop, groupSize, all int64) (begin, end int64) {
+	begin, end = rolled.segment()
+	switch {
+	case stop != nil:
+		f.add("stop", "given", "must be absent beside scheduled_sampling")
+	case start == nil || start.Data == nil:
+		f.add("start.data", "null", "must be there beside scheduled_sampling")
+	default:
+		g := f.in("start")
+		g.begin(start.Latents, true, start.Branch, groupSize)
+		start.Data.check(g.in("data"), groupSize)
+	}
+	if begin < 0 || end < begin || end > all {
 		return 0, all
 	}
 	return begin, end
@@ -222,6 +288,8 @@ func (e *Request) sameSegment(t *Trajectory) (field string, same bool) {
 		return "start", false
 	case !reflect.DeepEqual(e.Stop, t.Stop):
 		return "stop", false
+	case !reflect.DeepEqual(e.ScheduledSampling, t.ScheduledSampling):
+		return "scheduled_sampling", false
 	}
 	return "", true
 }

@@ -39,7 +39,7 @@ func TestPrompt_Validate_segment(t *testing.T) {
 		{"two stops", func(p *P) { at(p, 1, 2); p.Stop.Sigma = new(0.5) }, "stop.sigma: 0.5; must be absent beside step_index"},
 		{"sigma of no schedule", func(p *P) { p.Start.StepIndex, p.Start.Sigma = nil, new(1.5) }, "start.sigma: 1.5; must be above 0 and at most 1"},
 		{"negative sigma", func(p *P) { p.Stop = &schemas.Stop{Sigma: new(-0.5)} }, "stop.sigma: -0.5; must be between 0 and 1"},
-		{"without states", func(p *P) { p.Start.Latents = nil }, "start.latents: null; must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored"},
+		{"without states", func(p *P) { p.Start.Latents = nil }, "start.latents: null; must be the states to begin with, [n, S, C] or [1, S, C], or branch one that a sample stored, or data what noise is added to"},
 		{"drawn noise too", func(p *P) { p.InitialNoise = "shared" }, `initial_noise: "shared"; must be absent beside start, which gives the state to begin with`},
 		{"states of another kind", func(p *P) {
 			p.Start.Latents = &schemas.Tensor{DType: "U8", Shape: []int64{1, 2}, Data: []byte{1, 2}}

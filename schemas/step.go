@@ -32,13 +32,15 @@ type Step struct {
 	Latents []IndexedTensor `msgpack:"latents" size:"0..MaxStepLatents"`
 	// Checkpoint is the state before this step where it was not asked for and is stored so that
 	// another attempt can go on from it. Shape [S, C].
-	Checkpoint     *Tensor       `msgpack:"checkpoint,omitempty"`
-	Debug          []NamedTensor `msgpack:"debug" size:"0..MaxDebug"`
-	PolicyVersion  int64         `msgpack:"policy_version" range:"0.."`
-	WeightsDigest  string        `msgpack:"weights_digest" size:"0..MaxName"`
-	ScheduleDigest string        `msgpack:"schedule_digest" form:"digest"`
-	Sampler        string        `msgpack:"sampler" size:"0..MaxName"`
-	Backend        string        `msgpack:"backend" size:"0..MaxName"`
+	Checkpoint *Tensor       `msgpack:"checkpoint,omitempty"`
+	Debug      []NamedTensor `msgpack:"debug" size:"0..MaxDebug"`
+	// ScheduledSampling is there where the step is one of it.
+	ScheduledSampling *RolledStep `msgpack:"scheduled_sampling,omitempty"`
+	PolicyVersion     int64       `msgpack:"policy_version" range:"0.."`
+	WeightsDigest     string      `msgpack:"weights_digest" size:"0..MaxName"`
+	ScheduleDigest    string      `msgpack:"schedule_digest" form:"digest"`
+	Sampler           string      `msgpack:"sampler" size:"0..MaxName"`
+	Backend           string      `msgpack:"backend" size:"0..MaxName"`
 	// DeviceNS is this step's share of device time, nanoseconds.
 	DeviceNS int64 `msgpack:"device_ns" range:"0.."`
 	// Seal is a message authentication code over this step and all before it, by which samplers

@@ -76,8 +76,8 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "prompt.*"}, DiscardNew: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamGroups, Purpose: "exactly one record per group: the claim of its uid, and the facts of the group",
-			Subjects: []string{Prefix + "group.*.*"}, Guarded: true, MaxBytes: gib / 2,
+			Name: StreamGroups, Purpose: "exactly one record per group: the claim of its uid, and the facts of the group; and one plan where it has one",
+			Subjects: []string{Prefix + "group.*.*", Prefix + "plan.*.*"}, Guarded: true, MaxBytes: gib / 2,
 		},
 		{
 			Name: StreamRequests, Purpose: "samples waiting for a sampler; full means backpressure on intake",

@@ -34,6 +34,9 @@ func OpeningSubject(run Run, batch string, uid UID) string {
 	return Prefix + "opening." + string(run) + "." + batch + "." + string(uid)
 }
 
+// PlanSubject is who rolls in one group of scheduled sampling.
+func PlanSubject(run Run, uid UID) string { return Prefix + "plan." + string(run) + "." + string(uid) }
+
 // RequestSubject is the request of one sample.
 func RequestSubject(run Run, lane Lane, uid UID, sample int64) string {
 	return Prefix + "request." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)

@@ -44,6 +44,7 @@ func TestParseSubject(t *testing.T) {
 			schemas.GroupSubject(run, uid):                 {Kind: schemas.KindGroup, Run: run, UID: uid},
 			schemas.ControlSubject(run):                    {Kind: schemas.KindControl, Run: run},
 			schemas.ParkedSubject(run, lane, uid, sample):  {Kind: schemas.KindParked, Run: run, Lane: lane, UID: uid, Sample: s},
+			schemas.PlanSubject(run, uid):                  {Kind: schemas.KindPlan, Run: run, UID: uid},
 			schemas.OpeningSubject(run, batch, uid):        {Kind: schemas.KindOpening, Run: run, Batch: batch, UID: uid},
 			schemas.RequestSubject(run, lane, uid, sample): {Kind: schemas.KindRequest, Run: run, Lane: lane, UID: uid, Sample: s},
 			stepSubject:                                    {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Attempt: attempt, Step: k},

@@ -33,6 +33,9 @@ type Trajectory struct {
 	Start *SegmentStart `msgpack:"start,omitempty"`
 	// Stop is where it ends; absent: at T.
 	Stop *SegmentStop `msgpack:"stop,omitempty"`
+	// ScheduledSampling is what the sample rolls, Rolled what came of it; absent: it is an ordinary one.
+	ScheduledSampling *ScheduledSample `msgpack:"scheduled_sampling,omitempty"`
+	Rolled            *Rolled          `msgpack:"rolled,omitempty"`
 	// Sigmas [T+1]; Timesteps [T+1] = 1000 * sigma in float32, as diffusers has them: the whole
 	// schedule, whatever part of it ran.
 	Sigmas    []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma"`

@@ -19,6 +19,7 @@ func (p *Prompt) rules(f *faults) {
 	p.sigmas(f)
 	p.Rollout.across(f.in("rollout"), p.steps(), p.Validation)
 	p.segment(f)
+	p.scheduled(f)
 	rewards(f, p.Reward)
 	p.Advantage.across(f.in("advantage"), p.Batch != nil)
 }

@@ -14,7 +14,7 @@ func (e *Request) rules(f *faults) {
 	f.sampleIndex(e.SampleIndex, e.GroupSize)
 	f.sigmas(e.Sigmas)
 	f.exactly("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
-	begin, end := f.segment(e.Start, e.Stop, e.GroupSize, len(e.Transitions))
+	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
 	f.inside("return_step_indices", e.ReturnStepIndices, begin, end, MaxSteps)
 	f.ascending("return_step_indices", e.ReturnStepIndices)
 	f.inside("checkpoint_step_indices", e.CheckpointStepIndices, begin+1, end-1, MaxSteps-1)
@@ -111,7 +111,8 @@ func (e *Trajectory) rules(f *faults) {
 	if e.TruncatedTokens > 0 && !e.TruncatePrompt {
 		f.add("truncated_tokens", strconv.FormatInt(e.TruncatedTokens, 10), "must be 0 without truncate_prompt")
 	}
-	begin, end := f.segment(e.Start, e.Stop, e.GroupSize, len(e.Transitions))
+	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
+	e.scheduledSampling(f, completed)
 	if completed {
 		e.completed(f, begin, end)
 	} else {

@@ -198,6 +198,9 @@ type Model interface {
 	Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*Conditioning, height, width int) error
 	// Decode turns latents [S, C] into an image of height x width pixels.
 	Decode(ctx context.Context, latents []float32, height, width int) (*image.NRGBA, error)
+	// EncodeImage turns an image, of a size that the card allows, into the latents [S, C] that
+	// Decode makes it of, about: what training adds noise to. Transparency is ignored.
+	EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error)
 	// MemoryBytes returns the memory of the weights, and that of everything kept between
 	// calls besides.
 	MemoryBytes() (weights, working int)

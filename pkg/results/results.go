@@ -62,7 +62,9 @@ type Member struct {
 	Seed        uint64     `json:"sample_seed,string"`
 	Digest      string     `json:"content_digest"`
 	Image       string     `json:"image,omitempty"`
-	trajectory  *schemas.Trajectory
+	// Roll is there where the sample is one of scheduled sampling.
+	Roll       *Roll `json:"scheduled_sampling,omitempty"`
+	trajectory *schemas.Trajectory
 }
 
 // Score is the outcome of one reward function.
@@ -157,6 +159,16 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		}
 	}
 	r.Summary.Metrics = c.measured.metrics()
+	if c.rolling.samples > 0 {
+		plans, err := Plans(ctx, b, run)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range plans {
+			c.rolling.probability, c.rolling.plans = c.rolling.probability+p.Probability, c.rolling.plans+1
+		}
+	}
+	c.rolling.metrics(r.Summary.Metrics)
 	r.Summary.Digest = c.digest.String()
 	return r, nil
 }
@@ -166,6 +178,7 @@ type collection struct {
 	trajectories map[Sample]*schemas.Trajectory
 	rewards      map[Sample]*schemas.Reward
 	measured     measures
+	rolling      rolling
 	digest       digest
 }
 
@@ -191,6 +204,8 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 			}
 			member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
 			member.Error = cmp.Or(t.Error, member.Error)
+			member.Roll = rollOf(t)
+			c.rolling.take(member.Roll)
 			member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
 		}
 		g.Members = append(g.Members, member)

@@ -61,18 +61,12 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		if err != nil {
 			return err
 		}
-		var tiles []sheet.Tile
-		for _, m := range g.Best() {
-			if data := images[m.SampleIndex]; data != nil {
-				tiles = append(tiles, m.tile(data))
-			}
-		}
-		if len(tiles) == 0 {
-			continue
-		}
-		drawn, err := sheet.Draw(g.Prompt, tiles)
+		drawn, err := g.sheet(ctx, b, images)
 		if err != nil {
 			return err
+		}
+		if drawn == nil {
+			continue
 		}
 		path := filepath.Join(dir, string(g.UID)+"-sheet.png")
 		if err := os.WriteFile(path, drawn, 0o644); err != nil {
@@ -83,6 +77,23 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		}
 	}
 	return writeFile(dir, r.WriteJSON)
+}
+
+// sheet is the contact sheet of a group with those images; nil where it has none.
+func (g *Group) sheet(ctx context.Context, b *bus.Bus, images map[int64][]byte) ([]byte, error) {
+	var tiles []sheet.Tile
+	for _, m := range g.Best() {
+		if m.Roll != nil {
+			return g.rolledSheet(ctx, b)
+		}
+		if data := images[m.SampleIndex]; data != nil {
+			tiles = append(tiles, m.tile(data))
+		}
+	}
+	if len(tiles) == 0 {
+		return nil, nil
+	}
+	return sheet.Draw(g.Prompt, tiles)
 }
 
 // tile is the member on a contact sheet.

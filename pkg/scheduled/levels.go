@@ -87,7 +87,7 @@ func (l *Levels) Prediction() Prediction { return l.prediction }
 func (l *Levels) At(t float64) Level {
 	i := int(t)
 	f := t - float64(i)
-	if f == 0 {
+	if f == 0 || i == len(l.levels)-1 { // there is nothing noisier
 		return l.levels[i]
 	}
 	low, high := l.levels[i], l.levels[i+1]

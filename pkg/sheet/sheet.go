@@ -66,24 +66,33 @@ func Draw(title string, tiles []Tile) ([]byte, error) {
 	w, h := images[0].Bounds().Dx()*scale, images[0].Bounds().Dy()*scale
 	columns, rows := layout(len(tiles), w)
 	cell := image.Pt(w+gap, h+captionHeight+gap)
-	sheet := image.NewNRGBA(image.Rect(0, 0, max(2*margin+columns*cell.X-gap, 420), margin+titleHeight+rows*cell.Y+margin-gap))
-	draw.Draw(sheet, sheet.Bounds(), image.NewUniform(paper), image.Point{}, draw.Src)
-
-	bold, err := face(gobold.TTF, 20)
+	sheet, regular, err := titled(title, max(2*margin+columns*cell.X-gap, 420), margin+titleHeight+rows*cell.Y+margin-gap)
 	if err != nil {
 		return nil, err
 	}
-	regular, err := face(goregular.TTF, 14)
-	if err != nil {
-		return nil, err
-	}
-	text(sheet, bold, ink, margin, margin+18, fit(bold, title, sheet.Bounds().Dx()-2*margin))
 	for i, t := range tiles {
 		x, y := margin+i%columns*cell.X, margin+titleHeight+i/columns*cell.Y
 		draw.NearestNeighbor.Scale(sheet, image.Rect(x, y, x+w, y+h), images[i], images[i].Bounds(), draw.Src, nil)
 		text(sheet, regular, quiet, x, y+h+17, fit(regular, t.Caption, w))
 		text(sheet, regular, colour(t.Tone), x, y+h+34, fit(regular, t.Note, w))
 	}
+	return encode(sheet)
+}
+
+// titled is an empty sheet of that size under its title, and the face of what comes on it.
+func titled(title string, width, height int) (*image.NRGBA, font.Face, error) {
+	sheet := image.NewNRGBA(image.Rect(0, 0, width, height))
+	draw.Draw(sheet, sheet.Bounds(), image.NewUniform(paper), image.Point{}, draw.Src)
+	bold, err := face(gobold.TTF, 20)
+	if err != nil {
+		return nil, nil, err
+	}
+	text(sheet, bold, ink, margin, margin+18, fit(bold, title, width-2*margin))
+	regular, err := face(goregular.TTF, 14)
+	return sheet, regular, err
+}
+
+func encode(sheet image.Image) ([]byte, error) {
 	var buf bytes.Buffer
 	if err := png.Encode(&buf, sheet); err != nil {
 		return nil, fmt.Errorf("encode contact sheet: %w", err)

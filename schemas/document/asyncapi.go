@@ -26,6 +26,7 @@ type channel struct {
 var channels = []channel{
 	{"prompt", schemas.Prefix + "prompt.{run}", schemas.TypePrompt, schemas.StreamPrompts, "what users publish", "client", []string{"intake"}},
 	{"group", schemas.Prefix + "group.{run}.{uid}", schemas.TypeGroup, schemas.StreamGroups, "the record of one group, the claim of its uid", "intake", []string{"client"}},
+	{"plan", schemas.Prefix + "plan.{run}.{uid}", schemas.TypePlan, schemas.StreamGroups, "who rolls in a group of scheduled sampling, and from where", "intake", []string{"client"}},
 	{"opening", schemas.Prefix + "opening.{run}.{batch}.{uid}", schemas.TypeGroup, schemas.StreamRewards, "the same record, where the rewards of the group will come", "intake", []string{"advantage"}},
 	{"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests, "one sample to be made, fully resolved", "intake", []string{"sampler"}},
 	{"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps, "one denoising step as it happens", "sampler", []string{"client"}},

@@ -145,6 +145,7 @@ func TestChannels(t *testing.T) {
 	subjects := map[string]string{ // channel -> a subject made by the code
 		"prompt":     schemas.PromptSubject("r"),
 		"group":      schemas.GroupSubject("r", "u"),
+		"plan":       schemas.PlanSubject("r", "u"),
 		"opening":    schemas.OpeningSubject("r", "b", "u"),
 		"request":    schemas.RequestSubject("r", "l", "u", 1),
 		"step":       schemas.StepSubject("r", "u", 1, "a", 2),

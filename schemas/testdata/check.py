@@ -173,6 +173,14 @@ def step_digest(e):
     d.integer(e["policy_version"])
     d.text(e["weights_digest"])
     d.text(e["schedule_digest"])
+    if "scheduled_sampling" in e:
+        r = e["scheduled_sampling"]
+        d.text("scheduled_sampling")
+        d.list([r["base"], r["source"], r["from"]], d.integer)
+        for field in ("u", "a", "u_next", "a_next"):
+            d.double(r[field])
+        d.text(r["sampler"])
+        d.integer(r["order"])
     return d.hex()
 
 

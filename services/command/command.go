@@ -152,7 +152,7 @@ with an embedded NATS server.`,
 	root.SetVersionTemplate("{{.Version}}\n")
 	teach(root)
 	root.AddCommand(
-		upCommand(a), runCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
+		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
 		cancelCommand(a), pauseCommand(a), resumeCommand(a), statusCommand(a), verifyCommand(a), deadCommand(a), streamsCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)

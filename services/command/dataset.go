@@ -114,7 +114,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 			if q.truth == "" {
 				q.truth = p.groundTruth
 			}
-			own := startOf(q.body)["latents"] != nil
+			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
 			merge(q.body, defaults)
 			q.text, _ = r.Prompt()
 			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
@@ -126,7 +126,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, r.Index+1, q.uid)
 			}
 			uids[q.uid] = r.Index
-			if err := p.states.begin(q, own); err != nil {
+			if err := errors.Join(p.states.begin(q, own), p.images.begin(q, own, r.Index, p.loaded.Records)); err != nil {
 				return nil, err
 			}
 			if q.body["reward"] != nil {

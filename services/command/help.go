@@ -19,6 +19,7 @@ import (
 const (
 	promptSection    = "Prompts"
 	samplingSection  = "Sampling"
+	scheduledSection = "Scheduled sampling"
 	rewardSection    = "Rewards"
 	advantageSection = "Advantages"
 	groupSection     = "Groups and batches"

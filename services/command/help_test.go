@@ -130,6 +130,7 @@ func TestFlags_AreThoseOfTheFields(t *testing.T) {
 		}
 		for _, of := range []reflect.Type{
 			reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.Start](), reflect.TypeFor[schemas.Stop](), reflect.TypeFor[schemas.RewardSpec](),
+			reflect.TypeFor[schemas.Data](), reflect.TypeFor[schemas.ScheduledSampling](), reflect.TypeFor[schemas.ProbabilityRamp](), reflect.TypeFor[schemas.ReflexFlow](),
 			reflect.TypeFor[schemas.AdvantageSpec](), reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.BatchSpec](),
 		} {
 			for _, f := range schemas.Fields(of) {

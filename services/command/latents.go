@@ -110,8 +110,15 @@ func (s *states) begin(p prompt, own bool) error {
 // maxInlineLatents is how much of the states to start with a prompt carries itself.
 const maxInlineLatents = 64 << 10
 
-// offload moves large states that a prompt starts with to a blob.
+// offload moves large states or images that a prompt starts with to blobs.
 func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
+	if images, size := inline(p.body); size > maxInlineLatents {
+		for _, m := range images {
+			if err := moveToBlob(ctx, b, m, "images"); err != nil {
+				return err
+			}
+		}
+	}
 	t, ok := startOf(p.body)["latents"].(map[string]any)
 	if !ok {
 		return nil
@@ -120,9 +127,14 @@ func (p prompt) offload(ctx context.Context, b *bus.Bus) error {
 	if !ok || len(data) <= maxInlineLatents {
 		return nil
 	}
-	ref, err := b.PutBlob(ctx, data)
+	return moveToBlob(ctx, b, t, "states")
+}
+
+// moveToBlob puts the data of a map into the object store, and its place in its stead.
+func moveToBlob(ctx context.Context, b *bus.Bus, t map[string]any, what string) error {
+	ref, err := b.PutBlob(ctx, t["data"].([]byte))
 	if err != nil {
-		return fmt.Errorf("store the states to start with: %w", err)
+		return fmt.Errorf("store the %s to start with: %w", what, err)
 	}
 	delete(t, "data")
 	t["ref"] = map[string]any{"bucket": ref.Bucket, "digest": ref.Digest, "size": ref.Size}

@@ -114,7 +114,7 @@ func (p *progress) receipts() nats.MsgHandler {
 			p.note("warning: " + string(r.UID) + ": " + w)
 		}
 		if r.Accepted {
-			p.expect(int(r.Samples * r.Steps()))
+			p.expect(int(r.AllSteps()))
 		}
 	}
 }

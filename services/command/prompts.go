@@ -24,8 +24,13 @@ type promptFlags struct {
 	top, rollout, start, stop, policy, place *fieldflag.Set // of Prompt, Rollout, Start, Stop, GroupPolicy and BatchSpec
 	batch                                    string
 
+	// ScheduledSampling, its ramp and ReflexFlow, and Data.
+	scheduled, ramp, reflexflow, data *fieldflag.Set
+
 	// states are those of --start-latents; nil: none.
 	states *states
+	// images are what samples are made of; nil: none.
+	images *images
 
 	set func(name string) bool
 	// flagOf names the flag behind each field of a prompt that one set.
@@ -45,6 +50,10 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		"latents": {Kind: "file", Hint: "a safetensors file: what --save-latents wrote, or one tensor, packed", Parse: verbatim},
 		"branch":  {Kind: "state", Hint: "[RUN/]UID/SAMPLE@STEP, as 'meander show' has them", Parse: branch},
 	})
+	p.data = fieldsOf[schemas.Data](map[string]fieldflag.Codec{
+		"images": {Kind: "path", Hint: "a PNG for all, or a folder of them: those of a prompt's samples, or with several prompts one each", Parse: verbatim},
+	})
+	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil), fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
 	p.stop = fieldsOf[schemas.Stop](nil)
 	p.policy = fieldsOf[schemas.GroupPolicy](nil)
 	p.place = fieldsOf[schemas.BatchSpec](map[string]fieldflag.Codec{
@@ -58,7 +67,13 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		p.top.Register(f)
 		p.rollout.Register(f)
 		p.start.Register(f)
+		p.data.Register(f)
 		p.stop.Register(f)
+	})
+	section(f, scheduledSection, func(f *pflag.FlagSet) {
+		p.scheduled.Register(f)
+		p.ramp.Register(f)
+		p.reflexflow.Register(f)
 	})
 	section(f, rewardSection, p.rewardFlags.register)
 	section(f, advantageSection, p.advantageFlags.register)
@@ -117,11 +132,30 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	for _, part := range []struct {
 		name string
 		*fieldflag.Set
-	}{{"rollout", p.rollout}, {"start", p.start}, {"stop", p.stop}, {"advantage", p.advantage}, {"group_policy", p.policy}} {
-		if values := part.Values(); len(values) > 0 {
-			d[part.name] = values
-			maps.Copy(p.flagOf, part.Flags(part.name+"."))
+	}{
+		{"rollout", p.rollout},
+		{"start", p.start},
+		{"start.data", p.data},
+		{"stop", p.stop},
+		{"scheduled_sampling", p.scheduled},
+		{"scheduled_sampling.ramp", p.ramp},
+		{"scheduled_sampling.reflexflow", p.reflexflow},
+		{"advantage", p.advantage},
+		{"group_policy", p.policy},
+	} {
+		values := part.Values()
+		if len(values) == 0 {
+			continue
 		}
+		in, name := d, part.name
+		if outer, inner, nested := strings.Cut(name, "."); nested {
+			if d[outer] == nil {
+				d[outer] = map[string]any{}
+			}
+			in, name = d[outer].(map[string]any), inner
+		}
+		in[name] = values
+		maps.Copy(p.flagOf, part.Flags(part.name+"."))
 	}
 	if rollout, _ := d["rollout"].(map[string]any); rollout != nil {
 		w, drawn := rollout["sde_window"].(map[string]any)
@@ -134,12 +168,34 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		errs = append(errs, p.openStates(start["latents"].(string)))
 		start["latents"] = noStates
 	}
+	if data, _ := startOf(d)["data"].(map[string]any); data != nil {
+		errs = append(errs, p.openImages(data["images"].(string)))
+	}
+	if p.images != nil {
+		if d["start"] == nil {
+			d["start"] = map[string]any{}
+		}
+		startOf(d)["data"] = noImages
+	}
 	specs, err := p.rewards()
 	errs = append(errs, err)
 	if specs != nil {
 		d["reward"] = specs
 	}
 	return d, errors.Join(errs...)
+}
+
+// openImages finds the files of --start-image.
+func (p *promptFlags) openImages(path string) error {
+	if p.images != nil {
+		return errors.New("--start-image: given; must be absent where the arguments are images")
+	}
+	files, err := imageFiles(path)
+	if err != nil {
+		return fmt.Errorf("--start-image: %w", err)
+	}
+	p.images = &images{flag: "--start-image", files: files}
+	return nil
 }
 
 // merge fills what body leaves out, one level deep into maps.

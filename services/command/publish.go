@@ -68,7 +68,11 @@ func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, pr
 				return err
 			}
 		} else if receipt.Accepted {
-			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples x %d steps  %q\n", receipt.UID, receipt.Samples, receipt.Steps(), prompt.text)
+			steps := fmt.Sprintf(" x %d", receipt.Steps())
+			if receipt.TotalSteps != nil {
+				steps = fmt.Sprintf(", %d", *receipt.TotalSteps)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %d samples%s steps  %q\n", receipt.UID, receipt.Samples, steps, prompt.text)
 		} else {
 			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", refusal(receipt), prompt.text, receipt.Error+receipt.Waiting)
 		}

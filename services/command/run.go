@@ -58,14 +58,18 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 		},
 	}
 	section(c.Flags(), outputSection, func(f *pflag.FlagSet) {
-		f.StringVar((*string)(&r.id), "run", "", "run id; give it again to resume; default a new one")
-		f.StringVar(&r.out, "out", "", "folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none")
+		r.output(f)
 		f.StringVar(&r.saveLatents, "save-latents", "", "write every kept state to this safetensors file, packed [n, S, C] in F32")
 	})
 	r.prompts.register(c.Flags())
 	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { samplerFlags(f, &r.services) })
 	section(c.Flags(), limitSection, r.services.limits.Flags)
 	return c
+}
+
+func (r *runner) output(f *pflag.FlagSet) {
+	f.StringVar((*string)(&r.id), "run", "", "run id; give it again to resume; default a new one")
+	f.StringVar(&r.out, "out", "", "folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none")
 }
 
 // runner is one run command.

@@ -54,7 +54,7 @@ func printGroups(w io.Writer, r *results.Run) {
 			fmt.Fprintln(w)
 		}
 		head := paintStatus(w, g.Status)
-		if g.Mean != nil {
+		if rolled := len(g.Members) > 0 && g.Members[0].Roll != nil; g.Mean != nil && !rolled {
 			head += fmt.Sprintf(", mean reward %s, std %s", results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"))
 		}
 		if g.Group != "" {
@@ -68,6 +68,9 @@ func printGroups(w io.Writer, r *results.Run) {
 			between = "\n  "
 		}
 		fmt.Fprintf(w, "%s%s%s\n", g.Prompt, between, breakLines(head, lineWidth(w), "\n  "))
+		if printRolls(w, g) {
+			continue
+		}
 		members := g.Best()
 		more := max(0, len(members)-fewSamples)
 		members = members[:len(members)-more]
@@ -220,7 +223,9 @@ func score(m *results.Member, name string) string {
 func measures(s *results.Summary) []string {
 	var lines []string
 	m := s.Metrics
-	if _, ok := m["critic/rewards/mean"]; ok {
+	if _, ok := m["scheduled_sampling/rolled_fraction"]; ok {
+		lines = append(lines, rollMeasures(m)...)
+	} else if _, ok := m["critic/rewards/mean"]; ok {
 		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f, %.0f %% of groups without variance",
 			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
 		if s.Refills > 0 {

@@ -67,7 +67,7 @@ least one, and all are right.`,
 	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
 	c.Flags().BoolVar(&options.Compute.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
 	c.Flags().IntVar(&options.Compute.Threads, "threads", 0, sampler.Help("Threads"))
-	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1| that passes; above 0 only to compare builds or backends")
+	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1|, or distance of a rolled state, that passes; above 0 only to compare builds or backends")
 	return c
 }
 
@@ -96,7 +96,11 @@ func printReport(out io.Writer, r *verify.Report) {
 			fmt.Fprintf(out, ", %d %s", part.n, part.what)
 		}
 	}
-	fmt.Fprintf(out, "\nmax |ratio-1| = %g\n%d mismatches\n", r.MaxRatio, len(r.Mismatches))
+	fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
+	if r.Rolled > 0 {
+		fmt.Fprintf(out, "%d states of scheduled sampling rolled again, max distance = %g\n", r.Rolled, r.MaxRolled)
+	}
+	fmt.Fprintf(out, "%d mismatches\n", len(r.Mismatches))
 	for i, m := range r.Mismatches {
 		if i == 20 {
 			fmt.Fprintf(out, "  and %d more, see --json\n", len(r.Mismatches)-i)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 )
@@ -79,16 +80,39 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
 	c.Evaluations = c.SDESteps + (steps-c.SDESteps)*int64(flow.Solver(r.Solver).Evaluations())
+	if s := r.ScheduledSampling; s != nil {
+		c.Evaluations = rolledEvaluations(s, steps)
+	}
 	if c.TrueCFGScale > 1 {
 		c.Evaluations *= 2
 	}
 	c.StepBytes = (c.LatentsKept+c.Checkpoints)*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
-	if r.Stop == nil || r.Stop.Decode {
+	switch s := r.ScheduledSampling; {
+	case s != nil:
+		c.ImageBytes = elements * item // the latents to train on
+		if s.RollSettings.ReflexFlow != nil && s.RollSettings.ReflexFlow.Keep == schemas.KeepTensors {
+			c.ImageBytes += 2 * 4 * elements
+		}
+		if s.RollSettings.Decode {
+			c.ImageBytes += 3 * 3 * r.Height * r.Width
+		}
+	case r.Stop == nil || r.Stop.Decode:
 		c.ImageBytes = 3 * r.Height * r.Width
 	}
 	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt))
 	c.BytesOfSample = c.StepBytes + c.ImageBytes
 	return c, nil
+}
+
+// rolledEvaluations is how often a sample of scheduled sampling asks the model.
+func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
+	n := steps * int64(scheduled.Sampler(s.RollSettings.Sampler).Evaluations())
+	if s.RollSettings.ReflexFlow != nil {
+		if n++; s.Roll.Rolls() {
+			n++
+		}
+	}
+	return n
 }
 
 // sum adds n samples of one group.
@@ -142,6 +166,8 @@ func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) st
 	switch {
 	case len(parts) > 0:
 		return strings.Join(parts, " + ")
+	case e.ScheduledSampling != nil:
+		return "none: the samples are to train on"
 	case len(defaults) > 0 && policy != nil && len(policy.Reward) > 0 && !slices.Equal(defaults, policy.Reward):
 		return fmt.Sprintf("%s (default without a text in double quotes, which %s needs)", strings.Join(defaults, " + "), strings.Join(policy.Reward, " + "))
 	case len(defaults) > 0:

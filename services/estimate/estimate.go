@@ -110,22 +110,38 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		for _, w := range intake.Unscored(requests[0]) {
 			note(&p.Warnings, w)
 		}
-		cost, err := costOf(requests[0], policy)
-		if err != nil {
-			return err
-		}
 		n, advantage = int64(len(requests)), requests[0].Group.Advantage
 		p.Model = policy.Model
 		if p.Cost == nil {
 			p.Cost = &Cost{}
 		}
-		p.sum(cost, n)
+		if err := p.samples(requests, policy); err != nil {
+			return err
+		}
 	}
 	p.Groups++
 	p.Samples += n
 	note(&p.GroupSizes, n)
 	note(&p.Reward, rewards)
 	note(&p.Advantage, advantageLine(&advantage, e.GroupPolicy))
+	return nil
+}
+
+// samples adds the cost of a group's. Those of scheduled sampling differ, others are all as one.
+func (p *Estimate) samples(requests []*schemas.Request, policy *schemas.Policy) error {
+	n := int64(len(requests))
+	if requests[0].ScheduledSampling == nil {
+		requests = requests[:1]
+	} else {
+		n = 1
+	}
+	for _, r := range requests {
+		cost, err := costOf(r, policy)
+		if err != nil {
+			return err
+		}
+		p.sum(cost, n)
+	}
 	return nil
 }
 

@@ -49,7 +49,7 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained i
 // and the functions' own rules checked against this prompt.
 func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]schemas.RewardSpec, error) {
 	list, whose := slices.Clone(p.Reward), ""
-	if len(list) == 0 {
+	if len(list) == 0 && p.ScheduledSampling == nil { // what is made to train on needs no judge
 		names := DefaultRewards(p, policy.Reward, o.Reward)
 		whose = " (the default)"
 		if slices.Equal(names, policy.Reward) {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -173,7 +174,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	began := time.Now()
 	s.metrics.resolving.Inc()
 	defer s.metrics.resolving.Dec()
-	if err := s.states(ctx, p.Start); err != nil {
+	if err := s.states(ctx, &p); err != nil {
 		return err
 	}
 	requests, err := Resolve(run, &p, policy, Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
@@ -190,6 +191,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return err
 	}
+	if err := s.plan(ctx, run, &p, policy); err != nil {
+		return err
+	}
 	if err := s.ask(ctx, run, p.UID, todo); err != nil {
 		return err
 	}
@@ -197,16 +201,24 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	s.metrics.promptSeconds.Observe(time.Since(began).Seconds())
 	zerolog.Ctx(ctx).Info().Str("run", string(run)).Str("uid", string(p.UID)).Int("samples", len(requests)).
 		Int("published", len(todo)).Int("num_inference_steps", len(requests[0].Transitions)).Msg("prompt accepted")
-	return s.reply(m, accepted(requests[0], append(warnings, Unscored(requests[0])...)))
+	return s.reply(m, accepted(requests, slices.Concat(warnings, Warnings(&p, policy), Unscored(requests[0]))))
 }
 
-// accepted is the receipt of a prompt, given a request of its group.
-func accepted(q *schemas.Request, warnings []string) *schemas.Receipt {
+// accepted is the receipt of a prompt, given the requests of its group.
+func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
+	q := requests[0]
 	r := &schemas.Receipt{
 		Accepted: true, Run: q.Run, UID: q.UID, Samples: q.GroupSize,
 		NumInferenceSteps: int64(len(q.Transitions)), SDEStepIndices: q.StochasticSteps(), Warnings: warnings,
 	}
-	if q.Start != nil {
+	switch {
+	case q.ScheduledSampling != nil:
+		r.TotalSteps = new(int64)
+		for _, q := range requests {
+			begin, end := q.Segment()
+			*r.TotalSteps += end - begin
+		}
+	case q.Start != nil:
 		r.StartStepIndex = q.Start.StepIndex
 	}
 	if q.Stop != nil {

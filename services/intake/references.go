@@ -1,35 +1,57 @@
 package intake
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"image/png"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// states puts those that a group starts with where each request can refer to them, and
-// refuses what is not where the prompt says: every sample would fail by itself.
-func (s *service) states(ctx context.Context, start *schemas.Start) error {
-	if start == nil || start.Latents == nil {
+// states puts what a group starts with where each request can refer to it, and refuses what is
+// not where the prompt says, or no image that the lane could take: every sample would fail by
+// itself.
+func (s *service) states(ctx context.Context, p *schemas.Prompt) error {
+	switch {
+	case p.Start == nil || p.Start.Branch != nil:
 		return nil
+	case p.Start.Data == nil:
+		return s.tensor(ctx, "start.latents", p.Start.Latents)
+	case p.Start.Data.Latents != nil:
+		return s.tensor(ctx, "start.data.latents", p.Start.Data.Latents)
 	}
-	t := start.Latents
+	for i := range p.Start.Data.Images {
+		field := fmt.Sprintf("start.data.images[%d]", i)
+		if err := s.image(ctx, field, &p.Start.Data.Images[i], p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *service) tensor(ctx context.Context, field string, t *schemas.Tensor) error {
 	if t.Ref == nil {
 		ref, err := s.bus.PutBlob(ctx, t.Data)
 		if err != nil {
-			return fmt.Errorf("store the states to start with: %w", err)
+			return fmt.Errorf("store %s: %w", field, err)
 		}
 		t.Ref, t.Data = &ref, nil
 		return nil
 	}
-	switch err := s.bus.HasBlob(ctx, *t.Ref); {
+	return found(field, s.bus.HasBlob(ctx, *t.Ref))
+}
+
+// found says what a fault of a blob means for the prompt that refers to it.
+func found(field string, err error) error {
+	switch {
 	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
-		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.latents.ref: %w; must be a blob that was stored before the prompt", err))
+		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("%s.ref: %w; must be a blob that was stored before the prompt", field, err))
 	case err != nil:
-		return fmt.Errorf("look up the states to start with: %w", err)
+		return fmt.Errorf("look up %s: %w", field, err)
 	}
 	return nil
 }
@@ -74,4 +96,51 @@ func sigmaAt(sigmas []float32, step int64) float32 {
 		return sigmas[step]
 	}
 	return 0
+}
+
+// maxImage is how large the file of an image may be: it is read whole.
+const maxImage = 32 << 20
+
+// image stores one that is inline, and reads of each what it says of its format and size. A
+// prompt that names no size has that of its first image.
+func (s *service) image(ctx context.Context, field string, im *schemas.DataImage, p *schemas.Prompt) error {
+	refuse := func(format string, args ...any) error {
+		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf(field+format, args...))
+	}
+	data := im.Data
+	if im.Ref != nil {
+		if im.Ref.Size > maxImage {
+			return refuse(".ref.size: %d; must be at most %d", im.Ref.Size, maxImage)
+		}
+		var err error
+		if data, err = s.bus.GetBlob(ctx, *im.Ref); err != nil {
+			return found(field, err)
+		}
+	}
+	c, err := png.DecodeConfig(bytes.NewReader(data))
+	if err != nil {
+		return refuse(": %v; must be a PNG", err)
+	}
+	width, height := int64(c.Width), int64(c.Height)
+	if width > schemas.MaxSide || height > schemas.MaxSide {
+		return refuse(": %d x %d pixels; must be at most %d x %d", width, height, schemas.MaxSide, schemas.MaxSide)
+	}
+	if p.Width == nil {
+		p.Width = &width
+	}
+	if p.Height == nil {
+		p.Height = &height
+	}
+	if width != *p.Width || height != *p.Height {
+		return refuse(": %d x %d pixels; must be %d x %d, the size of the samples", width, height, *p.Width, *p.Height)
+	}
+	if im.Ref != nil {
+		return nil
+	}
+	ref, err := s.bus.PutBlob(ctx, data)
+	if err != nil {
+		return fmt.Errorf("store %s: %w", field, err)
+	}
+	im.Ref, im.Data = &ref, nil
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -38,33 +39,11 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	if err != nil {
 		return nil, err
 	}
-	sigmas, err := sigmasOf(p, policy, tokens)
-	if err != nil {
-		return nil, err
-	}
-	steps := len(sigmas) - 1
 	base := flow.RunBase(string(run))
 	if p.Seed != nil {
 		base = flow.SeedBase(*p.Seed)
 	}
-	if !p.Validation { // which has no stochastic steps, whatever it names
-		if err := p.Rollout.ValidateSteps(int64(steps)); err != nil {
-			return nil, err
-		}
-	}
-	begin, end, err := segment(p, sigmas)
-	if err != nil {
-		return nil, err
-	}
-	chosen, returned, err := chooseSteps(run, p, steps, begin, end)
-	if err != nil {
-		return nil, err
-	}
-	plan := planOf(p, sigmas, chosen, begin, end)
-	if err := plan.Validate(); err != nil {
-		return nil, err
-	}
-	checkpoints, err := checkpointSteps(p, plan, returned)
+	part, err := partOf(run, p, policy, tokens)
 	if err != nil {
 		return nil, err
 	}
@@ -73,25 +52,25 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	if err := checkStates(p.Start, n, int64(tokens), policy); err != nil {
 		return nil, err
 	}
-	group, err := resolveGroup(p, policy, o, len(within(chosen, begin, end)))
+	group, err := resolveGroup(p, policy, o, len(within(part.stochastic, part.begin, part.end)))
 	if err != nil {
 		return nil, err
 	}
 	request := schemas.Request{
 		Run: run, UID: p.UID, GroupSize: n, Lane: policy.Lane,
 		Prompt: p.Prompt, TruncatePrompt: p.TruncatePrompt, Height: height, Width: width,
-		TrueCFGScale: value(p.TrueCFGScale, policy.TrueCFGScale),
-		Sigmas:       sigmas, Transitions: names(plan.Transitions), NoiseLevel: plan.NoiseLevel,
-		LogProbKind: string(plan.LogProb), Solver: string(plan.Solver), LatentsDType: string(plan.Storage),
-		ReturnStepIndices: returned, CheckpointStepIndices: checkpoints, Debug: slices.Clone(p.Rollout.Debug),
+		TrueCFGScale: value(p.TrueCFGScale, part.scale),
+		Sigmas:       part.plan.Sigmas, Transitions: names(part.plan.Transitions), NoiseLevel: part.plan.NoiseLevel,
+		LogProbKind: string(part.plan.LogProb), Solver: string(part.plan.Solver), LatentsDType: string(part.plan.Storage),
+		ReturnStepIndices: part.returned, CheckpointStepIndices: part.checkpoints, Debug: slices.Clone(p.Rollout.Debug),
 		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion,
 		Group: *group,
 	}
 	if p.Start != nil {
-		request.Start = &schemas.SegmentStart{StepIndex: int64(begin), Latents: p.Start.Latents, Branch: branchOf(run, p.Start)}
+		request.Start = &schemas.SegmentStart{StepIndex: int64(part.begin), Latents: p.Start.Latents, Branch: branchOf(run, p.Start)}
 	}
-	if end < steps {
-		request.Stop = &schemas.SegmentStop{StepIndex: int64(end), Decode: p.Stop.Decode}
+	if p.Stop != nil && part.end < len(part.plan.Transitions) {
+		request.Stop = &schemas.SegmentStop{StepIndex: int64(part.end), Decode: p.Stop.Decode}
 	}
 	if request.TrueCFGScale > 1 {
 		request.NegativePrompt = value(p.NegativePrompt, policy.NegativePrompt)
@@ -99,10 +78,72 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 
 	requests := samples(request, base, p.InitialNoise == schemas.NoiseShared)
+	if err := own(requests, p, policy); err != nil {
+		return nil, err
+	}
 	if err := requests[0].Validate(); err != nil {
 		return nil, fmt.Errorf("resolved request: %w", err)
 	}
 	return requests, nil
+}
+
+// part is what the samples of a prompt run of a schedule: the steps [begin, end) of a plan.
+type part struct {
+	plan       flow.Plan
+	begin, end int
+	stochastic []int // of the whole plan
+	returned   []int64
+	// checkpoints are states that are stored for another attempt to go on from.
+	checkpoints []int64
+	scale      float64 // of guidance, where the prompt names none
+}
+
+// partOf is the part of a prompt with its defaults, whose images have that many tokens.
+func partOf(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, tokens int) (*part, error) {
+	if p.ScheduledSampling != nil {
+		return trainingPart(p, policy)
+	}
+	sigmas, err := sigmasOf(p, policy, tokens)
+	if err != nil {
+		return nil, err
+	}
+	x := &part{scale: policy.TrueCFGScale}
+	steps := len(sigmas) - 1
+	if !p.Validation { // which has no stochastic steps, whatever it names
+		if err := p.Rollout.ValidateSteps(int64(steps)); err != nil {
+			return nil, err
+		}
+	}
+	if x.begin, x.end, err = segment(p, sigmas); err != nil {
+		return nil, err
+	}
+	if x.stochastic, x.returned, err = chooseSteps(run, p, steps, x.begin, x.end); err != nil {
+		return nil, err
+	}
+	x.plan = planOf(p, sigmas, x.stochastic, x.begin, x.end)
+	if err := x.plan.Validate(); err != nil {
+		return nil, err
+	}
+	x.checkpoints, err = checkpointSteps(p, x.plan, x.returned)
+	return x, err
+}
+
+// own gives each request what it has alone: the data that its sample begins with, and its place
+// in the group's plan.
+func own(requests []*schemas.Request, p *schemas.Prompt, policy *schemas.Policy) error {
+	if p.Start != nil && p.Start.Data != nil {
+		for i, r := range requests {
+			r.Start = &schemas.SegmentStart{StepIndex: r.Start.StepIndex, Data: p.Start.Data.Of(int64(i))}
+		}
+	}
+	if p.ScheduledSampling == nil {
+		return nil
+	}
+	plan, err := Plan(requests[0].Run, p, policy)
+	if err != nil {
+		return err
+	}
+	return roll(requests, plan)
 }
 
 // samples are the requests of a group, each with its seeds; shared says that all begin
@@ -158,6 +199,10 @@ func Tokens(height, width int64, policy *schemas.Policy) (int, error) {
 
 // sigmasOf is the model's schedule, or the caller's pre-shift sigmas shifted by it. [T+1]
 func sigmasOf(p *schemas.Prompt, policy *schemas.Policy, tokens int) ([]float32, error) {
+	noise, err := scheduled.ParseNoise(policy.SchedulerConfig)
+	if err == nil && noise.Prediction != string(scheduled.Flow) {
+		return nil, fmt.Errorf("scheduled_sampling: null; must be there for model %q, which predicts %s: only flow models make images", policy.Model, noise.Prediction)
+	}
 	schedule, err := flow.ParseSchedule(policy.SchedulerConfig)
 	if err != nil {
 		return nil, fmt.Errorf("scheduler config of model %q: %w", policy.Model, err)

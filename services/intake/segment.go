@@ -12,14 +12,25 @@ import (
 )
 
 func checkStates(start *schemas.Start, n, tokens int64, policy *schemas.Policy) error {
-	if start == nil || start.Latents == nil {
+	field, states := "start.latents", (*schemas.Tensor)(nil)
+	switch {
+	case start == nil:
+	case start.Data != nil:
+		field, states = "start.data.latents", start.Data.Latents
+		if k := int64(len(start.Data.Images)); k > 1 && k != n {
+			return fmt.Errorf("start.data.images: %d; must be %d, the group_size, or 1 for all", k, n)
+		}
+	default:
+		states = start.Latents
+	}
+	if states == nil {
 		return nil
 	}
-	got, want := start.Latents.Shape, []int64{n, tokens, policy.LatentChannels}
+	got, want := states.Shape, []int64{n, tokens, policy.LatentChannels}
 	if slices.Equal(got, want) || got[0] == 1 && slices.Equal(got[1:], want[1:]) {
 		return nil
 	}
-	return fmt.Errorf("start.latents.shape: %v; must be %v: samples (or 1 for all), tokens, channels", got, want)
+	return fmt.Errorf(field+".shape: %v; must be %v: samples (or 1 for all), tokens, channels", got, want)
 }
 
 // branchOf is the branch that samples of a run start with; nil: none.
@@ -146,6 +157,9 @@ func wide(list []int) []int64 {
 // Unscored says which reward functions of a request look at images where its sample will have
 // none: their scores fail.
 func Unscored(r *schemas.Request) []string {
+	if s := r.ScheduledSampling; s != nil && !s.RollSettings.Decode && len(r.Group.Reward) > 0 {
+		return []string{"reward: will fail: there are no images unless scheduled_sampling.decode is true"}
+	}
 	if r.Stop == nil || r.Stop.Decode {
 		return nil
 	}

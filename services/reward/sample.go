@@ -87,7 +87,11 @@ func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Rewa
 	for i, spec := range t.Group.Reward {
 		parts[i] = scorer.Part{Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required, Value: scores[i].Value, Err: scores[i].Err}
 	}
-	sum, err := scorer.Combine(parts)
+	var sum float64
+	var err error
+	if len(parts) > 0 { // a group that names no function is not judged: its rewards are 0
+		sum, err = scorer.Combine(parts)
+	}
 	for i, part := range parts { // after Combine, which fails values that are no numbers
 		score := schemas.Score{Name: part.Name, Version: scores[i].version, Weight: part.Weight, DurationNS: max(0, scores[i].took.Nanoseconds())}
 		if part.Err != nil {

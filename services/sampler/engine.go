@@ -18,10 +18,13 @@ type Engine interface {
 	Card() model.Card
 	// Start makes an episode of a valid request: it checks what only the model can, encodes
 	// the prompt and draws what the rollout begins with. from is where it begins instead: at the
-	// request's start, or at a later step that an earlier attempt came to, with its data,
-	// [n, S, C] or [1, S, C]; nil where x_T is to be drawn. A fault of the request is a
-	// bus.TerminalError. It may be called concurrently, also with Step.
+	// request's start, or at a later step that an earlier attempt came to, with its states,
+	// [n, S, C] or [1, S, C], to which noise is added where it has Data; nil where x_T is to be
+	// drawn. A fault of the request is a bus.TerminalError. It may be called concurrently, also
+	// with Step.
 	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
+	// EncodeImage turns an image into the latents x0 that noise is added to, [S, C].
+	EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error)
 	// Step advances each episode, all of one bucket, by one boundary. An error is one of the
 	// whole call; what is wrong with an episode alone is in its Take. One goroutine calls it
 	// for an episode.
@@ -39,6 +42,10 @@ type Episode interface {
 	// Done says that all steps have been taken.
 	Done() bool
 	// Finish adds what only the engine knows to the trajectory of an episode that is done,
-	// and returns its image; nil where the trajectory is not to have one.
-	Finish(ctx context.Context, t *schemas.Trajectory) (*image.NRGBA, error)
+	// and returns its images.
+	Finish(ctx context.Context, t *schemas.Trajectory) (Images, error)
 }
+
+// Images are those of a trajectory, nil where it is not to have one: of what the sample ended
+// with and, under scheduled sampling, of its noised and its teacher-forced latent.
+type Images struct{ End, Noised, Teacher *image.NRGBA }

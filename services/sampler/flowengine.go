@@ -34,6 +34,11 @@ func newFlowEngine(m model.Model, policyVersion int64, workers int) *flowEngine 
 
 func (e *flowEngine) Card() model.Card { return e.card }
 
+// EncodeImage is the model's.
+func (e *flowEngine) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
+	return e.model.EncodeImage(ctx, img)
+}
+
 // flowEpisode is the denoising of one image.
 type flowEpisode struct {
 	e             *flowEngine
@@ -57,6 +62,9 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
 	}
+	if req.ScheduledSampling != nil {
+		return e.startRolled(ctx, req, from, tokens)
+	}
 	plan := planOf(req)
 	if from != nil {
 		plan.Begin = int(from.StepIndex)
@@ -70,6 +78,12 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	p := &flowEpisode{e: e, req: req, rollout: rollout, velocity: make([]float32, len(x))}
+	p.cond, p.negCond, err = e.conditions(ctx, req)
+	return p, err
+}
+
+// conditions encodes the prompt and, with guidance, the negative prompt.
+func (e *flowEngine) conditions(ctx context.Context, req *schemas.Request) (cond, negative *model.Conditioning, err error) {
 	prompts := []string{req.Prompt}
 	if req.TrueCFGScale > 1 {
 		prompts = append(prompts, req.NegativePrompt)
@@ -80,16 +94,15 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 	}
 	conds, err := encode(ctx, prompts)
 	if errors.Is(err, model.ErrPrompt) {
-		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("%w; shorten it, or set truncate_prompt to have it cut", err))
+		return nil, nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("%w; shorten it, or set truncate_prompt to have it cut", err))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("encode prompt: %w", err)
+		return nil, nil, fmt.Errorf("encode prompt: %w", err)
 	}
-	p.cond = conds[0]
 	if len(conds) > 1 {
-		p.negCond = conds[1]
+		negative = conds[1]
 	}
-	return p, nil
+	return conds[0], negative, nil
 }
 
 func planOf(req *schemas.Request) flow.Plan {
@@ -112,31 +125,43 @@ func (e *flowEngine) first(req *schemas.Request, from *schemas.SegmentStart, tok
 		flow.InitialNoise(x, req.NoiseSeed)
 		return x, nil
 	}
-	if err := StartState(x, from.Latents, req.SampleIndex, []int64{int64(tokens), int64(e.card.LatentChannels)}); err != nil {
-		return nil, fmt.Errorf("start.latents.%w", err)
-	}
-	return x, nil
+	shape := []int64{int64(tokens), int64(e.card.LatentChannels)}
+	return x, StartFrom(x, from, from.Latents, req.SampleIndex, shape, req.Sigmas[from.StepIndex], req.NoiseSeed)
 }
 
-// Step evaluates the velocity once for all episodes and advances each.
+// evaluated is an episode that asks the model at one point at a time.
+type evaluated interface {
+	Episode
+	// row is where it asks; advance takes what came into its Dst, unless there is a fault.
+	row() Row
+	advance(fault error)
+	request() *schemas.Request
+}
+
+// Step evaluates the model once for all episodes and advances each.
 func (e *flowEngine) Step(ctx context.Context, episodes []Episode) error {
 	v := <-e.velocities
 	defer func() { e.velocities <- v }()
 	rows := make([]Row, len(episodes))
 	for i, ep := range episodes {
-		p := ep.(*flowEpisode)
-		x, sigma := p.rollout.Point()
-		rows[i] = Row{Dst: p.velocity, X: x, Sigma: sigma, Cond: p.cond, Negative: p.negCond, Scale: p.req.TrueCFGScale}
+		rows[i] = ep.(evaluated).row()
 	}
-	size := episodes[0].(*flowEpisode).req
+	size := episodes[0].(evaluated).request()
 	faults, err := v.Eval(ctx, rows, int(size.Height), int(size.Width))
 	if err != nil {
 		return err
 	}
 	for i, ep := range episodes {
-		ep.(*flowEpisode).advance(faults[i])
+		ep.(evaluated).advance(faults[i])
 	}
 	return nil
+}
+
+func (p *flowEpisode) request() *schemas.Request { return p.req }
+
+func (p *flowEpisode) row() Row {
+	x, sigma := p.rollout.Point()
+	return Row{Dst: p.velocity, X: x, Sigma: sigma, Cond: p.cond, Negative: p.negCond, Scale: p.req.TrueCFGScale}
 }
 
 // advance feeds the velocity to the rollout.
@@ -152,7 +177,9 @@ func (p *flowEpisode) advance(fault error) {
 }
 
 // Bucket is the size: images of one size are rows of one call.
-func (p *flowEpisode) Bucket() string { return fmt.Sprintf("%dx%d", p.req.Height, p.req.Width) }
+func (p *flowEpisode) Bucket() string { return bucketOf(p.req) }
+
+func bucketOf(r *schemas.Request) string { return fmt.Sprintf("%dx%d", r.Height, r.Width) }
 
 func (p *flowEpisode) Take() (*schemas.Step, error) {
 	if p.err != nil {
@@ -221,13 +248,18 @@ func (p *flowEpisode) tensor(dtype string, x []float32) schemas.Tensor {
 }
 
 // Finish decodes the latents that the rollout ended with, where there is to be an image.
-func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (*image.NRGBA, error) {
+func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images Images, err error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
 	if !t.Decoded() {
-		return nil, nil
+		return images, nil
 	}
-	img, err := p.e.model.Decode(ctx, p.rollout.Latents(), int(p.req.Height), int(p.req.Width))
+	images.End, err = p.e.decode(ctx, p.req, p.rollout.Latents())
+	return images, err
+}
+
+func (e *flowEngine) decode(ctx context.Context, req *schemas.Request, latents []float32) (*image.NRGBA, error) {
+	img, err := e.model.Decode(ctx, latents, int(req.Height), int(req.Width))
 	if errors.Is(err, model.ErrLatents) {
 		return nil, bus.Terminal(schemas.CodeFailed, err)
 	}

@@ -84,15 +84,16 @@ func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Durati
 func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory, error) {
 	t := r.trajectory()
 	began := time.Now()
-	img, err := a.episode.Finish(ctx, t)
+	images, err := a.episode.Finish(ctx, t)
 	if err != nil {
 		return nil, err
 	}
 	decode := time.Since(began)
-	if img != nil {
-		if t.Image, err = r.storeImage(ctx, img); err != nil {
-			return nil, err
-		}
+	if t.Image, err = r.storeImage(ctx, images.End); err != nil {
+		return nil, err
+	}
+	if err := r.rolled(ctx, t.Rolled, images); err != nil {
+		return nil, err
 	}
 	t.StopReason = schemas.StopCompleted
 	t.ContentDigest = schemas.StepsDigest(r.content)
@@ -141,7 +142,8 @@ func (r *recorder) trajectory() *schemas.Trajectory {
 		Run: q.Run, UID: q.UID, SampleIndex: q.SampleIndex, GroupSize: q.GroupSize, Lane: q.Lane, Attempt: r.token,
 		Prompt: q.Prompt, NegativePrompt: q.NegativePrompt, TruncatePrompt: q.TruncatePrompt, Height: q.Height, Width: q.Width,
 		TrueCFGScale: q.TrueCFGScale, CFGRule: s.card.CFGRule, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, Start: q.Start, Stop: q.Stop,
-		Sigmas: q.Sigmas, Transitions: q.Transitions, LogProbs: r.logProbs, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
+		ScheduledSampling: q.ScheduledSampling,
+		Sigmas:            q.Sigmas, Transitions: q.Transitions, LogProbs: r.logProbs, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
 		Solver: q.Solver, LatentsDType: q.LatentsDType, ScheduleDigest: q.ScheduleDigest,
 		WeightsDigest: s.card.WeightsDigest, PolicyVersionMin: s.cfg.PolicyVersion, PolicyVersionMax: s.cfg.PolicyVersion,
 		Sampler: s.cfg.Instance, Backend: r.backend, Group: q.Group,
@@ -152,9 +154,39 @@ func (r *recorder) trajectory() *schemas.Trajectory {
 	return t
 }
 
-// storeImage puts the image into the object store as PNG; its digest is over the pixels,
+// rolled puts the tensors of what scheduled sampling came to into the object store, and its images.
+func (r *recorder) rolled(ctx context.Context, x *schemas.Rolled, images Images) (err error) {
+	if x == nil {
+		return nil
+	}
+	if x.Noised, err = r.storeImage(ctx, images.Noised); err != nil {
+		return err
+	}
+	if x.Teacher, err = r.storeImage(ctx, images.Teacher); err != nil {
+		return err
+	}
+	tensors := []*schemas.Tensor{&x.Latents}
+	for _, p := range []*schemas.Prediction{x.Clean, x.Biased} {
+		if p != nil && p.Tensor != nil {
+			tensors = append(tensors, p.Tensor)
+		}
+	}
+	for _, t := range tensors {
+		ref, err := r.s.bus.PutBlob(ctx, t.Data)
+		if err != nil {
+			return fmt.Errorf("store the rolled latents: %w", err)
+		}
+		t.Ref, t.Data = &ref, nil
+	}
+	return nil
+}
+
+// storeImage puts an image, nil for none, into the object store as PNG; its digest is over the pixels,
 // so it does not depend on the PNG encoder.
 func (r *recorder) storeImage(ctx context.Context, img *image.NRGBA) (*schemas.Image, error) {
+	if img == nil {
+		return nil, nil
+	}
 	var buf bytes.Buffer
 	if err := png.Encode(&buf, img); err != nil {
 		return nil, fmt.Errorf("encode png: %w", err)

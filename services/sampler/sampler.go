@@ -28,6 +28,7 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/pkg/scheduled"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -152,12 +153,22 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	card := places.All[0].Model.Card()
 	if cfg.Workers < len(places.All) {
 		err = fmt.Errorf("workers: %d; must be at least %d, one for each of %s", cfg.Workers, len(places.All), places.IDs())
-	} else if _, err = flow.ParseSchedule(card.SchedulerConfig); err != nil {
+	} else if err = checkSchedule(card.SchedulerConfig); err != nil {
 		err = fmt.Errorf("model %q: %w", card.Name, err)
 	} else {
 		err = serve(ctx, cfg, places, b, log)
 	}
 	return errors.Join(err, places.Close())
+}
+
+// checkSchedule refuses a scheduler_config.json that no request can be made by.
+func checkSchedule(config []byte) error {
+	noise, err := scheduled.ParseNoise(config)
+	if err == nil && noise.Prediction != string(scheduled.Flow) {
+		return nil // it serves scheduled sampling alone
+	}
+	_, err = flow.ParseSchedule(config)
+	return err
 }
 
 func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zerolog.Logger) error {
@@ -344,22 +355,31 @@ func (s *service) make(ctx, work context.Context, c *seat, req *schemas.Request)
 		ctx: work, episode: episode, priority: req.Priority, done: make(chan struct{}),
 		record: func(step *schemas.Step, device time.Duration) error { return r.step(ctx, step, device) },
 	}
+	if err := s.denoise(work, c, a); err != nil {
+		if work.Err() != nil {
+			r.leave()
+		}
+		return nil, err
+	}
+	return r.finish(ctx, a)
+}
+
+// denoise has a scheduler take all steps of an attempt; some samples have none to take.
+func (s *service) denoise(work context.Context, c *seat, a *attempt) error {
+	if a.episode.Done() {
+		a.started = time.Now()
+		return nil
+	}
 	s.metrics.joining.Inc()
 	select {
 	case c.joins <- a:
 		s.metrics.joining.Dec()
 	case <-work.Done():
 		s.metrics.joining.Dec()
-		return nil, work.Err()
+		return work.Err()
 	}
 	<-a.done
-	if a.err != nil {
-		if work.Err() != nil {
-			r.leave()
-		}
-		return nil, a.err
-	}
-	return r.finish(ctx, a)
+	return a.err
 }
 
 // asked says what a request has otherwise than the prompt that has its uid.

@@ -25,6 +25,10 @@ type script struct {
 
 func (*script) Card() model.Card { return model.Card{} }
 
+func (*script) EncodeImage(context.Context, *image.NRGBA) ([]float32, error) {
+	return nil, errors.New("not scripted")
+}
+
 func (*script) Start(context.Context, *schemas.Request, *schemas.SegmentStart) (Episode, error) {
 	return nil, errors.New("not scripted")
 }
@@ -75,8 +79,8 @@ func (a *actor) Take() (*schemas.Step, error) {
 
 func (a *actor) Done() bool { return a.evaluations == a.steps*a.perStep }
 
-func (a *actor) Finish(context.Context, *schemas.Trajectory) (*image.NRGBA, error) {
-	return nil, errors.New("not scripted")
+func (a *actor) Finish(context.Context, *schemas.Trajectory) (Images, error) {
+	return Images{}, errors.New("not scripted")
 }
 
 // stage runs a scheduler inside a test's own time.

@@ -48,7 +48,10 @@ func (s *service) begin(ctx context.Context, engine Engine, r *recorder) (Episod
 	if r.seal, err = s.sealer.first(r.req, parent, r.backend); err != nil {
 		return nil, err
 	}
-	from, err := s.resume(ctx, r)
+	var from *schemas.SegmentStart
+	if r.req.ScheduledSampling == nil { // whose samplers look back; its rollouts are short
+		from, err = s.resume(ctx, r)
+	}
 	switch {
 	case err != nil:
 		return nil, err
@@ -64,11 +67,16 @@ func (s *service) begin(ctx context.Context, engine Engine, r *recorder) (Episod
 		return nil, err
 	}
 	defer s.loaded()
-	states, err := s.states(ctx, r.req)
+	var states *schemas.Tensor
+	if data := r.req.Start.Data; data != nil {
+		states, err = s.data(ctx, engine, r.req)
+	} else {
+		states, err = s.states(ctx, r.req)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: r.req.Start.StepIndex, Latents: states})
+	return engine.Start(ctx, r.req, &schemas.SegmentStart{StepIndex: r.req.Start.StepIndex, Latents: states, Data: r.req.Start.Data})
 }
 
 // load waits until nobody else has stored states in memory; loaded ends that.

@@ -19,6 +19,10 @@ type Report struct {
 	StepsGone int `json:"steps_gone"`
 	// StartsGone of the samples began with states that are stored no more.
 	StartsGone int `json:"starts_gone"`
+	// Rolled are states of scheduled sampling that were rolled again, MaxRolled the largest distance of
+	// one from its stored self, in its lengths.
+	Rolled    int     `json:"rolled,omitempty"`
+	MaxRolled float64 `json:"max_rolled_distance,omitempty"`
 	// MaxRatio is the largest |exp(recomputed - stored) - 1| of a log-prob in nats; +Inf where
 	// one is no number.
 	MaxRatio float64 `json:"max_abs_ratio_minus_1"`
@@ -45,7 +49,7 @@ func (r *Report) judge() {
 		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", events(r.StepsGone))
 	case r.StartsGone > 0:
 		r.Unproven = fmt.Sprintf("what %d of the samples started with is gone: removed by age or by hand", r.StartsGone)
-	case r.Steps > 0:
+	case r.Steps > 0 || r.Rolled > 0:
 	case r.Failed == r.Trajectories:
 		r.Unproven = "nothing was checked: every sample failed"
 	case r.StepsSkipped > 0:
@@ -56,10 +60,11 @@ func (r *Report) judge() {
 }
 
 // OK says whether the run is verified: every log-prob that it has latents for was recomputed,
-// at least one, and no ratio is further from 1 than tolerance. 0 is for the same build, model
-// and backend; more is for comparing them.
+// at least one, and no ratio is further from 1 than tolerance; and no state of scheduled sampling
+// is further from the one that was rolled again. 0 is for the same build, model and backend; more
+// is for comparing them.
 func (r *Report) OK(tolerance float64) bool {
-	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.Unproven == ""
+	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.MaxRolled <= tolerance && r.Unproven == ""
 }
 
 func events(n int) string {

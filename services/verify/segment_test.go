@@ -67,7 +67,7 @@ func TestRun_Segment(t *testing.T) {
 	for run, want := range map[schemas.Run]string{
 		"elsewhere": "latents 2: not those that the sample starts with",
 		"others":    "sequence",
-		"shapeless": "start.latents: shape: [2 64 16]; must be",
+		"shapeless": "start.latents.shape: [2 64 16]; must be",
 		"shorter":   "content_digest: stored",
 	} {
 		report, err := verify.Run(t.Context(), b, run, verify.Options{})

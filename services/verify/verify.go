@@ -142,12 +142,18 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 		return err
 	}
 	s.latents = s.storedLatents(steps)
-	if err := s.start(ctx); err != nil {
-		return err
+	if !s.shaped() {
+		return nil
 	}
 	if err := s.encode(ctx); err != nil {
 		s.fault(-1, "encode prompt: %v", err)
 		return ctx.Err()
+	}
+	if t.ScheduledSampling != nil {
+		return s.rolled(ctx)
+	}
+	if err := s.start(ctx); err != nil {
+		return err
 	}
 	plan := planOf(t)
 	for i := plan.Begin; i < plan.End; i++ {
@@ -316,22 +322,28 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 	return latents
 }
 
+// shaped says whether the latents have the shape that the model's have.
+func (s *sample) shaped() bool {
+	t, card := s.t, s.model.Card()
+	tokens, err := card.Tokens(int(t.Height), int(t.Width))
+	if err != nil {
+		s.fault(-1, "%v", err)
+		return false
+	}
+	want := []int64{int64(tokens), int64(card.LatentChannels)}
+	if !slices.Equal(t.LatentsShape, want) {
+		s.fault(-1, "latents_shape: %v; the model has %v", t.LatentsShape, want)
+		return false
+	}
+	return true
+}
+
 // start compares the first stored state with what the trajectory says that the sample began
 // with, noise that is drawn again or a state that the prompt gave, and stands in for it where
 // it was not kept.
 func (s *sample) start(ctx context.Context) error {
 	t := s.t
 	begin, _ := t.Segment()
-	card := s.model.Card()
-	tokens, err := card.Tokens(int(t.Height), int(t.Width))
-	if err != nil {
-		s.fault(-1, "%v", err)
-		return nil
-	}
-	if want := []int64{int64(tokens), int64(card.LatentChannels)}; !slices.Equal(t.LatentsShape, want) {
-		s.fault(-1, "latents_shape: %v; the model has %v", t.LatentsShape, want)
-		return nil
-	}
 	x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
 	if t.Start == nil {
 		flow.InitialNoise(x, t.NoiseSeed)
@@ -342,16 +354,12 @@ func (s *sample) start(ctx context.Context) error {
 			s.report.StartsGone++
 			return nil
 		case err == nil:
-			err = sampler.StartState(x, states, t.SampleIndex, t.LatentsShape)
+			err = sampler.StartFrom(x, t.Start, states, t.SampleIndex, t.LatentsShape, t.Sigmas[begin], t.NoiseSeed)
 		case !errors.Is(err, bus.ErrCorrupt):
 			return fmt.Errorf("load the states it started with: %w", err)
 		}
 		if err != nil {
-			field := "latents"
-			if t.Start.Branch != nil {
-				field = "branch"
-			}
-			s.fault(begin, "start.%s: %v", field, err)
+			s.fault(begin, "%v", err)
 			return nil
 		}
 	}
@@ -364,28 +372,30 @@ func (s *sample) start(ctx context.Context) error {
 	return nil
 }
 
-// given loads the states that a sample started with: those that a prompt gave, of a group
-// once, or the one that its parent stored.
-func (v *verifier) given(ctx context.Context, start *schemas.SegmentStart) (*schemas.Tensor, error) {
+// given loads what a sample started with: states that a prompt gave, those of a group once, the one
+// that its parent stored, or its data.
+func (s *sample) given(ctx context.Context, start *schemas.SegmentStart) (*schemas.Tensor, error) {
 	t := start.Latents
 	switch {
 	case start.Branch != nil:
-		parent, err := v.bus.Made(ctx, *start.Branch)
+		parent, err := s.bus.Made(ctx, *start.Branch)
 		if err != nil {
 			return nil, err
 		}
-		return v.bus.LoadBranch(ctx, *start.Branch, parent)
+		return s.bus.LoadBranch(ctx, *start.Branch, parent)
+	case start.Data != nil:
+		return sampler.LoadData(ctx, s.bus, s.model, start.Data, s.t.Height, s.t.Width)
 	case t.Ref == nil:
 		return t, nil
 	}
-	if v.states == nil || *v.states.Ref != *t.Ref {
-		data, err := v.bus.GetBlob(ctx, *t.Ref)
+	if s.states == nil || *s.states.Ref != *t.Ref {
+		data, err := s.bus.GetBlob(ctx, *t.Ref)
 		if err != nil {
 			return nil, err
 		}
-		v.states = &schemas.Tensor{Ref: t.Ref, Data: data}
+		s.verifier.states = &schemas.Tensor{Ref: t.Ref, Data: data}
 	}
-	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: v.states.Data}, nil
+	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
 }
 
 // velocity is the guided model output [S, C] at (x, sigma).

@@ -231,6 +231,29 @@ func (m *Model) Decode(ctx context.Context, latents []float32, height, width int
 	return decodeTokens(latents, height, width), nil
 }
 
+// EncodeImage returns the latents of an image: the cosine series of each token's window, of the
+// nearest pixels beyond the edges.
+func (m *Model) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	size := img.Rect.Size()
+	if _, err := m.card.Tokens(size.Y, size.X); err != nil {
+		return nil, err
+	}
+	rgb := func(y, x float64) (out [3]float64) {
+		at := img.PixOffset(img.Rect.Min.X+nearest(x, size.X), img.Rect.Min.Y+nearest(y, size.Y))
+		for c := range out {
+			out[c] = float64(img.Pix[at+c]) / 255
+		}
+		return out
+	}
+	return encodeImage(rgb, size.Y, size.X), nil
+}
+
+// nearest is the pixel at a position, of n.
+func nearest(x float64, n int) int { return min(max(int(x), 0), n-1) }
+
 // MemoryBytes counts the means of the mixtures that are kept: there are no weights.
 func (m *Model) MemoryBytes() (weights, working int) { return 0, m.cache.bytes() }
 

@@ -1,0 +1,186 @@
+package results
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"image/png"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/sheet"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Roll is what scheduled sampling made of a sample.
+type Roll struct {
+	// Timestep is what the sample is trained at, Source where it began.
+	Timestep float64 `json:"timestep"`
+	Source   int64   `json:"source"`
+	Offset   int64   `json:"offset"`
+	// Reason is why it did not roll; empty: it did.
+	Reason string `json:"reason,omitempty"`
+	// U is the share of noise in the latents.
+	U float64 `json:"u"`
+	// Drift is |latents - teacher-forced| / |teacher-forced|; null where it is no number.
+	Drift    *float64              `json:"drift"`
+	Forwards int64                 `json:"forwards"`
+	Terms    *schemas.ReflexTerms  `json:"reflexflow,omitempty"`
+	settings *schemas.RollSettings // of the group
+}
+
+// Steps is how many steps the sample took.
+func (r *Roll) Steps() int64 { return max(0, r.Source-int64(r.Timestep)) }
+
+// rollOf is nil for an ordinary sample, and for one that did not complete.
+func rollOf(t *schemas.Trajectory) *Roll {
+	if t.Rolled == nil || t.ScheduledSampling == nil {
+		return nil
+	}
+	x, r := &t.ScheduledSampling.Roll, t.Rolled
+	return &Roll{
+		Timestep: r.Timestep, Source: x.Source, Offset: x.Offset, Reason: x.Reason, U: r.U, Drift: r.Drift, Forwards: r.Forwards, Terms: r.ReflexFlow,
+		settings: &t.ScheduledSampling.RollSettings,
+	}
+}
+
+// rolling gathers the metrics of scheduled sampling over a run.
+type rolling struct {
+	samples, rolled, drifts, terms float64
+	sums                           map[string]float64
+	weights                        [2]float64
+	probability, plans             float64
+}
+
+func (x *rolling) take(r *Roll) {
+	if r == nil {
+		return
+	}
+	if x.sums == nil {
+		x.sums = map[string]float64{}
+	}
+	x.samples++
+	if r.Reason == "" {
+		x.rolled++
+		if r.Drift != nil {
+			x.drifts++
+			x.sums["drift"] += *r.Drift
+		}
+	}
+	x.sums["offset"] += float64(r.Offset)
+	x.sums["most"] = max(x.sums["most"], float64(r.Offset))
+	x.sums["forwards"] += float64(r.Forwards)
+	if t := r.Terms; t != nil {
+		if x.terms++; x.terms == 1 {
+			x.weights = [2]float64{t.WeightMin, t.WeightMax}
+		}
+		x.weights = [2]float64{min(x.weights[0], t.WeightMin), max(x.weights[1], t.WeightMax)}
+		x.sums["exposure"] += t.ExposureL1
+		x.sums["fc"] += t.FCLoss
+		x.sums["adr"] += t.ADRLoss
+	}
+}
+
+// metrics adds those there are to m.
+func (x *rolling) metrics(m map[string]float64) {
+	if x.samples == 0 {
+		return
+	}
+	m["scheduled_sampling/rolled_fraction"] = x.rolled / x.samples
+	m["scheduled_sampling/offset_mean"] = x.sums["offset"] / x.samples
+	m["scheduled_sampling/offset_max"] = x.sums["most"]
+	m["scheduled_sampling/extra_forwards"] = x.sums["forwards"]
+	if x.plans > 0 {
+		m["scheduled_sampling/probability"] = x.probability / x.plans
+	}
+	if x.drifts > 0 {
+		m["scheduled_sampling/drift_l2"] = x.sums["drift"] / x.drifts
+	}
+	if x.terms > 0 {
+		m["reflexflow/exposure_l1"] = x.sums["exposure"] / x.terms
+		m["reflexflow/fc_loss"], m["reflexflow/adr_loss"] = x.sums["fc"]/x.terms, x.sums["adr"]/x.terms
+		m["reflexflow/weight_min"], m["reflexflow/weight_max"] = x.weights[0], x.weights[1]
+	}
+}
+
+// Plans are those of a run's groups of scheduled sampling, by uid.
+func Plans(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.UID]*schemas.Plan, error) {
+	stored, err := b.LastMany(ctx, schemas.StreamGroups, []string{schemas.PlanSubject(run, "*")})
+	if err != nil {
+		return nil, fmt.Errorf("read plans: %w", err)
+	}
+	plans := map[schemas.UID]*schemas.Plan{}
+	for _, m := range stored {
+		p := &schemas.Plan{}
+		if bus.Fits(m, p) == nil {
+			plans[p.UID] = p
+		}
+	}
+	return plans, nil
+}
+
+// rolledSheet draws what scheduled sampling made of a group; nil where no sample has images.
+func (g *Group) rolledSheet(ctx context.Context, b *bus.Bus) ([]byte, error) {
+	var rows []sheet.Row
+	var pairs [][2]image.Image
+	for _, m := range g.Members {
+		t := m.trajectory
+		if m.Roll == nil || t.Image == nil {
+			continue
+		}
+		row := sheet.Row{Lines: m.Roll.lines(m.SampleIndex), Images: make([]image.Image, 5)}
+		original := (*schemas.Image)(nil)
+		if t.Start != nil && t.Start.Data != nil && t.Start.Data.Image != nil {
+			original = &schemas.Image{Ref: t.Start.Data.Image}
+		}
+		for k, im := range []*schemas.Image{original, t.Rolled.Noised, t.Image, t.Rolled.Teacher} {
+			var err error
+			if row.Images[k], err = load(ctx, b, im); err != nil {
+				return nil, fmt.Errorf("image of %s sample %d: %w", g.UID, m.SampleIndex, err)
+			}
+		}
+		rows, pairs = append(rows, row), append(pairs, [2]image.Image{row.Images[2], row.Images[3]})
+	}
+	if len(rows) == 0 {
+		return nil, nil
+	}
+	off, gain := sheet.Differences(pairs)
+	for i := range rows {
+		rows[i].Images[4] = off[i]
+	}
+	s := g.Members[0].Roll.settings
+	title := fmt.Sprintf("%s  (%s, order %d, %d timesteps)", g.Prompt, s.Sampler, s.Order, s.Timesteps)
+	return sheet.DrawRows(title, []string{"original", "noised", "rolled", "teacher-forced", fmt.Sprintf("difference x %d", gain)}, rows)
+}
+
+// lines are what a sheet says of a sample.
+func (r *Roll) lines(index int64) []string {
+	if r.Reason != "" {
+		return []string{fmt.Sprintf("#%d  timestep %g", index, r.Timestep), "did not roll: " + r.Reason}
+	}
+	return []string{
+		fmt.Sprintf("#%d  %d to %g", index, r.Source, r.Timestep),
+		fmt.Sprintf("%d noisier, noise %.3f", r.Steps(), r.U),
+		"drift " + Number(r.Drift, "%.4f"),
+	}
+}
+
+// load decodes an image; nil: there is none, or it is no longer stored.
+func load(ctx context.Context, b *bus.Bus, im *schemas.Image) (image.Image, error) {
+	if im == nil {
+		return nil, nil
+	}
+	data := im.Data
+	if im.Ref != nil {
+		var err error
+		data, err = b.GetBlob(ctx, *im.Ref)
+		if errors.Is(err, bus.ErrNotFound) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return png.Decode(bytes.NewReader(data))
+}

@@ -1,0 +1,143 @@
+package command
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"image/png"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// images are those that samples are made of: of --start-image, or of the arguments of scheduled.
+type images struct {
+	flag  string
+	files []string
+	// groups are the files of each prompt, where they are known; nil: see of.
+	groups [][]string
+}
+
+// noImages are what the flags are checked with; each prompt gets its own.
+var noImages = map[string]any{"images": []any{map[string]any{"data": []byte{0}}}}
+
+// imageFiles are the PNGs that a path names, of a folder in the order of their names. Contact
+// sheets are left out.
+func imageFiles(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, e := range entries {
+		name := strings.ToLower(e.Name())
+		if strings.HasSuffix(name, ".png") && !strings.HasSuffix(name, "-sheet.png") && e.Type().IsRegular() {
+			files = append(files, filepath.Join(path, e.Name()))
+		}
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s: no PNG in it; must be one, or a folder of them", path)
+	}
+	return files, nil
+}
+
+// of are the files of prompt k of n.
+func (x *images) of(k, n int) ([]string, error) {
+	switch {
+	case x.groups != nil:
+		return x.groups[k], nil
+	case len(x.files) == 1 || n == 1:
+		return x.files, nil
+	case len(x.files) == n:
+		return x.files[k : k+1], nil
+	}
+	return nil, fmt.Errorf("%s: %d images for %d prompts; must be one, one per prompt, or with one prompt those of its samples", x.flag, len(x.files), n)
+}
+
+// begin gives prompt k of n its images, unless it begins with something of its own. What the
+// prompt does not say follows from them: the size, and how many samples there are.
+func (x *images) begin(p prompt, own bool, k, n int) error {
+	if x == nil || own {
+		return nil
+	}
+	files, err := x.of(k, n)
+	if err != nil {
+		return err
+	}
+	var list []any
+	for _, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", x.flag, err)
+		}
+		c, err := png.DecodeConfig(bytes.NewReader(data))
+		if err != nil {
+			return fmt.Errorf("%s: %s: %w; must be a PNG", x.flag, name, err)
+		}
+		for field, side := range map[string]int{"width": c.Width, "height": c.Height} {
+			if p.body[field] == nil {
+				p.body[field] = int64(side)
+			}
+			if want := p.body[field]; want != int64(side) {
+				return fmt.Errorf("%s: %s: %s %d; must be %v, as the others have or the prompt says", x.flag, name, field, side, want)
+			}
+		}
+		list = append(list, map[string]any{"data": data})
+	}
+	if len(list) > 1 && p.body["group_size"] == nil {
+		p.body["group_size"] = int64(len(list))
+	}
+	start := maps.Clone(startOf(p.body)) // prompts share what the flags say
+	start["data"] = map[string]any{"images": list}
+	p.body["start"] = start
+	return nil
+}
+
+// inline are the images that a prompt carries itself, as maps of an event, and their size.
+func inline(body map[string]any) (list []map[string]any, size int) {
+	data, _ := startOf(body)["data"].(map[string]any)
+	items, _ := data["images"].([]any)
+	for _, item := range items {
+		m, _ := item.(map[string]any)
+		if file, ok := m["data"].([]byte); ok {
+			list, size = append(list, m), size+len(file)
+		}
+	}
+	return list, size
+}
+
+// captioned puts images with one caption together: that of NAME.png is the text of NAME.txt
+// beside it, else text. The captions are in the order of the images.
+func captioned(files []string, text string) (captions []string, groups [][]string, err error) {
+	for _, name := range files {
+		caption := text
+		data, err := os.ReadFile(strings.TrimSuffix(name, filepath.Ext(name)) + ".txt")
+		switch {
+		case err == nil:
+			caption = strings.TrimSpace(string(data))
+		case !errors.Is(err, os.ErrNotExist):
+			return nil, nil, err
+		}
+		k := slices.Index(captions, caption)
+		if k < 0 {
+			k = len(captions)
+			captions, groups = append(captions, caption), append(groups, nil)
+		}
+		if len(groups[k]) == schemas.MaxGroupSize {
+			return nil, nil, fmt.Errorf("%s: more than %d images have one caption; roll them in parts", name, schemas.MaxGroupSize)
+		}
+		groups[k] = append(groups[k], name)
+	}
+	return captions, groups, nil
+}

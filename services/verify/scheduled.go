@@ -1,0 +1,233 @@
+package verify
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/scheduled"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// rolled rolls a sample of scheduled sampling again, from its data, and compares every state, what
+// it came to and its place in the plan with what is stored.
+func (s *sample) rolled(ctx context.Context) error {
+	t := s.t
+	if err := s.planned(ctx); err != nil {
+		return err
+	}
+	states, err := s.given(ctx, t.Start)
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		s.report.StartsGone++
+		return nil
+	case err != nil && !errors.Is(err, bus.ErrCorrupt):
+		return fmt.Errorf("load the data it started with: %w", err)
+	}
+	x0 := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
+	if err == nil {
+		err = sampler.StartState(x0, states, t.SampleIndex, t.LatentsShape)
+	}
+	if err != nil {
+		s.fault(-1, "start.data: %v", err)
+		return nil
+	}
+	r, err := sampler.NewRolling(s.model.Card().SchedulerConfig, t.ScheduledSampling, t.LatentsDType, x0, t.NoiseSeed)
+	if err != nil {
+		s.fault(-1, "%v", err)
+		return nil
+	}
+	if !slices.Equal(r.Sigmas(), t.Sigmas) {
+		s.fault(-1, "sigmas: not those of the model's training timesteps")
+		return nil
+	}
+	for !r.Done() {
+		x, sigma := r.Row()
+		output, err := s.velocity(ctx, x, sigma)
+		if err != nil {
+			return errors.Join(ctx.Err(), s.notRolled(err))
+		}
+		step, before, err := r.Advance(output)
+		if err != nil {
+			return s.notRolled(err)
+		}
+		if step != nil {
+			s.state(t.ScheduledSampling.RollSettings.Timesteps-1-int64(step.From), slices.Clone(before))
+		}
+	}
+	if begin, end := t.Segment(); begin < end {
+		s.state(end, r.Latents)
+	}
+	return s.result(ctx, r)
+}
+
+// notRolled notes why a sample cannot be rolled again.
+func (s *sample) notRolled(err error) error {
+	s.fault(-1, "rolled: %v", err)
+	return nil
+}
+
+// planned compares the sample's place with the plan of its group.
+func (s *sample) planned(ctx context.Context) error {
+	t, plan := s.t, &schemas.Plan{}
+	m, err := s.bus.Last(ctx, schemas.StreamGroups, schemas.PlanSubject(t.Run, t.UID))
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		s.fault(-1, "plan: none is stored of the group")
+		return nil
+	case err != nil:
+		return fmt.Errorf("look up the plan: %w", err)
+	}
+	if err := schemas.DecodeValid(m.Data, plan); err != nil {
+		s.fault(-1, "plan: %v", err)
+		return nil
+	}
+	if why := redrawn(plan); why != "" {
+		s.fault(-1, "plan: %s", why)
+	}
+	digest, err := plan.Digest()
+	mine := t.ScheduledSampling
+	if err != nil || digest != mine.PlanDigest || t.SampleIndex >= int64(len(plan.Samples)) || plan.Samples[t.SampleIndex] != mine.Roll {
+		s.fault(-1, "scheduled_sampling: not what the plan %.16s has for the sample", digest)
+	}
+	return err
+}
+
+// redrawn says in what a plan is not what its seed draws; empty: it is.
+func redrawn(p *schemas.Plan) string {
+	set := scheduled.DefaultSettings()
+	set.Timesteps, set.MaxStepOffset, set.Strategy = int(p.RollSettings.Timesteps), int(p.MaxStepOffset), scheduled.Strategy(p.Strategy)
+	set.Ramp.Probability = p.Probability
+	timesteps := make([]float64, len(p.Samples))
+	for i, x := range p.Samples {
+		timesteps[i] = x.Timestep
+	}
+	drawn, err := set.Draw(p.Seed, int(p.TrainStep), timesteps)
+	if err != nil {
+		return err.Error()
+	}
+	for i, x := range drawn.Samples {
+		if got := p.Samples[i]; got.Source != int64(x.Source) || got.Offset != int64(x.Offset) || got.Reason != string(x.Reason) {
+			return fmt.Sprintf("sample %d goes from %d (offset %d, %q); its seed draws %d (offset %d, %q)", i, got.Source, got.Offset, got.Reason, x.Source, x.Offset, x.Reason)
+		}
+	}
+	return ""
+}
+
+// state compares a state that was kept with the one that was made again.
+func (s *sample) state(index int64, x []float32) {
+	tensor.DType(s.t.LatentsDType).Round(x)
+	if stored := s.latents[index]; stored != nil {
+		s.report.Rolled++
+		s.far(index, stored, x)
+	}
+}
+
+// far notes how far stored latents lie from those made again, in their lengths.
+func (s *sample) far(index int64, stored, again []float32) {
+	if len(stored) != len(again) {
+		s.fault(index, "%d elements; made again %d", len(stored), len(again))
+		return
+	}
+	var d, length float64
+	for i, x := range again {
+		e := float64(stored[i]) - float64(x)
+		d += float64(e * e)
+		length += float64(float64(x) * float64(x))
+	}
+	off := math.Sqrt(d) / max(math.Sqrt(length), math.SmallestNonzeroFloat32)
+	if math.IsNaN(off) {
+		off = math.Inf(1)
+	}
+	s.report.MaxRolled = max(s.report.MaxRolled, off)
+}
+
+// result compares what the sample came to: latents, and of the same backend also what is stored
+// of it as numbers and digests.
+func (s *sample) result(ctx context.Context, r *sampler.Rolling) error {
+	t := s.t
+	stored := t.Rolled
+	want, err := r.Result(t.LatentsShape)
+	if err != nil {
+		return s.notRolled(err)
+	}
+	if stored.Latents.Ref == nil || stored.Latents.DType != t.LatentsDType || !slices.Equal(stored.Latents.Shape, t.LatentsShape) {
+		s.fault(-1, "rolled.latents: %s %v; must be a blob of %s %v", stored.Latents.DType, stored.Latents.Shape, t.LatentsDType, t.LatentsShape)
+		return nil
+	}
+	data, err := s.bus.GetBlob(ctx, *stored.Latents.Ref)
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		s.report.StepsGone++
+		return nil
+	case errors.Is(err, bus.ErrCorrupt):
+		s.fault(-1, "rolled.latents: %v", err)
+		return nil
+	case err != nil:
+		return fmt.Errorf("load the rolled latents: %w", err)
+	}
+	latents := make([]float32, len(r.Latents))
+	if err := tensor.DType(t.LatentsDType).DecodeFloats(latents, data); err != nil {
+		s.fault(-1, "rolled.latents: %v", err)
+		return nil
+	}
+	s.report.Rolled++
+	s.far(-1, latents, r.Latents)
+	same := func(field string, got, want any) {
+		if got != want {
+			s.fault(-1, "rolled.%s: stored %v, made again %v", field, got, want)
+		}
+	}
+	same("timestep", stored.Timestep, want.Timestep)
+	same("u", stored.U, want.U)
+	same("a", stored.A, want.A)
+	same("forwards", stored.Forwards, want.Forwards)
+	if t.Backend != s.model.Card().Backend {
+		return nil // whose roundings are its own; the latents have a tolerance
+	}
+	same("teacher_digest", stored.TeacherDigest, want.TeacherDigest)
+	same("drift", number(stored.Drift), number(want.Drift))
+	for _, p := range []struct {
+		field        string
+		stored, want *schemas.Prediction
+	}{{"clean", stored.Clean, want.Clean}, {"biased", stored.Biased, want.Biased}} {
+		if p.want == nil || p.stored == nil {
+			same(p.field, p.stored != nil, p.want != nil)
+			continue
+		}
+		same(p.field+".digest", p.stored.Digest, p.want.Digest)
+		if err := s.prediction(ctx, p.field, p.stored); err != nil {
+			return err
+		}
+	}
+	if want.ReflexFlow != nil {
+		same("reflexflow", *stored.ReflexFlow, *want.ReflexFlow)
+	}
+	return nil
+}
+
+// prediction checks that the tensor of one, where it was kept, has its digest.
+func (s *sample) prediction(ctx context.Context, field string, p *schemas.Prediction) error {
+	if p.Tensor == nil || p.Tensor.Ref == nil {
+		return nil
+	}
+	data, err := s.bus.GetBlob(ctx, *p.Tensor.Ref)
+	switch sum := sha256.Sum256(data); {
+	case errors.Is(err, bus.ErrNotFound):
+		s.report.StepsGone++
+	case err != nil && !errors.Is(err, bus.ErrCorrupt):
+		return fmt.Errorf("load the %s prediction: %w", field, err)
+	case err != nil:
+		s.fault(-1, "rolled.%s: %v", field, err)
+	case hex.EncodeToString(sum[:]) != p.Digest:
+		s.fault(-1, "rolled.%s.tensor: %x; must have the digest %.16s", field, sum[:8], p.Digest)
+	}
+	return nil
+}
