@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -156,22 +157,88 @@ func TestTerminal_RunsEnd(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends a run on a terminal, and the way on is said.
+// runOf is a command that takes a while, with groups of so many samples.
+func runOf(samples string) []string {
+	return []string{
+		"run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", samples, "--steps", "200", "--return-steps", "200", "a red fox", "two owls",
+	}
+}
+
+// interrupted is a run on a terminal in dir in which Ctrl-C was pressed once steps were on the bar.
+func interrupted(t *testing.T, dir, samples string) (x *terminal, ended <-chan error) {
+	t.Helper()
+	x = newTerminal(t, 100)
+	ended = x.start(t, dir, runOf(samples)...)
+	x.shows(t, "steps on the bar", func(screen string) bool {
+		return regexp.MustCompile("/[0-9]{5,6} steps").MatchString(screen) && !strings.Contains(screen[strings.LastIndex(screen, "\r")+1:], " 0/")
+	})
+	x.press(t, "\x03")
+	x.shows(t, "the choice", func(screen string) bool { return strings.Contains(screen, "Ctrl-C: leave run x, or cancel it?") })
+	return x, ended
+}
+
+// shows waits until the screen is as it should be.
+func (x *terminal) shows(t *testing.T, what string, is func(screen string) bool) {
+	t.Helper()
+	bustest.Until(t, what, func() error {
+		if screen := x.String(); !is(screen) {
+			return fmt.Errorf("screen:\n%s", screen)
+		}
+		return nil
+	})
+}
+
+// Ctrl-C on a terminal asks what is to become of the run. One that is left can be taken up again,
+// and says how.
 func TestTerminal_CtrlC(t *testing.T) {
 	busy(t)
-	for range soak(t, 2, 40) {
-		x := newTerminal(t, 100)
-		ended := x.start(t, t.TempDir(), "run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "64", "--steps", "200", "--return-steps", "200", "a red fox", "two owls")
-		bustest.Until(t, "steps on the bar", func() error {
-			if screen := x.String(); !strings.Contains(screen, "/25600 steps") || strings.Contains(screen[strings.LastIndex(screen, "\r")+1:], " 0/") {
-				return fmt.Errorf("screen:\n%s", screen)
-			}
-			return nil
-		})
-		x.press(t, "\x03")
+	for i := range soak(t, 1, 40) {
+		x, ended := interrupted(t, t.TempDir(), "1024")
+		if i%2 == 0 {
+			x.press(t, "l\n")
+		} // else nobody answers
 		if err := <-ended; err == nil || !strings.Contains(x.String(), "interrupted; go on with: meander run --run x") {
 			t.Fatalf("after Ctrl-C: %v\n%s", err, x)
 		}
+	}
+}
+
+// A second Ctrl-C, or the key, cancels: each group gets its result, and the table says so.
+func TestTerminal_CtrlCCancels(t *testing.T) {
+	for _, keys := range []string{"\x03", "c\n"} {
+		dir := t.TempDir()
+		x, ended := interrupted(t, dir, "1024")
+		x.press(t, keys)
+		err := <-ended
+		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 || strings.Count(escapes.ReplaceAllString(x.String(), ""), "cancelled: run x was cancelled by ") < 2 {
+			t.Fatalf("after %q: %v\n%s", keys, err, x)
+		}
+		y := newTerminal(t, 100)
+		if err := <-y.start(t, dir, "status", "x"); err != nil || !strings.Contains(y.String(), "cancelled") || !strings.Contains(y.String(), "2 of 2 have their result") {
+			t.Errorf("status after %q: %v\n%s", keys, err, y)
+		}
+	}
+}
+
+// A run that is left goes on in the pipeline that it has joined.
+func TestTerminal_CtrlCLeavesAPipeline(t *testing.T) {
+	dir := t.TempDir()
+	up := newTerminal(t, 100)
+	served := up.start(t, dir, "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
+	up.shows(t, "the pipeline", func(screen string) bool { return strings.Contains(screen, "meander is up") })
+	x, ended := interrupted(t, dir, "64")
+	x.press(t, "l\n")
+	if err := <-ended; err == nil || !strings.Contains(x.String(), "left; run x goes on at ") {
+		t.Fatalf("after Ctrl-C: %v\n%s", err, x)
+	}
+	again := newTerminal(t, 100)
+	if err := <-again.start(t, dir, runOf("64")...); err != nil ||
+		!strings.Contains(again.String(), "2 of 2 groups complete") {
+		t.Fatalf("the run once more: %v\n%s", err, again)
+	}
+	up.press(t, "\x03")
+	if err := <-served; err != nil {
+		t.Errorf("up: %v\n%s", err, up)
 	}
 }
 

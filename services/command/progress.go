@@ -42,6 +42,7 @@ type progress struct {
 	done   int             // groups closed
 	again  int             // groups asked for in place of others
 	scored int
+	cut    bool // the run was cancelled: not all of its steps will come
 }
 
 func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes) *progress {
@@ -216,7 +217,7 @@ func (p *progress) close() {
 			p.print()
 		} else {
 			p.mu.Lock()
-			whole := p.done == p.total
+			whole := p.done == p.total && !p.cut
 			p.mu.Unlock()
 			endBar(p.bars, p.bar, whole)
 		}

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -39,6 +40,10 @@ Without --nats, and when no pipeline runs on the store, it runs the whole pipeli
 in this process. Everything is stored as it happens: after a crash or a kill, the
 same command with the same --run and --store goes on where it stopped.
 
+Ctrl-C asks whether to leave the run, which goes on with the pipeline that serves it or
+waits for the same command, or to cancel it; a second Ctrl-C cancels, a third ends at once.
+Without a terminal, and for SIGTERM, the run is left.
+
 Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every prompt refused.`,
 		Example: `  meander run 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
   meander run --group-size 8 --sde-steps 2,3 --return-steps 2,3,4 --json 'a red sign that says "OPEN"'
@@ -54,6 +59,7 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
 			if r.prompts.dryRun {
 				return r.dryRun(c.Context(), &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
 			}
+			r.stdin = c.InOrStdin()
 			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
@@ -81,6 +87,7 @@ type runner struct {
 	out      string
 
 	saveLatents string
+	stdin       io.Reader
 }
 
 func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
@@ -126,7 +133,9 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 
 	began := time.Now()
 	// The services end with the run, or when it fails; a service that fails ends the run.
-	work, stop := context.WithCancelCause(ctx)
+	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	choice, decided := r.onInterrupt(ctx, conn, stderr, stop)
+	defer decided()
 	served := make(chan error, 1)
 	go func() {
 		err := conn.serve(work, func(ctx context.Context) error { return r.services.run(ctx, conn, log) })
@@ -135,11 +144,13 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		}
 		served <- err
 	}()
-	outcomes, err := r.follow(work, conn, prompts, stderr, log)
+	outcomes, err := r.follow(work, conn, prompts, choice, stderr, log)
 	stop(nil)
 	serveErr := <-served
 	switch {
-	case ctx.Err() != nil && err != nil:
+	case errors.Is(context.Cause(work), errLeft) && err != nil && own == nil:
+		return fmt.Errorf("left; run %s goes on at %s: see 'meander status %s', or come back with: meander run --run %s and the same prompts", r.id, conn.where, r.id, r.id)
+	case errors.Is(context.Cause(work), errLeft) && err != nil:
 		return fmt.Errorf("interrupted; go on with: meander run --run %s --store %s and the same prompts", r.id, r.store)
 	case serveErr != nil:
 		return fmt.Errorf("pipeline: %w", serveErr)
@@ -150,7 +161,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 }
 
 // follow publishes what is not done yet and waits until every group has a result.
-func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt, stderr io.Writer, log zerolog.Logger) (*results.Outcomes, error) {
+func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt, choice *interrupt, stderr io.Writer, log zerolog.Logger) (*results.Outcomes, error) {
 	if err := r.claim(ctx, conn, prompts); err != nil {
 		return nil, err
 	}
@@ -175,6 +186,9 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 	defer watching.Wait()
 	defer cancel()
 	watching.Go(func() { watchFaults(ctx, conn.Bus, progress.note) })
+	watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress) })
+	note := progress.note
+	choice.say.Store(&note)
 	inbox := conn.Conn().NewInbox()
 	receipts, err := conn.Conn().Subscribe(inbox, progress.receipts())
 	if err != nil {
