@@ -1,7 +1,9 @@
 package integration_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -37,8 +39,8 @@ func TestResume_Programs(t *testing.T) {
 			}
 			prompt := &schemas.Prompt{
 				UID: "u", Prompt: "a red fox", Seed: new(int64(7)), GroupSize: new(int64(1)), NumInferenceSteps: new(int64(steps)),
-				Height: new(int64(512)), Width: new(int64(512)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
-				Rollout: schemas.Rollout{ReturnStepIndices: []int64{}, CheckpointEvery: new(int64(every))},
+				Height: new(int64(768)), Width: new(int64(768)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+				Rollout: schemas.Rollout{ReturnStepIndices: []int64{10, 11}, CheckpointEvery: new(int64(every))},
 			}
 			publish(t, w, "cut", prompt)
 			first := halfWay(t, w, steps/2)
@@ -70,9 +72,19 @@ func TestResume_Programs(t *testing.T) {
 			if last < steps/2 || last == steps-1 {
 				t.Fatalf("cut off after step %d: not in the middle, so this proves nothing", last)
 			}
-			if redone := last - next + 1; redone > every || next%every != 0 {
+			if redone := last - next + 1; redone > every || (next-11)%every != 0 { // every fifth since 11, which is kept
 				t.Errorf("went on with step %d after step %d: %d steps were made again, want at most %d", next, last, redone, every)
 			}
+			said := fmt.Sprintf("sample 0 was gone on with: steps 0 to %d by attempt %s, %d to %d by attempt %s", next-1, first.Attempt, next, steps-1, got.Attempt)
+			out := meander(t, dir, "show", "--nats", w.Server.ClientURL(), "--run", "cut", "u").must(t, 0)
+			if !strings.Contains(strings.Join(strings.Fields(out.stdout), " "), said) {
+				t.Errorf("show does not say %q:\n%s", said, out.stdout)
+			}
+			out = meander(t, dir, "watch", "--nats", w.Server.ClientURL(), "--run", "cut", "--kinds", "trajectory", "--all", "--count", "1").must(t, 0)
+			if want := fmt.Sprintf("completed, %d steps of 2 attempts", steps); !strings.Contains(out.stdout, want) {
+				t.Errorf("watch does not say %q:\n%s", want, out.stdout)
+			}
+			meander(t, dir, "verify", "--nats", w.Server.ClientURL(), "--run", "cut").must(t, 0)
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -188,6 +189,26 @@ func segmentLine(t *schemas.Trajectory) string {
 	return s
 }
 
+// attemptsLine says which attempts made the steps of a sample; empty: one did.
+func attemptsLine(t *schemas.Trajectory) string {
+	attempts := t.Attempts()
+	if len(attempts) < 2 {
+		return ""
+	}
+	at, _ := t.Segment()
+	var parts []string
+	for _, attempt := range attempts {
+		first := at
+		for i := range t.Steps {
+			if t.StepAttempt(i) == attempt {
+				at++
+			}
+		}
+		parts = append(parts, fmt.Sprintf("%d to %d by attempt %s", first, at-1, attempt))
+	}
+	return fmt.Sprintf("sample %d was gone on with: steps %s", t.SampleIndex, strings.Join(parts, ", "))
+}
+
 func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
 	line := func(format string, args ...any) {
 		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out), "\n  "))
@@ -205,6 +226,11 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 			line("%s", ran)
 		}
 		line("schedule %.16s weights %.16s", t.ScheduleDigest, t.WeightsDigest)
+		for _, t := range trajectories {
+			if went := attemptsLine(t); went != "" {
+				line("%s", went)
+			}
+		}
 	}
 	if adv == nil {
 		line("the group is still open")

@@ -247,11 +247,18 @@ func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err er
 		if len(kept) > 0 {
 			line += "  latents " + strings.Join(kept, ",")
 		}
+		if e.Checkpoint != nil {
+			line += "  checkpoint"
+		}
 		return line, e.UID, err
 	case "trajectory":
 		var e schemas.Trajectory
 		err = schemas.Decode(m.Data, &e)
-		return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps in %v %s", e.UID, e.SampleIndex, e.StopReason, len(e.Steps),
+		of := ""
+		if n := len(e.Attempts()); n > 1 {
+			of = fmt.Sprintf(" of %d attempts, the last", n)
+		}
+		return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps%s in %v %s", e.UID, e.SampleIndex, e.StopReason, len(e.Steps), of,
 			time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), e.Error)), e.UID, err
 	case "reward":
 		var e schemas.Reward

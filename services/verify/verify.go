@@ -287,7 +287,8 @@ func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	}
 }
 
-// storedLatents are the latents by index, decoded to float32, of the steps that are there.
+// storedLatents are the latents by index, decoded to float32, of the steps that are there: those
+// that are kept, and checkpoints.
 func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 	t := s.t
 	latents := map[int64][]float32{}
@@ -304,20 +305,21 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 				s.fault(at, "latents %d: of the state after a step that is not the last", l.Index)
 				continue
 			}
-			if !slices.Equal(l.Tensor.Shape, t.LatentsShape) || len(t.LatentsShape) != 2 {
-				s.fault(at, "latents %d: shape %v, the trajectory has %v", l.Index, l.Tensor.Shape, t.LatentsShape)
-				continue
+			if x := s.decoded(at, &l); x != nil {
+				latents[l.Index] = x
 			}
-			x := make([]float32, t.LatentsShape[0]*t.LatentsShape[1])
-			if err := tensor.DType(l.Tensor.DType).DecodeFloats(x, l.Tensor.Data); err != nil {
-				s.fault(at, "latents %d: %v", l.Index, err)
-				continue
-			}
-			latents[l.Index] = x
 		}
 	}
 	if kept := slices.Sorted(maps.Keys(latents)); whole && !slices.Equal(kept, t.LatentStepIndices) {
 		s.fault(-1, "latent_step_indices: stored %v, the trajectory says %v", kept, t.LatentStepIndices)
+	}
+	for _, step := range steps {
+		if step == nil || step.Checkpoint == nil {
+			continue
+		}
+		if x := s.decoded(step.StepIndex, &schemas.IndexedTensor{Index: step.StepIndex, Tensor: *step.Checkpoint}); x != nil {
+			latents[step.StepIndex] = x
+		}
 	}
 	return latents
 }
@@ -336,6 +338,21 @@ func (s *sample) shaped() bool {
 		return false
 	}
 	return true
+}
+
+// decoded are latents of step at; nil where they are faulty.
+func (s *sample) decoded(at int64, l *schemas.IndexedTensor) []float32 {
+	shape := s.t.LatentsShape
+	if !slices.Equal(l.Tensor.Shape, shape) || len(shape) != 2 {
+		s.fault(at, "latents %d: shape %v, the trajectory has %v", l.Index, l.Tensor.Shape, shape)
+		return nil
+	}
+	x := make([]float32, shape[0]*shape[1])
+	if err := tensor.DType(l.Tensor.DType).DecodeFloats(x, l.Tensor.Data); err != nil {
+		s.fault(at, "latents %d: %v", l.Index, err)
+		return nil
+	}
+	return x
 }
 
 // start compares the first stored state with what the trajectory says that the sample began
