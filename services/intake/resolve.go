@@ -95,7 +95,7 @@ type part struct {
 	returned   []int64
 	// checkpoints are states that are stored for another attempt to go on from.
 	checkpoints []int64
-	scale      float64 // of guidance, where the prompt names none
+	scale       float64 // of guidance, where the prompt names none
 }
 
 // partOf is the part of a prompt with its defaults, whose images have that many tokens.

@@ -27,8 +27,8 @@ import (
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
-	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/pkg/scheduled"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 )
 
