@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -8,10 +9,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
-// A disk that runs full stops the pipeline, with a health that says so, and loses
-// nothing; once there is room, all goes on without a restart.
+// On a disk without room no sample begins. One that runs full under the samples in hand stops the
+// pipeline. Either way health says so, nothing is lost, and once there is room all goes on without
+// a restart.
 func TestFull_DiskAndBack(t *testing.T) {
 	dir, disk := t.TempDir(), t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=80m"); err != nil {
@@ -31,14 +35,32 @@ func TestFull_DiskAndBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	ballast := filepath.Join(disk, "ballast")
-	if err := os.WriteFile(ballast, make([]byte, free.Bavail*uint64(free.Bsize)-1<<20), 0o600); err != nil {
+	fill := func() {
+		if err := os.WriteFile(ballast, make([]byte, free.Bavail*uint64(free.Bsize)), 0o600); !errors.Is(err, unix.ENOSPC) {
+			t.Fatalf("a full disk: %v", err)
+		}
+	}
+	empty := func() {
+		if err := os.Truncate(ballast, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(ballast, make([]byte, free.Bavail*uint64(free.Bsize)-8<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	run := begin(t, dir, "run", "--store", store, "--run", "r1", "-n", "8", "--steps", "60", "--out", "-", "a red fox")
+	ready(t, health, http.StatusServiceUnavailable, "8 samples wait for room on the server's disk")
+	empty()
+	bustest.Until(t, "a step", func() error {
+		out := meander(t, dir, "streams", "--store", store, "--json")
+		if strings.Contains(out.stdout, `"name":"MDR_STEPS","messages":0,`) {
+			return errors.New(out.stdout)
+		}
+		return nil
+	})
+	fill()
 	ready(t, health, http.StatusServiceUnavailable, "make room on its disk")
-	if err := os.Remove(ballast); err != nil {
-		t.Fatal(err)
-	}
+	empty()
 	ready(t, health, http.StatusOK, "ok")
 	if err := <-run.ended; err != nil {
 		t.Fatalf("the run, with room again: %v\n%s", err, run.log)

@@ -159,6 +159,12 @@ func TrajectoryFilter(run Run, uid UID) string {
 	return Address{Kind: KindTrajectory, Run: run, UID: uid}.Filter()
 }
 
+// StepsFilter matches the steps of a sample, of all of its attempts, with their parts. The sample may
+// be "*", and so may the uid.
+func StepsFilter(run Run, uid UID, sample string) string {
+	return Prefix + KindStep + "." + string(run) + "." + string(uid) + "." + sample + ".>"
+}
+
 // RunFilters match all that is stored of a run, by stream, but for dead letters.
 func RunFilters(run Run) map[string][]string {
 	all := func(kinds ...string) (filters []string) {

@@ -104,3 +104,9 @@ type Policy struct {
 	// Reward lists the reward functions of prompts that name none; empty: the service's.
 	Reward []string `msgpack:"reward,omitempty" size:"0..MaxRewards" form:"reward_name"`
 }
+
+// StateElements is the number of elements of a state, S x C, of images of that size in pixels.
+func (e *Policy) StateElements(height, width int64) int64 {
+	edge := max(1, e.PixelsPerToken)
+	return height / edge * (width / edge) * e.LatentChannels
+}

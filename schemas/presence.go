@@ -17,6 +17,10 @@ type Presence struct {
 	// Controls is the sequence of the newest control that a sampler obeys: of what it and those
 	// before it stopped, no step is taken, and none is on its way to be stored.
 	Controls uint64 `msgpack:"controls,omitempty"`
+	// Draining says that it finishes what it has in hand and takes nothing new.
+	Draining bool `msgpack:"draining,omitempty"`
+	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
+	Room *Room `msgpack:"room,omitempty"`
 	// At is when it was renewed, Unix nanoseconds.
 	At int64 `msgpack:"at" range:"0.."`
 }
@@ -26,6 +30,25 @@ type MissingReward struct {
 	Name string `msgpack:"name" form:"reward_name"`
 	// Reason says what to install or to configure.
 	Reason string `msgpack:"reason" size:"1..MaxText"`
+}
+
+// Room is the part of MDR_STEPS that a sampler has claimed. The claims of all samplers
+// together are what may still be stored by samples that have begun, so that none begins
+// that could not end.
+type Room struct {
+	// Held is the bytes that its samples in hand may store, from their first step to their last.
+	Held int64 `msgpack:"held" range:"0.."`
+	// Wants is the bytes that it waits for. Who waits, waits in the order of Turn, the revision
+	// of the entry in which it began to; 0: the revision of this one.
+	Wants int64  `msgpack:"wants,omitempty" range:"0.."`
+	Turn  uint64 `msgpack:"turn,omitempty"`
+	// Waiting is the samples that wait, the first of them for Need bytes, and Since when, Unix
+	// nanoseconds.
+	Waiting int64 `msgpack:"waiting,omitempty" range:"0.."`
+	Need    int64 `msgpack:"need,omitempty" range:"0.."`
+	Since   int64 `msgpack:"since,omitempty" range:"0.."`
+	// Disk says that the disk of the server lacks the room, not the stream.
+	Disk bool `msgpack:"disk,omitempty"`
 }
 
 // The services of a Presence.
@@ -45,8 +68,13 @@ func (e *Presence) rules(f *faults) {
 		if e.Lane == "" {
 			f.token("lane", string(e.Lane))
 		}
-	} else if e.Lane != "" {
+		return
+	}
+	if e.Lane != "" {
 		f.add("lane", quote(string(e.Lane)), "must be empty but for a sampler")
+	}
+	if e.Room != nil {
+		f.add("room", "present", "must be absent but for a sampler")
 	}
 }
 

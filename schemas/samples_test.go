@@ -263,6 +263,11 @@ func groupSamples(t testing.TB) []sample {
 		}},
 		{"control_receipt-refused", &schemas.ControlReceipt{Run: "run-1", UID: "p99", Seq: 18, Code: "invalid", Error: "uid: p99; must be one of run run-1: p1 p2"}},
 		{"presence-obeys", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", Controls: 17, At: 1_763_690_400_000_000_000}},
+		{"presence-room", &schemas.Presence{
+			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", Draining: true,
+			Room: &schemas.Room{Held: 31_000_000, Wants: 62_000_000, Turn: 812, Waiting: 4, Need: 15_500_000, Since: 1_763_690_398_000_000_000, Disk: true},
+			At:   1_763_690_400_000_000_000,
+		}},
 		{"presence-reward", &schemas.Presence{
 			Service: "reward", Instance: "reward-k4", Reward: []string{"jpeg_compressibility", "http:clip"},
 			Missing: []schemas.MissingReward{{Name: "ocr", Reason: "tesseract is not installed"}}, At: 1_763_690_400_000_000_000,

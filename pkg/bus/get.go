@@ -341,6 +341,13 @@ type StreamStats struct {
 	MaxAge      time.Duration `json:"max_age_ns"`
 	// State is how full it is: StateOK, StateNearlyFull, StateFull or StateRolling.
 	State string `json:"state"`
+	// Held is the bytes that samples in hand may store yet, counted from their first step,
+	// Waiting the samples that wait for room, the first of them for Need bytes. Only of MDR_STEPS.
+	Held    int64 `json:"held_bytes,omitempty"`
+	Waiting int64 `json:"waiting_samples,omitempty"`
+	Need    int64 `json:"need_bytes,omitempty"`
+	// OnDisk says that they wait for room on the server's disk.
+	OnDisk bool `json:"on_disk,omitempty"`
 	// Oldest and Newest are when messages were stored; zero for an empty stream.
 	Oldest    time.Time       `json:"oldest"`
 	Newest    time.Time       `json:"newest"`
@@ -407,5 +414,8 @@ func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.S
 	if state.Msgs > 0 {
 		stats.Oldest, stats.Newest = state.FirstTime, state.LastTime
 	}
-	return stats, s, nil
+	if k.name == schemas.StreamSteps {
+		err = b.waiting(ctx, stats)
+	}
+	return stats, s, err
 }

@@ -21,7 +21,7 @@ const BlobStream = "OBJ_" + schemas.BlobBucket
 // States of a stream.
 const (
 	StateOK = "ok"
-	// StateNearlyFull has less than a tenth of its bytes or messages left.
+	// StateNearlyFull has less than a fifth of its bytes or messages left.
 	StateNearlyFull = "nearly full"
 	// StateFull refuses publishers: there is no room for another message of mean size.
 	StateFull = "full"
@@ -116,7 +116,7 @@ func (s *StreamStats) state(refuses bool) string {
 			s.MaxMessages > 0 && s.Messages+max(1, share*uint64(s.MaxMessages)/100) > uint64(s.MaxMessages)
 	}
 	switch {
-	case s.Messages == 0 || !full(10):
+	case s.Messages == 0 || !full(20):
 		return StateOK
 	case !refuses:
 		return StateRolling

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"golang.org/x/sys/unix"
 )
 
 // A write that fails once, for want of space, makes the server refuse all that come
@@ -113,6 +114,15 @@ func broken(ns *server.Server) error {
 		}
 	}
 	return nil
+}
+
+// DiskFree is the bytes that may still be written to the disk of the store, whoever has it open.
+func (m *Member) DiskFree() (int64, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(m.opts.StoreDir, &s); err != nil {
+		return 0, fmt.Errorf("disk of store %q: %w", m.opts.StoreDir, err)
+	}
+	return int64(s.Bavail) * int64(s.Bsize), nil
 }
 
 // probe writes a file to the disk and removes it.

@@ -127,6 +127,7 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 	health.Connected(conn.Bus)
 	if conn.member != nil {
 		health.Check("store", conn.member.Fault)
+		s.DiskFree = conn.member.DiskFree
 	}
 	s.Health, s.Sampler.Announced = health.Check, health.Until("model", "loading")
 	health.SetReady(true)

@@ -12,14 +12,9 @@ import (
 	"github.com/meander-rl/meander/services/intake"
 )
 
-// What a step event takes in its stream, subject and headers included, without tensors, and
-// what each tensor adds to its elements. Measured; names make a difference of some percent.
-const (
-	stepEventBytes = 775
-	tensorBytes    = 150
-	// What a trajectory takes beside its prompt, and more for each step.
-	trajectoryBytes, trajectoryStepBytes = 1450, 107
-)
+// What a trajectory takes beside its prompt, and more for each step. Measured; names make a
+// difference of some percent.
+const trajectoryBytes, trajectoryStepBytes = 1450, 107
 
 // Cost is what samples take. In the sum of an estimate, what differs between groups is 0
 // or empty.
@@ -70,14 +65,6 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		ImageSize: fmt.Sprintf("%d x %d pixels", r.Width, r.Height), NumInferenceSteps: int64(len(r.Transitions)), StartStepIndex: begin, StopStepIndex: end, SDESteps: sde, TrueCFGScale: r.TrueCFGScale,
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
-	elements := c.LatentsShape[0] * c.LatentsShape[1]
-	item, _ := schemas.DTypeSize(c.LatentsDType)
-	debug := int64(0)
-	for _, name := range r.Debug {
-		if debug += tensorBytes; name != "std" { // a single number
-			debug += 4 * elements
-		}
-	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
 	c.Evaluations = c.SDESteps + (steps-c.SDESteps)*int64(flow.Solver(r.Solver).Evaluations())
 	if s := r.ScheduledSampling; s != nil {
@@ -86,7 +73,9 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	if c.TrueCFGScale > 1 {
 		c.Evaluations *= 2
 	}
-	c.StepBytes = (c.LatentsKept+c.Checkpoints)*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
+	elements := c.LatentsShape[0] * c.LatentsShape[1]
+	item, _ := schemas.DTypeSize(c.LatentsDType)
+	c.StepBytes = r.StepBytes(elements)
 	switch s := r.ScheduledSampling; {
 	case s != nil:
 		c.ImageBytes = elements * item // the latents to train on

@@ -59,6 +59,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 		switch {
 		case p.Service == schemas.ServiceReward:
 			v.scorers = append(v.scorers, p)
+		case p.Draining:
 		case v.policies[p.Lane] != nil && !slices.Contains(v.live, p.Lane):
 			v.live = append(v.live, p.Lane)
 		}

@@ -33,6 +33,8 @@ type Config struct {
 	Replicas int
 	// AckWait is after how long work that nobody reports on is taken up again.
 	AckWait time.Duration
+	// DiskFree says how many bytes of the server's disk are free; nil: nobody knows.
+	DiskFree func() (int64, error)
 	// Health adds a condition of readiness; nil: nobody asks.
 	Health func(name string, check func() error)
 }
@@ -71,7 +73,7 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()
 	c.Intake.Models = []schemas.Lane{schemas.Lane(model.NameOf(c.Sampler.Model))}
-	c.Intake.Health = c.Health
+	c.Intake.Health, c.Sampler.DiskFree = c.Health, c.DiskFree
 	registry := prometheus.DefaultRegisterer
 	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics, c.Advantage.Metrics = registry, registry, registry, registry
 	defer instrument.Plane(registry, b)()

@@ -13,13 +13,13 @@ import (
 
 // instruments are what the service counts, for all copies of a process.
 type instruments struct {
-	set                                     instrument.Set
-	images                                  *prometheus.CounterVec
-	steps, resumed, resumedSteps            prometheus.Counter
-	joining, denoising, places              prometheus.Gauge
-	lost                                    prometheus.Counter
-	step, fill                              prometheus.Observer
-	encode, denoise, decode, publish, whole prometheus.Observer
+	set                                      instrument.Set
+	images                                   *prometheus.CounterVec
+	steps, resumed, resumedSteps, superseded prometheus.Counter
+	joining, denoising, places               prometheus.Gauge
+	lost                                     prometheus.Counter
+	step, fill                               prometheus.Observer
+	encode, denoise, decode, publish, whole  prometheus.Observer
 }
 
 func newInstruments(r prometheus.Registerer) *instruments {
@@ -30,6 +30,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		steps:        s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
 		resumed:      s.Counter("resumed_total", "samples that went on from a state that an earlier attempt had stored").WithLabelValues(),
 		resumedSteps: s.Counter("resumed_steps_total", "denoising steps of earlier attempts that were not made again").WithLabelValues(),
+		superseded:   s.Counter("superseded_messages_total", "steps of attempts that a stored trajectory does not name, removed").WithLabelValues(),
 		joining:      s.Gauge("joining_samples", "samples that wait for a place in a micro-batch").WithLabelValues(),
 		denoising:    s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
 		places:       s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
@@ -97,6 +98,20 @@ func (i *instruments) watch(p *bus.Publisher, windowBytes int) (stop func()) {
 }
 
 func together(stops []func()) func() {
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// watchRoom shows the room for steps that the sampler has and waits for, until stop.
+func (i *instruments) watchRoom(r *bus.Room) (stop func()) {
+	stops := []func(){
+		i.set.GaugeOf("room_held_bytes", "room in MDR_STEPS that samples in hand have: what their steps take at most", func() float64 { return float64(r.Stats().Held) }),
+		i.set.GaugeOf("room_waiting_samples", "samples that wait for room in MDR_STEPS", func() float64 { return float64(r.Stats().Waiting) }),
+		i.set.CounterOf("room_wait_seconds_total", "time that samples waited for room in MDR_STEPS", func() float64 { return r.Stats().Waited.Seconds() }),
+	}
 	return func() {
 		for _, stop := range stops {
 			stop()

@@ -71,6 +71,8 @@ type Config struct {
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in hand at shutdown; the rest is handed back"`
 	// Models is the families that Model may be of.
 	Models model.Registry `koanf:"-"`
+	// DiskFree says how many bytes of the server's disk are free, where that is known; nil: it is not.
+	DiskFree func() (int64, error) `koanf:"-"`
 	// Announced is called once the model is loaded and announced; nil: nobody waits for it.
 	Announced func() `koanf:"-"`
 	// Metrics is where the service counts; nil: nowhere.
@@ -203,6 +205,8 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	if s.sealer, err = s.newSealer(ctx); err != nil {
 		return err
 	}
+	s.room, s.stopping = b.NewRoom(s.presence, s.reins.obeyed, cfg.DiskFree), ctx
+	defer metrics.watchRoom(s.room)()
 	if err := b.SetPolicy(ctx, s.policy()); err != nil {
 		return fmt.Errorf("announce model %q: %w", card.Name, err)
 	}
@@ -229,14 +233,13 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 		OnGiveUp: s.fail, Families: kin,
 	}, s.handle)
 	g, serving := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		return b.Announce(serving, func() *schemas.Presence {
-			return &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + s.token, Lane: cfg.Lane, Controls: s.reins.obeys()}
-		}, s.reins.obeyed)
-	})
+	g.Go(func() error { return s.room.Run(work) }) // as long as there are samples in hand
 	g.Go(func() error { return controls.Follow(serving) })
 	g.Go(func() error { return s.reins.follow(serving) })
-	g.Go(func() error { return b.Consume(serving, consumer, handle) })
+	g.Go(func() error {
+		defer stop() // nothing is in hand any more
+		return b.Consume(serving, consumer, handle)
+	})
 	g.Go(func() error {
 		select {
 		case err := <-s.ended:
@@ -267,6 +270,9 @@ type service struct {
 	metrics   *instruments
 	ended     chan error // why no seat is left
 	reins     *reins
+	// room is this sampler's part of the space for steps; stopping ends the waiting for it.
+	room     *bus.Room
+	stopping context.Context
 	// loading is held by whoever has the states that a group starts with in memory.
 	loading chan struct{}
 	// token and count make the attempt token: unique per process and delivery, so
@@ -311,30 +317,29 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }
 	switch _, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(req.Run, req.UID, req.SampleIndex), &made, fits); {
 	case err == nil:
-		return nil // a former attempt got as far as the trajectory, only its ack was lost
+		return s.sweepSteps(ctx, &made) // a former attempt got as far as the trajectory, only its ack was lost
 	case !errors.Is(err, bus.ErrNotFound):
 		return fmt.Errorf("look up trajectory: %w", err)
 	}
-	seat, leave, err := s.sit()
-	if err != nil {
-		return err
-	}
-	defer leave()
 	work, release := s.reins.take(ctx, &req)
 	defer release()
-	t, err := s.make(ctx, work, seat, &req)
+	t, leave, err := s.inRoom(ctx, work, &req)
+	defer leave()
 	if c := stoppedBy(work); c != nil && err != nil {
 		return s.heed(ctx, m, &req, c)
 	}
-	if errors.Is(err, errUnborn) {
+	if errors.Is(err, errUnborn) || errors.Is(err, errLeaving) {
 		return putBack(ctx, m)
 	}
 	if err != nil {
-		s.lose(ctx, seat, err)
 		return err
 	}
-	if err := s.publish(ctx, t, &req); err != nil {
+	stored, err := s.publish(ctx, t, &req)
+	if err != nil {
 		return fmt.Errorf("publish trajectory: %w", err)
+	}
+	if err := s.sweep(ctx, m, stored); err != nil {
+		return err
 	}
 	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
 		Dur("dur_ms", time.Duration(t.Timings.Finished-t.Timings.Started)).Msg("trajectory stored")
@@ -400,14 +405,24 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	if schemas.DecodeValid(m.Data, &req) != nil {
 		return nil // nothing to name: the dead letter is all there is
 	}
-	return s.publish(ctx, s.newRecorder(&req).failed(cause), &req)
+	stored, err := s.publish(ctx, s.newRecorder(&req).failed(cause), &req)
+	if err != nil {
+		return err
+	}
+	return s.sweepSteps(ctx, stored)
 }
 
-// publish stores the trajectory that a request asked for, unless another attempt was first.
-func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request) error {
+// publish stores the trajectory that a request asked for, and returns the one that is stored:
+// that of another attempt, where it was first.
+func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request) (*schemas.Trajectory, error) {
 	ack, err := s.bus.Publish(ctx, t, bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.bus.Answers(ctx, made, req) }))
-	if err == nil && !ack.Duplicate {
-		s.metrics.stored(t)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	if !ack.Duplicate {
+		s.metrics.stored(t)
+		return t, nil
+	}
+	first := &schemas.Trajectory{}
+	return first, bus.Fits(ack.First, first)
 }

@@ -171,11 +171,19 @@ func Advice(f bus.Fault) string {
 	if !f.Full() {
 		return fmt.Sprintf("%s: the server does not do what is asked (%v); see its log, and make room on its disk if that is full: the server of meander then goes on by itself, another one has to be started again", f.Name, f.Err)
 	}
-	what := fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
+	if f.OnDisk {
+		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s; make room on its disk, it goes on by itself then", f.Name, f.Waiting, Bytes(f.Need).Rough())
+	}
+	fix := ", or remove runs that nobody needs with 'meander streams purge RUN'"
 	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {
-		what = fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages)
-	} else if flag := SizeFlag(f.Name); flag != "" {
+		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages) + fix
+	}
+	what := fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
+	if f.Waiting > 0 {
+		what += fmt.Sprintf(", %s kept for samples in hand; %d samples wait, the first for %s", Bytes(f.Held).Rough(), f.Waiting, Bytes(f.Need).Rough())
+	}
+	if flag := SizeFlag(f.Name); flag != "" {
 		what += fmt.Sprintf("; give it more with 'meander streams limit --%s SIZE'", flag)
 	}
-	return what + ", or remove runs that nobody needs with 'meander streams purge RUN'"
+	return what + fix
 }

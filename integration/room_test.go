@@ -1,0 +1,120 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// Samples of more steps than MDR_STEPS has room for at once, over two samplers with places for
+// all of them: each begins when its own steps fit, so that those which have begun end, whose
+// steps a reader then frees.
+func TestRoom_MoreInHandThanFits(t *testing.T) {
+	t.Parallel()
+	const samples = 48
+	w := newWorld(t)
+	limit := bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: 1 << 20}
+	if err := w.SetLimits(t.Context(), limit); err != nil {
+		t.Fatal(err)
+	}
+	c := defaults()
+	for _, name := range stages {
+		w.Serve(t, c.run(name))
+	}
+	w.Serve(t, c.run("sampler"))
+	p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples)), NumInferenceSteps: new(int64(40))}
+	if _, err := w.client.Publish(t.Context(), "r1", p); err != nil {
+		t.Fatal(err)
+	}
+	ctx, moved := bustest.WhileItMoves(t)
+	n := 0
+	for m, err := range w.Read(ctx, schemas.StreamTrajectories, nil, bus.ReadOptions{Live: true}) {
+		if err != nil {
+			t.Fatalf("after %d of %d samples: %v", n, samples, err)
+		}
+		moved()
+		a, _ := schemas.ParseSubject(m.Subject)
+		if _, err := w.PurgeSubject(ctx, schemas.StreamSteps, schemas.StepsFilter(a.Run, a.UID, a.Sample)); err != nil {
+			t.Fatal(err)
+		}
+		if n++; n == samples {
+			return
+		}
+	}
+	t.Fatalf("%d of %d samples, then nothing moved", n, samples)
+}
+
+// What a request is said to store bounds what its steps take, closely enough.
+func TestRoom_BytesOfSteps(t *testing.T) {
+	t.Parallel()
+	p := newWorld(t, bustest.TCP)
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		return intake.Run(ctx, intake.DefaultConfig(), b, zerolog.Nop())
+	})
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		c := sampler.DefaultConfig()
+		c.Model, c.Instance = "synthetic", strings.Repeat("i", 60)
+		return sampler.Run(ctx, c, b, zerolog.Nop())
+	})
+	long := strings.Repeat("n", schemas.MaxToken)
+	for i, test := range []struct {
+		prompt schemas.Prompt
+		run    schemas.Run
+		loose  float64 // most that the bound is above
+	}{
+		{schemas.Prompt{NumInferenceSteps: new(int64(40))}, "r0", 1.2},
+		{schemas.Prompt{NumInferenceSteps: new(int64(40)), UID: schemas.UID(long)}, schemas.Run(long), 1.2},
+		{schemas.Prompt{Rollout: schemas.Rollout{LatentsDType: "BF16", ReturnStepIndices: []int64{2, 10}}}, "r2", 1.3},
+		{schemas.Prompt{Rollout: schemas.Rollout{Debug: []string{"std", "noise"}}}, "r3", 1.2},
+		{schemas.Prompt{Height: new(int64(1024)), Width: new(int64(1024)), NumInferenceSteps: new(int64(2)), Rollout: schemas.Rollout{Debug: []string{"noise"}}}, "r4", 1.05},
+	} {
+		e := test.prompt
+		e.Prompt, e.GroupSize = "a red fox", new(int64(1))
+		data, err := schemas.Encode(&e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.PublishPrompt(t.Context(), test.run, data, nil); err != nil {
+			t.Fatal(err)
+		}
+		bustest.Until(t, fmt.Sprintf("the trajectory of prompt %d", i), func() error {
+			_, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectoryFilter(test.run, "*"))
+			return err
+		})
+		policies, err := p.Policies(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.UID = "-"
+		requests, err := intake.Resolve(test.run, &e, policies[0], intake.Origin{Created: time.Now(), Reward: []string{"synthetic"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests[0].UID = schemas.UID(strings.Repeat("u", 8))
+		if test.prompt.UID != "" {
+			requests[0].UID = test.prompt.UID
+		}
+		bound := requests[0].StepBytes(policies[0].StateElements(requests[0].Height, requests[0].Width))
+		info, err := p.StreamInfo(t.Context(), schemas.StreamSteps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d: %d of %d", i, info.State.Bytes, bound)
+		if took := int64(info.State.Bytes); took > bound || float64(bound) > test.loose*float64(took) {
+			t.Errorf("prompt %d: its steps take %d bytes, said to be %d at most", i, took, bound)
+		}
+		if _, err := p.PurgeSubject(t.Context(), schemas.StreamSteps, ">"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
