@@ -2,6 +2,7 @@ package kernels_test
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,6 +70,11 @@ func survives(t *testing.T, name, text string) bool {
 		}
 		return true
 	}
+	for _, k := range rowKernels {
+		if k.kernel == name && k.check(g) != nil {
+			return false
+		}
+	}
 	for _, a := range attentions() {
 		if (name == "attention_f32" || name == a.kernel()) && g.attention(name, a) != nil {
 			return false
@@ -79,12 +85,18 @@ func survives(t *testing.T, name, text string) bool {
 
 // Kernels that are wrong in one place fail: faults of the interpreter, or results.
 func TestMutants(t *testing.T) {
-	step, most, allowed := 97, 12, 4 // every so many of the mutants; places of a rule in a kernel; one in so many may pass
+	step, most, allowed := 41, 12, 4 // every so many of the mutants; places of a rule in a kernel; one in so many may pass
 	if soak() {
 		step, allowed = 1, 10
 	}
 	total, alive, n := 0, 0, 0
-	for _, name := range []string{"linear_f32", "attention_f32", "linear_bf16", "attention_bf16_32"} {
+	names := []string{"linear_f32", "attention_f32", "linear_bf16", "attention_bf16_32"}
+	for _, k := range rowKernels {
+		if !slices.Contains(names, k.kernel) {
+			names = append(names, k.kernel)
+		}
+	}
+	for _, name := range names {
 		text := alone(t, name)
 		if !survives(t, name, text) {
 			t.Fatalf("%s fails its tests as it is", name)
