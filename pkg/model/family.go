@@ -54,7 +54,13 @@ type Options struct {
 	// PromptCacheBytes bounds the conditionings that are kept; 0 is the family's default,
 	// negative keeps none.
 	PromptCacheBytes int
+	// Progress hears of weights on their way to the device, while they are read: which network,
+	// and how many of the bytes of its files. Several goroutines call it, one after the other.
+	Progress Progress
 }
+
+// Progress is told how far the loading of one network is, in bytes.
+type Progress func(part string, done, total int)
 
 // Registry is the families that a program knows.
 type Registry []Family

@@ -32,9 +32,13 @@ type services struct {
 	flags *pflag.FlagSet
 	// adopted are the settings of the pipeline that this process has joined.
 	adopted map[string]string
+	// loading is how far the sampler's model is.
+	loading *loading
 }
 
-func defaultServices() services { return services{Config: pipeline.DefaultConfig()} }
+func defaultServices() services {
+	return services{Config: pipeline.DefaultConfig(), loading: &loading{}}
+}
 
 // ofProcess are flags of the process alone: another one that goes on has its own.
 var ofProcess = []string{"metrics-addr"}
@@ -129,6 +133,7 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 		health.Check("store", conn.member.Fault)
 		s.DiskFree = conn.member.DiskFree
 	}
+	s.Sampler.Loading = s.loading.heard
 	s.Health, s.Sampler.Announced = health.Check, health.Until("model", "loading")
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()

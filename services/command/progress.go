@@ -34,7 +34,8 @@ type progress struct {
 
 	// tail is the end of the line. The bar reads it while it draws, and whoever tells the
 	// bar something waits for the drawing: so it is read without the lock.
-	tail atomic.Pointer[string]
+	tail  atomic.Pointer[string]
+	model *loading
 
 	mu     sync.Mutex
 	seen   map[string]bool // uid.sample.step, whatever the attempt
@@ -45,8 +46,8 @@ type progress struct {
 	cut    bool // the run was cancelled: not all of its steps will come
 }
 
-func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes) *progress {
-	p := &progress{out: out, run: run, total: len(prompts), uids: map[schemas.UID]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
+func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading) *progress {
+	p := &progress{out: out, model: m, run: run, total: len(prompts), uids: map[schemas.UID]bool{}, seen: map[string]bool{}, ended: make(chan struct{})}
 	for _, prompt := range prompts {
 		p.uids[prompt.UID] = o.Open(prompt.UID)
 	}
@@ -60,7 +61,7 @@ func newProgress(out io.Writer, machine bool, run schemas.Run, prompts []results
 			mpb.PrependDecorators(decor.Name(name)),
 			mpb.AppendDecorators(
 				decor.CountersNoUnit("%d/%d steps"),
-				decor.Any(func(decor.Statistics) string { return "  " + *p.tail.Load() }),
+				decor.Any(func(decor.Statistics) string { return "  " + *p.tail.Load() + p.model.String() }),
 				decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS),
 			))
 	} else {
@@ -207,7 +208,7 @@ func (p *progress) print() {
 	p.mu.Lock()
 	steps, total := p.counts()
 	p.mu.Unlock()
-	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load())
+	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load()+p.model.String())
 }
 
 func (p *progress) close() {

@@ -179,7 +179,7 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	progress := newProgress(stderr, r.json, r.id, asked, o)
+	progress := newProgress(stderr, r.json, r.id, asked, o, r.services.loading)
 	defer progress.close()
 	progress.watch(ctx, conn.Bus)
 	var watching sync.WaitGroup

@@ -75,6 +75,8 @@ type Config struct {
 	DiskFree func() (int64, error) `koanf:"-"`
 	// Announced is called once the model is loaded and announced; nil: nobody waits for it.
 	Announced func() `koanf:"-"`
+	// Loading hears of the model's weights while they are read; nil: nobody does.
+	Loading model.Progress `koanf:"-"`
 	// Metrics is where the service counts; nil: nowhere.
 	Metrics prometheus.Registerer `koanf:"-"`
 }
@@ -145,7 +147,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	places, err := cfg.compute().Open(cfg.Models, cfg.Model, model.Options{Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale}, false)
+	places, err := cfg.compute().Open(cfg.Models, cfg.Model, model.Options{
+		Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale, Progress: loading(cfg.Loading, log),
+	}, false)
 	if err != nil {
 		return err
 	}
@@ -171,6 +175,21 @@ func checkSchedule(config []byte) error {
 	}
 	_, err = flow.ParseSchedule(config)
 	return err
+}
+
+// loading logs how far a model is, for as long as it takes, and tells another, if there is one.
+func loading(other model.Progress, log zerolog.Logger) model.Progress {
+	const every = 5 * time.Second
+	last := time.Now()
+	return func(part string, done, total int) {
+		if other != nil {
+			other(part, done, total)
+		}
+		if now := time.Now(); now.Sub(last) >= every {
+			last = now
+			log.Info().Str("part", part).Int("done_mib", done>>20).Int("total_mib", total>>20).Msg("the model is loading")
+		}
+	}
 }
 
 func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zerolog.Logger) error {

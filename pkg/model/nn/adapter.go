@@ -98,7 +98,7 @@ func openAdapter(name string) (_ *Adapter, err error) {
 		return nil, err
 	}
 	d := NewDigest()
-	d.Archive("", archive)
+	d.Archive("", archive, nil)
 	d.File(peftConfigFile, config)
 	a.digest = d.Hex()
 	return a, nil
@@ -301,23 +301,21 @@ func Adapt(d tensor.Device, places map[string]Place, adapters []Weighted) error 
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	weights := map[*Linear][]float32{} // what they become
+	stacked := map[*Linear][]string{} // the modules of each
 	for _, module := range slices.Sorted(maps.Keys(touched)) {
-		p := places[module]
-		w := weights[p.In]
-		if w == nil {
-			w = make([]float32, p.In.W.N()*p.In.W.K())
-			if err := d.Read(w, p.In.W); err != nil {
-				return fmt.Errorf("adapter: %s: %w", module, err)
-			}
-			weights[p.In] = w
-		}
-		p.add(w, module, adapters)
+		stacked[places[module].In] = append(stacked[places[module].In], module)
 	}
-	for l, w := range weights {
+	for l, modules := range stacked { // one after the other, so that the host holds one of them
+		w := make([]float32, l.W.N()*l.W.K())
+		if err := d.Read(w, l.W); err != nil {
+			return fmt.Errorf("adapter: %s: %w", modules[0], err)
+		}
+		for _, module := range modules {
+			places[module].add(w, module, adapters)
+		}
 		adapted, err := d.Weight(tensor.Floats(w, l.W.N(), l.W.K()))
 		if err != nil {
-			return fmt.Errorf("adapter: %w", err)
+			return fmt.Errorf("adapter: %s: %w", modules[0], err)
 		}
 		l.W = adapted
 	}

@@ -8,6 +8,7 @@ import (
 	"hash"
 	"io/fs"
 	"path"
+	"slices"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
@@ -43,10 +44,17 @@ func (d *Digest) Files(folder *safetensors.Folder, limit int64, names ...string)
 	return nil
 }
 
-// Archive adds the files of a checkpoint, headers included.
-func (d *Digest) Archive(part string, a *safetensors.Archive) {
+// Archive adds the files of a checkpoint, headers included. read, which may be nil, hears
+// of their bytes, a piece after the other.
+func (d *Digest) Archive(part string, a *safetensors.Archive, read func(bytes int)) {
 	for _, f := range a.Files() {
-		d.File(path.Join(part, f.Name), f.Bytes)
+		fmt.Fprintf(d.h, "%s %d\n", path.Join(part, f.Name), len(f.Bytes))
+		for piece := range slices.Chunk(f.Bytes, 16<<20) {
+			d.h.Write(piece)
+			if read != nil {
+				read(len(piece))
+			}
+		}
 	}
 }
 

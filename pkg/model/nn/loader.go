@@ -26,7 +26,8 @@ type Loader struct {
 	used    map[string]bool // names in the files
 	missing []string
 	shapes  []string
-	failed  error // the first that could not be read, or put on the device
+	failed  error           // the first that could not be read, or put on the device
+	read    func(bytes int) // hears of what is read; nil: nobody does
 	// Prefix goes before every name, to make it the one in the files.
 	Prefix string
 	// Ignored says which other names may be there; nil is none.
@@ -71,6 +72,9 @@ func (l *Loader) Array(name string, shape ...int) (a tensor.Array, ok bool) {
 	data, err := l.archive.Bytes(l.Prefix + name)
 	if l.fails(err) {
 		return a, false
+	}
+	if l.read != nil {
+		l.read(len(data))
 	}
 	a.Shape, a.Data = shape, data
 	return a, true

@@ -3,6 +3,7 @@ package nn
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/safetensors"
@@ -10,20 +11,57 @@ import (
 )
 
 // LoadPart reads the checkpoint in a folder of a model onto a device and adds its files
-// to the digest. What the checkpoint has otherwise than load asks for is an error.
-func LoadPart(folder *safetensors.Folder, device tensor.Device, part string, d *Digest, load func(*Loader)) error {
+// to the digest, both at once. What the checkpoint has otherwise than load asks for is an
+// error. progress may be nil.
+func LoadPart(folder *safetensors.Folder, device tensor.Device, part string, d *Digest, progress model.Progress, load func(*Loader)) error {
 	a, err := folder.Archive(part)
 	if err != nil {
 		return err
 	}
-	d.Archive(part, a)
+	m := &meter{part: part, progress: progress}
+	for _, f := range a.Files() {
+		m.total += len(f.Bytes)
+	}
 	l := NewLoader(a, device)
-	load(l)
+	l.read = m.add
+	hashed := make(chan struct{})
+	go func() {
+		defer close(hashed)
+		d.Archive(part, a, m.add)
+	}()
+	func() {
+		defer func() { <-hashed }() // whatever load does, the files stay open until then
+		load(l)
+	}()
+	m.end()
 	if err := errors.Join(l.Finish(), a.Close()); err != nil {
 		return fmt.Errorf("load %s: %w", part, err)
 	}
 	return nil
 }
+
+// meter adds up what is read of a part, by its loader and for its digest.
+type meter struct {
+	part     string
+	total    int // bytes of the files
+	progress model.Progress
+
+	mu   sync.Mutex
+	read int
+}
+
+func (m *meter) add(bytes int) {
+	if m.progress == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.read += bytes
+	m.progress(m.part, min(m.read/2, m.total), m.total)
+}
+
+// end tells that all is read: what nothing asked for was not.
+func (m *meter) end() { m.add(2*m.total - m.read) }
 
 // InspectPart adds the checkpoint in a folder of a model to its description, with all for
 // which LoadPart would fail. load is asked what it reads, without weights; it is nil where

@@ -129,3 +129,42 @@ func TestOpen_TextEncoderGoesWhereThereIsRoom(t *testing.T) {
 		t.Errorf("%d of 3 opened, with the same embeddings: want all", len(embeds))
 	}
 }
+
+// Loading says how far each network is, up to its end, and its digest does not depend on
+// whether anybody listens.
+func TestOpen_TellsItsProgress(t *testing.T) {
+	dir := checkpoint.Dir(t, checkpoint.Config{})
+	var parts []string
+	at := 0
+	m, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1, Progress: func(part string, done, total int) {
+		if len(parts) == 0 || parts[len(parts)-1] != part {
+			if parts, at = append(parts, part), 0; total <= 0 {
+				t.Errorf("%s has %d bytes", part, total)
+			}
+		}
+		if done < at || done > total {
+			t.Errorf("%s: %d of %d bytes, after %d", part, done, total, at)
+		}
+		if at = done; done == total {
+			parts[len(parts)-1] = part + ", whole"
+			parts = append(parts, part)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	quiet, err := qwenimage.Open(dir, qwenimage.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer quiet.Close()
+	if m.Card().WeightsDigest != quiet.Card().WeightsDigest {
+		t.Error("the digests differ")
+	}
+	for _, part := range []string{"text_encoder, whole", "transformer, whole", "vae, whole"} {
+		if !slices.Contains(parts, part) {
+			t.Errorf("heard of %q, want %q among them", parts, part)
+		}
+	}
+}

@@ -32,7 +32,7 @@ const familyName = "qwen-image"
 
 // openAdapted opens a checkpoint with the adapter of the options, if they name one.
 func openAdapted(dir string, o model.Options) (*Model, error) {
-	base, err := Open(dir, Options{Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes})
+	base, err := Open(dir, Options{Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes, Progress: o.Progress})
 	if err != nil || o.Adapter == "" {
 		return base, err
 	}
@@ -68,6 +68,8 @@ type Options struct {
 	// PromptCacheBytes bounds the conditionings that are kept; default 32 MiB. Negative
 	// keeps none.
 	PromptCacheBytes int
+	// Progress is model.Options.Progress.
+	Progress model.Progress
 }
 
 // Open loads a checkpoint in the diffusers layout: model_index.json, scheduler/,
@@ -128,9 +130,9 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs, digest *nn.Digest) error {
 	s := m.shared
 	var errs [3]error
-	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
-	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
-	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
+	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, o.Progress, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })
+	errs[1] = nn.LoadPart(folder, s.device, "transformer", digest, o.Progress, func(l *nn.Loader) { m.transformer = loadMMDiT(l, c.transformer) })
+	errs[2] = nn.LoadPart(folder, s.device, "vae", digest, o.Progress, func(l *nn.Loader) { s.vae = loadAutoencoder(l, c.vae) })
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
