@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 	proof "github.com/meander-rl/meander/services/verify"
 )
@@ -26,7 +27,11 @@ func branchPrompt(from *schemas.Branch) *schemas.Prompt {
 // they have its noise; the trajectory names the parent, and verify follows it there.
 func TestBranch(t *testing.T) {
 	t.Parallel()
-	w := start(t, nil)
+	w := newWorld(t)
+	var pipeline []*bustest.Service
+	for _, name := range stages {
+		pipeline = append(pipeline, w.Serve(t, defaults().run(name)))
+	}
 	w.publish(t, "whole", branchPrompt(nil))
 	w.advantages(t, "whole", 1)
 	at := schemas.Branch{Run: "whole", UID: "g", SampleIndex: 1, StepIndex: 2}
@@ -50,6 +55,9 @@ func TestBranch(t *testing.T) {
 		t.Errorf("verify: %+v, %v", report, err)
 	}
 
+	for _, s := range pipeline {
+		s.Stop() // what is forged now is displaced by nobody
+	}
 	// Whoever says of a sample that it had other parents is found out.
 	forged, err := w.client.Trajectory(t.Context(), "branched", "g", 1)
 	if err != nil {

@@ -76,7 +76,7 @@ var layers = map[string][]string{
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   nil,
-	"pkg/results": {"schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/safetensors", "pkg/sheet", "pkg/tensor"},
+	"pkg/results": {"schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sheet", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},

@@ -56,6 +56,37 @@ type Advantage struct {
 	// another run; empty: the run itself.
 	SourceRun Run    `msgpack:"source_run,omitempty" form:"token"`
 	Singleton string `msgpack:"singleton,omitempty" enum:"Singletons"`
+	// BranchScope is what the children of branch points were compared with, of a group that is
+	// a tree: siblings, depth or leaves.
+	BranchScope string `msgpack:"branch_scope,omitempty" enum:"BranchScopes"`
+	// Branches are the branch points of the tree, by step and then by sample, with an advantage
+	// for the steps from there to the next ones. The steps before the first are in none: there
+	// is nothing to compare them with.
+	Branches []BranchGroup `msgpack:"branches,omitempty" size:"0..MaxGroupSize"`
+}
+
+// BranchGroup is the children of one branch point of a tree.
+type BranchGroup struct {
+	// StepIndex is the first step that they took each for itself.
+	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
+	// Mean is that of the children's rewards, Std what their advantages were divided by, less
+	// epsilon, as in the group: of all that they were compared with. Null without any reward;
+	// Std also where they have the mean of their leaves' advantages.
+	Mean *float64 `msgpack:"mean"`
+	Std  *float64 `msgpack:"std"`
+	// Children are in the order of their samples. The first is the sample that came there.
+	Children []BranchChild `msgpack:"children" size:"2..MaxGroupSize"`
+}
+
+// BranchChild is the steps of one sample from a branch point to the next one, or to its end.
+type BranchChild struct {
+	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	// Leaves is how many scored samples have these steps on their path.
+	Leaves int64 `msgpack:"leaves" range:"0..MaxGroupSize"`
+	// Reward is the mean of the rewards of those leaves, Advantage that of the steps; null
+	// without one.
+	Reward    *float64 `msgpack:"reward"`
+	Advantage *float64 `msgpack:"advantage"`
 }
 
 // Member is one sample of a group.

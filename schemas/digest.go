@@ -232,7 +232,8 @@ func StepsDigest(steps [][32]byte) string {
 // policy_version_min and policy_version_max; then, each only where it is there, the text
 // "start" with step_index and latents or, of a branch, the text "branch", uid, sample_index and
 // step_index, or the text "data" and the tensor or the image's digest, the text "stop" with step_index
-// and decode (1 or 0), what ScheduledSample and Rolled say, and the text "truncated_tokens" with the
+// and decode (1 or 0), what ScheduledSample and Rolled say, the text "step_seeds" with a list of step_index
+// and seed, and the text "truncated_tokens" with the
 // number of tokens that were cut off.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
@@ -302,6 +303,7 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 			return [32]byte{}, fmt.Errorf("rolled: %w", err)
 		}
 	}
+	d.seeds(e.StepSeeds)
 	if e.TruncatedTokens > 0 {
 		d.text("truncated_tokens")
 		d.integer(e.TruncatedTokens)
@@ -339,7 +341,9 @@ func (e *Reward) contentDigest() [32]byte {
 // group_size, members (list of sample_index, reward, advantage, status), mean, std,
 // scale, std_basis, estimator, epsilon, trained_steps, schedule_digest,
 // policy_version_min and policy_version_max; then, each only where it is there, mode,
-// adv_clip_max, gamma, singleton, each member's step_advantages and refilled_by.
+// adv_clip_max, gamma, singleton, each member's step_advantages, refilled_by, and of a tree
+// branch_scope and branches (list of step_index, mean, std, children, a list of sample_index,
+// leaves, reward, advantage).
 func (e *Advantage) contentDigest() [32]byte {
 	d := newDigester("meander advantage 1")
 	d.text(string(e.UID))
@@ -384,7 +388,40 @@ func (e *Advantage) contentDigest() [32]byte {
 	if e.RefilledBy != "" {
 		d.text(string(e.RefilledBy))
 	}
+	d.branches(e.BranchScope, e.Branches)
 	return d.sum()
+}
+
+func (d *digester) seeds(list []StepSeed) {
+	if len(list) == 0 {
+		return
+	}
+	d.text("step_seeds")
+	d.integer(int64(len(list)))
+	for _, s := range list {
+		d.integer(s.StepIndex)
+		d.integer(int64(s.Seed))
+	}
+}
+
+func (d *digester) branches(scope string, list []BranchGroup) {
+	if scope == "" {
+		return
+	}
+	d.text(scope)
+	d.integer(int64(len(list)))
+	for _, b := range list {
+		d.integer(b.StepIndex)
+		d.optional(b.Mean)
+		d.optional(b.Std)
+		d.integer(int64(len(b.Children)))
+		for _, c := range b.Children {
+			d.integer(c.SampleIndex)
+			d.integer(c.Leaves)
+			d.optional(c.Reward)
+			d.optional(c.Advantage)
+		}
+	}
 }
 
 // contentDigest covers, after the text "meander batch 1": batch, groups, uids,

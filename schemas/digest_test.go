@@ -58,6 +58,7 @@ func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	r := fullRequest(t)
 	r.Start, r.Stop = segment(1, 3)
 	r.CheckpointStepIndices = []int64{2}
+	r.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
 	checkFields(t, r, inside, func(r *schemas.Request) (any, error) { return r.ComputeScheduleDigest(), nil })
 }
 
@@ -76,13 +77,16 @@ func TestContentDigest_fields(t *testing.T) {
 	t.Run("trajectory", func(t *testing.T) {
 		e := completedTrajectory(t)
 		e.Start, e.Stop = segment(1, 3)
+		e.StepSeeds = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}
 		checkFields(t, e, others[schemas.Trajectory](outside["trajectory"]), func(e *schemas.Trajectory) (any, error) { return content(e) })
 	})
 	t.Run("reward", func(t *testing.T) {
 		checkFields(t, find[schemas.Reward](t, "reward-scored"), others[schemas.Reward](outside["reward"]), func(e *schemas.Reward) (any, error) { return content(e) })
 	})
 	t.Run("advantage", func(t *testing.T) {
-		checkFields(t, find[schemas.Advantage](t, "advantage-steps"), others[schemas.Advantage](outside["advantage"]), func(e *schemas.Advantage) (any, error) { return content(e) })
+		e := find[schemas.Advantage](t, "advantage-steps")
+		e.BranchScope, e.Branches = "depth", find[schemas.Advantage](t, "advantage-tree").Branches
+		checkFields(t, e, others[schemas.Advantage](outside["advantage"]), func(e *schemas.Advantage) (any, error) { return content(e) })
 	})
 	t.Run("batch", func(t *testing.T) {
 		checkFields(t, find[schemas.Batch](t, "batch-short"), others[schemas.Batch](outside["batch"]), func(e *schemas.Batch) (any, error) { return content(e) })

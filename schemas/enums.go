@@ -53,6 +53,10 @@ const (
 
 	SingletonReward = "reward"
 	SingletonZero   = "zero"
+
+	BranchSiblings = "siblings"
+	BranchDepth    = "depth"
+	BranchLeaves   = "leaves"
 )
 
 // Why a trajectory ended.
@@ -149,6 +153,7 @@ var (
 	StdScales        = []string{StdGroup, StdGlobal, StdNone}
 	StdBases         = []string{BasisSample, BasisExpanded, BasisPopulation}
 	Singletons       = []string{SingletonReward, SingletonZero}
+	BranchScopes     = []string{BranchSiblings, BranchDepth, BranchLeaves}
 	StopReasons      = []string{StopCompleted, StopFailed}
 	CFGRules         = []string{CFGRescaled, CFGPlain}
 	ImageFormats     = []string{ImagePNG}

@@ -96,6 +96,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		{"advantage", a.Advantage, b.Advantage},
 		{"batch", []any{a.Batch, a.BatchGroups, a.BatchStep, a.BatchEpoch}, []any{b.Batch, b.BatchGroups, b.BatchStep, b.BatchEpoch}},
 		{"group_policy", a.GroupPolicy, b.GroupPolicy},
+		{"tree", a.Tree, b.Tree},
 		{"refill", a.Refill, b.Refill},
 		{"metadata", a.Metadata, b.Metadata},
 		{"validation", a.Validation, b.Validation},
@@ -121,7 +122,7 @@ func (e *GroupRecord) rules(f *faults) {
 		}
 		f.digested("schedule_digest", e.ScheduleDigest)
 	}
-	e.Group.across(f.in("group"), e.UID)
+	e.Group.across(f.in("group"), e.UID, e.GroupSize)
 }
 
 // Holds says what an event says otherwise than the record of its group; nil: nothing.

@@ -23,6 +23,8 @@ const (
 const (
 	// MaxGroupSize is the number of samples of one prompt.
 	MaxGroupSize = 1024
+	// MaxBranches is the number of branch points of a tree, as many as MaxGroupSize has room for.
+	MaxBranches = 10
 	// MaxSigma bounds the sigmas of a resolved schedule: 1, and what the roundings of a
 	// schedule may add to it.
 	MaxSigma = 1 + 1.0/(1<<19)

@@ -39,6 +39,9 @@ type Prompt struct {
 	Start *Start `msgpack:"start,omitempty" absent:"at step 0, with drawn noise"`
 	// ScheduledSampling makes latents to train on instead of images.
 	ScheduledSampling *ScheduledSampling `msgpack:"scheduled_sampling,omitempty" absent:"ordinary rollouts"`
+	// Tree makes the samples the leaves of one tree, which share their steps up to its branch
+	// points. GroupSize is the number of its leaves.
+	Tree *Tree `msgpack:"tree,omitempty" absent:"samples share no steps"`
 	// Stop ends the samples before their last step.
 	Stop *Stop `msgpack:"stop,omitempty" absent:"all steps run"`
 	// Reward lists the reward functions whose weighted sum is the reward.
@@ -160,6 +163,10 @@ type AdvantageSpec struct {
 	// opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread
 	// 1; or zero. All others have no choice.
 	Singleton string `msgpack:"singleton,omitempty" enum:"Singletons" absent:"the estimator's" flag:"singleton"`
+	// BranchScope is what the children of the branch points of a tree are compared with for the
+	// advantages of its segments: siblings, those that parted there with them; depth, all of their
+	// depth, as BranchGRPO; or leaves, whose advantages they get the mean of, as TreeGRPO.
+	BranchScope string `msgpack:"branch_scope,omitempty" enum:"BranchScopes" absent:"siblings, of a tree" flag:"branch-scope"`
 }
 
 // GroupPolicy says which groups count. A group that does not count has a result with

@@ -20,6 +20,8 @@ type Request struct {
 	SampleSeed uint64 `msgpack:"sample_seed"`
 	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
 	NoiseSeed uint64 `msgpack:"noise_seed"`
+	// StepSeeds take over from SampleSeed at some steps: of one leaf of a tree that is made alone.
+	StepSeeds []StepSeed `msgpack:"step_seeds,omitempty" size:"0..MaxBranches"`
 	// Start is where the sample begins; absent: at step 0, with drawn noise. NoiseSeed is
 	// unused where it is there.
 	Start *SegmentStart `msgpack:"start,omitempty"`
@@ -69,6 +71,8 @@ type Group struct {
 	Advantage   AdvantageSpec `msgpack:"advantage"`
 	// Deadline is Unix nanoseconds; 0: none.
 	Deadline int64 `msgpack:"deadline" range:"0.."`
+	// Tree is that of which the samples are the leaves; absent: they share no steps.
+	Tree *Tree `msgpack:"tree,omitempty"`
 	// Validation marks a group that is made to measure, not to train on: see Prompt.
 	Validation bool     `msgpack:"validation"`
 	Metadata   Metadata `msgpack:"metadata,omitempty"`
@@ -119,6 +123,7 @@ func (e *Request) AnsweredBy(t *Trajectory) error {
 	same("true_cfg_scale", t.TrueCFGScale, e.TrueCFGScale)
 	same("sample_seed", t.SampleSeed, e.SampleSeed)
 	same("noise_seed", t.NoiseSeed, e.NoiseSeed)
+	same("step_seeds", fmt.Sprint(t.StepSeeds), fmt.Sprint(e.StepSeeds))
 	same("schedule_digest", t.ScheduleDigest, e.ScheduleDigest)
 	if field, ok := e.sameSegment(t); !ok {
 		errs = append(errs, fmt.Errorf("%s: not that of the request", field))

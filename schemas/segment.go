@@ -120,6 +120,16 @@ func segment(start *SegmentStart, stop *SegmentStop, steps int) (begin, end int6
 // StochasticSteps are those that are not ode, of the steps that the request asks for, ascending.
 func (e *Request) StochasticSteps() []int64 { return stochasticSteps(e.Segment, e.Transitions) }
 
+// TrainedSteps is the number of steps that are not ode on the way to where the sample ends: its
+// own, and of a leaf of a tree those of the samples that it parted from.
+func (e *Trajectory) TrainedSteps() int64 {
+	if e.Group.Tree == nil {
+		return int64(len(e.StochasticSteps()))
+	}
+	path := Trajectory{Stop: e.Stop, Transitions: e.Transitions}
+	return int64(len(path.StochasticSteps()))
+}
+
 // StochasticSteps are those that are not ode, of the steps of Segment, ascending: what there is
 // to train on.
 func (e *Trajectory) StochasticSteps() []int64 { return stochasticSteps(e.Segment, e.Transitions) }

@@ -29,6 +29,8 @@ type Trajectory struct {
 	CFGRule      string  `msgpack:"cfg_rule" enum:"CFGRules?"`
 	SampleSeed   uint64  `msgpack:"sample_seed"`
 	NoiseSeed    uint64  `msgpack:"noise_seed"`
+	// StepSeeds take over from SampleSeed at some steps: of one leaf of a tree that was made alone.
+	StepSeeds []StepSeed `msgpack:"step_seeds,omitempty" size:"0..MaxBranches"`
 	// Start is where the sample begins; absent: at step 0, with drawn noise.
 	Start *SegmentStart `msgpack:"start,omitempty"`
 	// Stop is where it ends; absent: at T.

@@ -20,6 +20,7 @@ func (p *Prompt) rules(f *faults) {
 	p.Rollout.across(f.in("rollout"), p.steps(), p.Validation)
 	p.segment(f)
 	p.scheduled(f)
+	p.tree(f)
 	rewards(f, p.Reward)
 	p.Advantage.across(f.in("advantage"), p.Batch != nil)
 }

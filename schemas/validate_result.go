@@ -12,7 +12,7 @@ func (e *Reward) rules(f *faults) {
 	f.sampleIndex(e.SampleIndex, e.GroupSize)
 	outcome(f, e.Status, e.Error, "reward", e.Reward)
 	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
-	e.Group.across(f.in("group"), e.UID)
+	e.Group.across(f.in("group"), e.UID, e.GroupSize)
 }
 
 func (s *Score) rules(f *faults) { outcome(f, s.Status, s.Error, "value", s.Value) }
@@ -57,6 +57,18 @@ func (e *Advantage) rules(f *faults) {
 		}
 		for i := range e.Members {
 			e.member(f.item("members", i), i)
+		}
+	}
+	for i := range e.Branches {
+		for k, c := range e.Branches[i].Children {
+			g := f.item("branches", i).item("children", k)
+			g.sampleIndex(c.SampleIndex, e.GroupSize)
+			if (c.Reward == nil) != (c.Leaves == 0) {
+				g.add("reward", nullOr(c.Reward), "must be a number exactly where there are scored leaves")
+			}
+			if c.Reward == nil && c.Advantage != nil {
+				g.add("advantage", formatFloat(*c.Advantage), "must be null without a reward")
+			}
 		}
 	}
 	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)

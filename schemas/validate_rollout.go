@@ -15,19 +15,21 @@ func (e *Request) rules(f *faults) {
 	f.sigmas(e.Sigmas)
 	f.exactly("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
 	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
+	f.seeds(e.StepSeeds, len(e.Transitions))
 	f.inside("return_step_indices", e.ReturnStepIndices, begin, end, MaxSteps)
 	f.ascending("return_step_indices", e.ReturnStepIndices)
 	f.inside("checkpoint_step_indices", e.CheckpointStepIndices, begin+1, end-1, MaxSteps-1)
 	f.ascending("checkpoint_step_indices", e.CheckpointStepIndices)
-	e.Group.across(f.in("group"), e.UID)
+	e.Group.across(f.in("group"), e.UID, e.GroupSize)
 }
 
 // across checks what every event of a group carries of it.
-func (g *Group) across(f *faults, uid UID) {
+func (g *Group) across(f *faults, uid UID, groupSize int64) {
 	if g.BatchGroups == 0 && g.Batch != string(uid) {
 		f.add("batch", quote(g.Batch), fmt.Sprintf("must be the uid %s: the group has no batch", quote(string(uid))))
 	}
 	rewards(f, g.Reward)
+	g.tree(f, groupSize)
 	g.Advantage.across(f.in("advantage"), g.BatchGroups > 0)
 }
 
@@ -113,6 +115,7 @@ func (e *Trajectory) rules(f *faults) {
 	}
 	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
 	e.scheduledSampling(f, completed)
+	f.seeds(e.StepSeeds, len(e.Transitions))
 	if completed {
 		e.completed(f, begin, end)
 	} else {
@@ -123,7 +126,7 @@ func (e *Trajectory) rules(f *faults) {
 		}
 	}
 	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
-	e.Group.across(f.in("group"), e.UID)
+	e.Group.across(f.in("group"), e.UID, e.GroupSize)
 }
 
 // completed checks that a trainer could recompute every log-prob of the steps [begin, end).

@@ -38,6 +38,8 @@ var (
 	ErrEvicted = errors.New("evicted before it was read")
 	// ErrCorrupt is returned when stored bytes do not have the digest they are named by.
 	ErrCorrupt = errors.New("digest mismatch")
+	// ErrFailed is returned for a sample that was not completed, with its reason.
+	ErrFailed = errors.New("the sample failed")
 )
 
 // TerminalError marks a failure that no retry can change.

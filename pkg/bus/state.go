@@ -9,8 +9,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Made returns the completed trajectory of the sample that a branch names. ErrNotFound: it has
-// none; where it failed, with the reason.
+// Made returns the completed trajectory of the sample that a branch names, ErrNotFound where it
+// has none, or ErrFailed.
 func (b *Bus) Made(ctx context.Context, at schemas.Branch) (*schemas.Trajectory, error) {
 	t := &schemas.Trajectory{}
 	m, err := b.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(at.Run, at.UID, at.SampleIndex))
@@ -18,13 +18,15 @@ func (b *Bus) Made(ctx context.Context, at schemas.Branch) (*schemas.Trajectory,
 	case errors.Is(err, ErrNotFound):
 		err = ErrNotFound // of which enough is said
 	case err == nil:
-		if err = Fits(m, t); err == nil && t.StopReason != schemas.StopCompleted {
-			err = fmt.Errorf("it %s: %s", t.StopReason, t.Error)
-		}
-		if err == nil {
+		fault := Fits(m, t)
+		switch {
+		case fault != nil:
+			err = fmt.Errorf("%w: %w", ErrNotFound, fault)
+		case t.StopReason != schemas.StopCompleted:
+			err = fmt.Errorf("%w: %s", ErrFailed, t.Error)
+		default:
 			return t, nil
 		}
-		err = fmt.Errorf("%w: %w", ErrNotFound, err)
 	}
 	return nil, fmt.Errorf("sample %d of group %s of run %s: %w", at.SampleIndex, at.UID, at.Run, err)
 }

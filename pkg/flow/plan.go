@@ -25,10 +25,30 @@ type Plan struct {
 	Storage tensor.DType
 	// Seed keys the noise of the steps (StepNoise).
 	Seed uint64
+	// Seeds take over from Seed, each at its step, in the order of their steps: the path to a leaf
+	// of a tree, whose steps have the noise of the samples that it parted from.
+	Seeds []StepSeed
 	// Begin and End make a segment: only the steps Begin, Begin+1, .. End-1 run, from the
 	// state before step Begin to the one before step End. Schedule and noise are those of the
 	// whole rollout, and so are the bits (see Enter). End 0 stands for T.
 	Begin, End int
+}
+
+// StepSeed keys the noise of the steps from Step on.
+type StepSeed struct {
+	Step int
+	Seed uint64
+}
+
+// seed keys the noise of a step.
+func (p Plan) seed(index int) uint64 {
+	seed := p.Seed
+	for _, s := range p.Seeds {
+		if s.Step <= index {
+			seed = s.Seed
+		}
+	}
+	return seed
 }
 
 // Steps returns T.

@@ -167,7 +167,7 @@ func (r *Rollout) draw(k Kernel, step *Step) error {
 	if r.ode != nil {
 		r.ode.reset()
 	}
-	StepNoise(r.noise, r.plan.Seed, r.index)
+	StepNoise(r.noise, r.plan.seed(r.index), r.index)
 	step.Noise = r.noise
 	return k.Draw(r.next, r.mean, r.x, step.Velocity, r.noise, r.plan.Storage)
 }

@@ -32,6 +32,19 @@ func (s Solver) Evaluations() int {
 	return 0
 }
 
+// Evaluations returns how many velocities a rollout of these transitions takes, with the solver
+// for its ode steps.
+func Evaluations[T ~string](s Solver, transitions []T) (n int64) {
+	for _, t := range transitions {
+		if Transition(t).Stochastic() {
+			n++
+		} else {
+			n += int64(s.Evaluations())
+		}
+	}
+	return n
+}
+
 // Multistep reports whether an ode step looks back on the ode steps before it. The first
 // of a run of ode steps has nothing to look back on and is of order 1.
 func (s Solver) Multistep() bool { return s == DPM || s == UniPC }

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -88,8 +89,12 @@ type Summary struct {
 	Samples      int         `json:"samples"`
 	Trajectories int         `json:"trajectories"`
 	StepsStored  int         `json:"steps_stored"`
-	Digest       string      `json:"digest"`
-	Seconds      float64     `json:"seconds"`
+	// Evaluations are those of the model that the trajectories stand for, FlatEvaluations those
+	// of as many samples that share no steps: more where they are of trees.
+	Evaluations     int64   `json:"evaluations"`
+	FlatEvaluations int64   `json:"flat_evaluations"`
+	Digest          string  `json:"digest"`
+	Seconds         float64 `json:"seconds"`
 	// Metrics are named as verl names them; those of evaluations begin with val-.
 	Metrics map[string]float64 `json:"metrics,omitempty"`
 	Out     string             `json:"out,omitempty"`
@@ -169,6 +174,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		}
 	}
 	c.rolling.metrics(r.Summary.Metrics)
+	r.Summary.Evaluations, r.Summary.FlatEvaluations = c.evaluations, c.flatEvaluations
 	r.Summary.Digest = c.digest.String()
 	return r, nil
 }
@@ -180,6 +186,8 @@ type collection struct {
 	measured     measures
 	rolling      rolling
 	digest       digest
+	// evaluations are as in the Summary.
+	evaluations, flatEvaluations int64
 }
 
 // fill gives a group its result.
@@ -202,6 +210,7 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 			if err := c.digest.add("trajectory."+sample.String(), t); err != nil {
 				return err
 			}
+			c.evaluated(t)
 			member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
 			member.Error = cmp.Or(t.Error, member.Error)
 			member.Roll = rollOf(t)
@@ -212,6 +221,24 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 	}
 	c.measured.group(a, c.rewards)
 	return nil
+}
+
+// evaluated counts what the model was asked for a sample, and for one that shares no steps.
+func (c *collection) evaluated(t *schemas.Trajectory) {
+	if t.StopReason != schemas.StopCompleted {
+		return
+	}
+	each := int64(1)
+	if t.TrueCFGScale > 1 {
+		each = 2
+	}
+	begin, end := t.Segment()
+	own := each * flow.Evaluations(flow.Solver(t.Solver), t.Transitions[begin:end])
+	c.evaluations += own
+	c.flatEvaluations += own
+	if t.Group.Tree != nil {
+		c.flatEvaluations += each * flow.Evaluations(flow.Solver(t.Solver), t.Transitions[:begin])
+	}
 }
 
 func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {

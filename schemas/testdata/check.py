@@ -211,6 +211,19 @@ def advantage_digest(e):
             d.double(a)
     if "refilled_by" in e:
         d.text(e["refilled_by"])
+    if "branch_scope" in e:
+        d.text(e["branch_scope"])
+        d.integer(len(e.get("branches", [])))
+        for b in e.get("branches", []):
+            d.integer(b["step_index"])
+            d.optional(b["mean"])
+            d.optional(b["std"])
+            d.integer(len(b["children"]))
+            for c in b["children"]:
+                d.integer(c["sample_index"])
+                d.integer(c["leaves"])
+                d.optional(c["reward"])
+                d.optional(c["advantage"])
     return d.hex()
 
 

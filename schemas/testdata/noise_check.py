@@ -117,6 +117,21 @@ def derive_seed(base, uid, index):
     return struct.unpack("<Q", hashlib.sha256(text).digest()[:8])[0]
 
 
+def path_seeds(base, uid, branches, leaf, steps):
+    """The seeds of the noise of each step on the path to a leaf of a tree."""
+    digits, rest = [], leaf
+    for _, width in reversed(branches):
+        rest, digit = divmod(rest, width)
+        digits.insert(0, digit)
+    seeds = []
+    for step in range(steps):
+        owner = 0
+        for (at, width), digit in zip(branches, digits):
+            owner = owner * width + (digit if at <= step else 0)
+        seeds.append(derive_seed(base, uid, owner))
+    return seeds
+
+
 def window(size, lo, hi, strategy, iteration, iters_per_group, seed):
     def choose(draw, n):
         w = philox([draw, iteration, 1, 0], key_of(seed))
@@ -234,6 +249,14 @@ def build():
                         "iters_per_group": iters, "seed": str(seed),
                         "indices": window(size, lo, hi, strategy, iteration, iters, seed)})
 
+    trees = []
+    for base, uid, branches, leaf, steps in (
+            ("seed:42", "a", ((2, 2), (5, 2)), 3, 8), ("seed:42", "a", ((2, 2), (5, 2)), 1, 8), ("seed:42", "a", ((2, 2), (5, 2)), 0, 8),
+            ("seed:7", "cat-1", ((0, 3), (1, 2), (6, 4)), 23, 10), ("seed:7", "cat-1", ((0, 3), (1, 2), (6, 4)), 12, 10),
+            ("run:demo", "p1", ((3, 2), (4, 2), (5, 2)), 5, 6)):
+        trees.append({"base": base, "uid": uid, "branches": [{"step_index": s, "width": w} for s, w in branches],
+                      "leaf": leaf, "seeds": [str(s) for s in path_seeds(base, uid, branches, leaf, steps)]})
+
     plans = []
     for seed, step, n, m, strategy, shape, ramp_steps, start_step, p, start, end, count in (
             (42, 0, 1000, 4, "uniform", "linear", 0, 0, 1.0, None, None, 12), (42, 1, 1000, 4, "uniform", "linear", 0, 0, 0.5, None, None, 12),
@@ -258,6 +281,7 @@ def build():
         "normal": normals,
         "long": long,
         "sample_seed": sample_seeds,
+        "tree": trees,
         "window": windows,
         "scheduled": plans,
     }

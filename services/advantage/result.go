@@ -49,7 +49,8 @@ func (g *group) outline() *schemas.Advantage {
 		Run: g.run, UID: g.uid, Batch: g.spec.Batch, GroupSize: g.size,
 		Scale: spec.Std, StdBasis: spec.StdBasis, Estimator: spec.Estimator, Epsilon: or(spec.Epsilon, 0),
 		Mode: spec.Mode, AdvClipMax: spec.AdvClipMax, Gamma: spec.Gamma, Singleton: spec.Singleton,
-		Metadata: g.spec.Metadata, Refill: g.spec.Refill, Validation: g.spec.Validation, SourceRun: g.spec.SourceRun,
+		BranchScope: spec.BranchScope,
+		Metadata:    g.spec.Metadata, Refill: g.spec.Refill, Validation: g.spec.Validation, SourceRun: g.spec.SourceRun,
 	}
 	policy := policyOf(g.spec)
 	members := g.members()
@@ -200,8 +201,16 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 		}
 		return
 	}
+	branches, err := estimateBranches(cfg, groups, at, rewards, results)
+	if err != nil {
+		for _, i := range at {
+			outlines[i].Status, outlines[i].Error = schemas.StatusFailed, err.Error()
+		}
+		return
+	}
 	for k, r := range results {
 		a := outlines[at[k]]
+		a.Branches = branches[k]
 		a.Mean, a.Std = new(r.Mean), new(r.Std)
 		if cfg.NeedsBatch() {
 			a.BatchSamples = int64(samples)

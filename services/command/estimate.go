@@ -327,7 +327,7 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 	if c.TrueCFGScale > 1 {
 		guidance = fmt.Sprintf(" (guidance, scale %g)", c.TrueCFGScale)
 	}
-	line("steps", "%s%s in all, %s stochastic; %s%s", each, thousands(int(c.Steps)), thousands(int(c.Stochastic)), count(int(c.Evaluations), "model evaluation"), guidance)
+	line("steps", "%s%s in all, %s stochastic; %s%s", each, thousands(int(c.Steps)), thousands(int(c.Stochastic)), evaluations(c.Evaluations, c.FlatEvaluations), guidance)
 	if c.BytesOfSample > 0 && c.LatentsDType != "" && c.LatentsShape != nil {
 		checkpoints := ""
 		if c.Checkpoints > 0 {
@@ -335,6 +335,15 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 		}
 		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", count(int(c.LatentsKept), "state"), c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, size(c.BytesOfSample))
 	}
+}
+
+// evaluations says how often the model is asked, and how often without the trees.
+func evaluations(n, flat int64) string {
+	s := count(int(n), "model evaluation")
+	if n < flat {
+		s += fmt.Sprintf(", %s fewer (%.0f %%) than the %s of samples that share no steps", thousands(int(flat-n)), 100*float64(flat-n)/float64(flat), thousands(int(flat)))
+	}
+	return s
 }
 
 // streamLine is the stream's share, and a warning when it does not fit.

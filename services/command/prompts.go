@@ -21,8 +21,8 @@ type promptFlags struct {
 	datasetFlags
 	rewardFlags
 	advantageFlags
-	top, rollout, start, stop, policy, place *fieldflag.Set // of Prompt, Rollout, Start, Stop, GroupPolicy and BatchSpec
-	batch                                    string
+	top, rollout, start, stop, tree, policy, place *fieldflag.Set // of Prompt, Rollout, Start, Stop, Tree, GroupPolicy and BatchSpec
+	batch                                          string
 
 	// ScheduledSampling, its ramp and ReflexFlow, and Data.
 	scheduled, ramp, reflexflow, data *fieldflag.Set
@@ -55,6 +55,9 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	})
 	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil), fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
 	p.stop = fieldsOf[schemas.Stop](nil)
+	p.tree = fieldsOf[schemas.Tree](map[string]fieldflag.Codec{
+		"branches": {Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: four leaves, that part in two at step 2 and each in two at step 5", Parse: branches},
+	})
 	p.policy = fieldsOf[schemas.GroupPolicy](nil)
 	p.place = fieldsOf[schemas.BatchSpec](map[string]fieldflag.Codec{
 		"step": {Hint: "of several batches the first one's, the next has one more"},
@@ -69,6 +72,7 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		p.start.Register(f)
 		p.data.Register(f)
 		p.stop.Register(f)
+		p.tree.Register(f)
 	})
 	section(f, scheduledSection, func(f *pflag.FlagSet) {
 		p.scheduled.Register(f)
@@ -123,6 +127,21 @@ func branch(s string) (any, error) {
 	return b, nil
 }
 
+// branches reads WIDTH@STEP,...
+func branches(s string) (any, error) {
+	var list []any
+	for part := range strings.SplitSeq(s, ",") {
+		width, step, at := strings.Cut(strings.TrimSpace(part), "@")
+		n, err1 := strconv.ParseInt(width, 10, 64)
+		k, err2 := strconv.ParseInt(step, 10, 64)
+		if !at || err1 != nil || err2 != nil {
+			return nil, fmt.Errorf("%q; must be WIDTH@STEP for each branch point, e.g. 2@2,2@5", s)
+		}
+		list = append(list, map[string]any{"width": n, "step_index": k})
+	}
+	return list, nil
+}
+
 // defaults is the map of every flag that was set, but for the batch.
 func (p *promptFlags) defaults() (map[string]any, error) {
 	d := p.top.Values()
@@ -137,6 +156,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		{"start", p.start},
 		{"start.data", p.data},
 		{"stop", p.stop},
+		{"tree", p.tree},
 		{"scheduled_sampling", p.scheduled},
 		{"scheduled_sampling.ramp", p.ramp},
 		{"scheduled_sampling.reflexflow", p.reflexflow},

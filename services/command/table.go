@@ -32,6 +32,9 @@ func printRun(w io.Writer, r *results.Run) error {
 	lines := append([]string{
 		fmt.Sprintf("run %s: %d of %d groups complete, %d samples, %d steps stored, %.1f s", s.Run, s.Complete, s.Groups, s.Samples, s.StepsStored, s.Seconds),
 	}, measures(&s)...)
+	if s.Evaluations < s.FlatEvaluations {
+		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))
+	}
 	fmt.Fprintln(w)
 	for _, line := range lines {
 		fmt.Fprintln(w, breakLines(line, lineWidth(w), "\n  "))

@@ -37,9 +37,11 @@ type Cost struct {
 	BytesOfSample int64   `json:"bytes_per_sample"`
 	// The rest is over all samples. Evaluations are those of the model, two where guidance is
 	// active. ImageBytes is of uncompressed images: as PNG they are smaller.
-	Steps           int64 `json:"steps"`
-	Stochastic      int64 `json:"stochastic_steps"`
-	Evaluations     int64 `json:"evaluations"`
+	Steps       int64 `json:"steps"`
+	Stochastic  int64 `json:"stochastic_steps"`
+	Evaluations int64 `json:"evaluations"`
+	// FlatEvaluations are those of samples that share no steps: more where they are of trees.
+	FlatEvaluations int64 `json:"flat_evaluations"`
 	StepBytes       int64 `json:"step_bytes"`
 	TrajectoryBytes int64 `json:"trajectory_bytes"`
 	ImageBytes      int64 `json:"image_bytes"`
@@ -66,12 +68,17 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		LatentsKept: int64(len(r.ReturnStepIndices)), Checkpoints: int64(len(r.CheckpointStepIndices)), LatentsDType: r.LatentsDType, LatentsShape: []int64{int64(tokens), policy.LatentChannels},
 	}
 	c.Steps, c.Stochastic = steps, c.SDESteps
-	c.Evaluations = c.SDESteps + (steps-c.SDESteps)*int64(flow.Solver(r.Solver).Evaluations())
+	c.Evaluations = flow.Evaluations(flow.Solver(r.Solver), r.Transitions[begin:end])
 	if s := r.ScheduledSampling; s != nil {
 		c.Evaluations = rolledEvaluations(s, steps)
 	}
+	c.FlatEvaluations = c.Evaluations
+	if r.Group.Tree != nil {
+		c.StartStepIndex = 0 // the leaf has all steps behind it
+		c.FlatEvaluations = flow.Evaluations(flow.Solver(r.Solver), r.Transitions[:end])
+	}
 	if c.TrueCFGScale > 1 {
-		c.Evaluations *= 2
+		c.Evaluations, c.FlatEvaluations = 2*c.Evaluations, 2*c.FlatEvaluations
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
 	item, _ := schemas.DTypeSize(c.LatentsDType)
@@ -108,7 +115,7 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 func (c *Cost) sum(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
-		c.Steps, c.Stochastic, c.Evaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.counted = 0, 0, 0, 0, 0, 0, true
+		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.counted = 0, 0, 0, 0, 0, 0, 0, true
 	}
 	same(&c.ImageSize, s.ImageSize)
 	same(&c.NumInferenceSteps, s.NumInferenceSteps)
@@ -126,6 +133,7 @@ func (c *Cost) sum(s *Cost, n int64) {
 	c.Steps += n * s.Steps
 	c.Stochastic += n * s.Stochastic
 	c.Evaluations += n * s.Evaluations
+	c.FlatEvaluations += n * s.FlatEvaluations
 	c.StepBytes += n * s.StepBytes
 	c.TrajectoryBytes += n * s.TrajectoryBytes
 	c.ImageBytes += n * s.ImageBytes

@@ -99,8 +99,7 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		if err := intake.Check(e, intake.Origin{Reward: p.facts.Reward}); err != nil {
 			return err
 		}
-		schemas.SetDefaults(e)
-		n = *e.GroupSize
+		n = e.Samples()
 	} else {
 		e.UID = cmp.Or(e.UID, "-") // intake names it
 		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: p.facts.Reward})
@@ -127,10 +126,10 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 	return nil
 }
 
-// samples adds the cost of a group's. Those of scheduled sampling differ, others are all as one.
+// samples adds the cost of a group's. Those of scheduled sampling and of trees differ, others are all as one.
 func (p *Estimate) samples(requests []*schemas.Request, policy *schemas.Policy) error {
 	n := int64(len(requests))
-	if requests[0].ScheduledSampling == nil {
+	if requests[0].ScheduledSampling == nil && requests[0].Group.Tree == nil {
 		requests = requests[:1]
 	} else {
 		n = 1

@@ -69,6 +69,13 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{SampleIndex: math.MaxInt64, Reward: x, Advantage: x, Status: schemas.StatusMissing, TrajectorySeq: math.MaxUint64, StepAdvantages: steps}
 	}
+	if r.Group.Tree != nil { // of all trees of n leaves the one that parts in two has most branch points
+		a.BranchScope = longest
+		for range n - 1 {
+			child := schemas.BranchChild{SampleIndex: math.MaxInt64, Leaves: math.MaxInt64, Reward: x, Advantage: x}
+			a.Branches = append(a.Branches, schemas.BranchGroup{StepIndex: math.MaxInt64, Mean: x, Std: x, Children: []schemas.BranchChild{child, child}})
+		}
+	}
 	return a
 }
 

@@ -30,6 +30,9 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained i
 		Batch: string(p.UID), Deadline: value(p.Deadline, 0), Validation: p.Validation, Metadata: p.Metadata,
 		PromptSeq: o.Seq, Created: o.Created.UnixNano(), GroupPolicy: p.GroupPolicy, Refill: p.Refill,
 	}
+	if p.Tree != nil && p.Tree.Leaf == nil {
+		g.Tree = p.Tree
+	}
 	if b := p.Batch; b != nil {
 		g.Batch, g.BatchGroups, g.BatchStep, g.BatchEpoch = b.ID, b.Groups, b.Step, b.Epoch
 	}
@@ -139,6 +142,12 @@ func resolveAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, trained i
 	}
 	if c.Gamma != 1 {
 		a.Gamma = &c.Gamma
+	}
+	if p.Tree != nil && p.Tree.Leaf == nil {
+		if c.Gamma != 1 {
+			return a, fmt.Errorf("advantage.gamma: %v; must be 1 of a tree, whose segments have one advantage each", c.Gamma)
+		}
+		a.BranchScope = or(a.BranchScope, schemas.BranchSiblings)
 	}
 	return a, nil
 }

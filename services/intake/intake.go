@@ -212,7 +212,7 @@ func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 		NumInferenceSteps: int64(len(q.Transitions)), SDEStepIndices: q.StochasticSteps(), Warnings: warnings,
 	}
 	switch {
-	case q.ScheduledSampling != nil:
+	case q.ScheduledSampling != nil || q.Group.Tree != nil:
 		r.TotalSteps = new(int64)
 		for _, q := range requests {
 			begin, end := q.Segment()

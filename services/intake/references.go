@@ -69,7 +69,7 @@ func (s *service) branch(ctx context.Context, r *schemas.Request, policy *schema
 	}
 	t, err := s.bus.Made(ctx, at)
 	switch {
-	case errors.Is(err, bus.ErrNotFound):
+	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrFailed):
 		return refuse("", "%w; must be a sample that was completed and is still stored", err)
 	case err != nil:
 		return fmt.Errorf("look up the sample to branch from: %w", err)

@@ -29,6 +29,7 @@ type Origin struct {
 // depends on its arguments alone and changes none of them.
 func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin) ([]*schemas.Request, error) {
 	p := new(*prompt)
+	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
 	p.Advantage, p.Start = prompt.Advantage, prompt.Start // whose defaults depend on more than the field
 	if v := *p.MinPolicyVersion; v > policy.PolicyVersion {
@@ -78,11 +79,13 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 
 	requests := samples(request, base, p.InitialNoise == schemas.NoiseShared)
-	if err := own(requests, p, policy); err != nil {
+	if err := own(requests, base, p, policy); err != nil {
 		return nil, err
 	}
-	if err := requests[0].Validate(); err != nil {
-		return nil, fmt.Errorf("resolved request: %w", err)
+	for _, r := range []*schemas.Request{requests[0], requests[n-1]} { // the last of a tree begins elsewhere
+		if err := r.Validate(); err != nil {
+			return nil, fmt.Errorf("resolved request: %w", err)
+		}
 	}
 	return requests, nil
 }
@@ -124,17 +127,23 @@ func partOf(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, tokens i
 	if err := x.plan.Validate(); err != nil {
 		return nil, err
 	}
+	if err := checkTree(p.Tree, x.plan); err != nil {
+		return nil, err
+	}
 	x.checkpoints, err = checkpointSteps(p, x.plan, x.returned)
 	return x, err
 }
 
 // own gives each request what it has alone: the data that its sample begins with, and its place
-// in the group's plan.
-func own(requests []*schemas.Request, p *schemas.Prompt, policy *schemas.Policy) error {
+// in a tree or in the group's plan.
+func own(requests []*schemas.Request, base string, p *schemas.Prompt, policy *schemas.Policy) error {
 	if p.Start != nil && p.Start.Data != nil {
 		for i, r := range requests {
 			r.Start = &schemas.SegmentStart{StepIndex: r.Start.StepIndex, Data: p.Start.Data.Of(int64(i))}
 		}
+	}
+	if p.Tree != nil {
+		plant(requests, p.Tree, base)
 	}
 	if p.ScheduledSampling == nil {
 		return nil

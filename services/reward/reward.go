@@ -336,7 +336,7 @@ func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
 	return &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
-		TrajectorySeq: seq, TrainedSteps: int64(len(t.StochasticSteps())), ScheduleDigest: t.ScheduleDigest,
+		TrajectorySeq: seq, TrainedSteps: t.TrainedSteps(), ScheduleDigest: t.ScheduleDigest,
 		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, Group: t.Group,
 		SampleStarted: max(0, t.Timings.Started), SampleFinished: max(0, t.Timings.Finished),
 	}

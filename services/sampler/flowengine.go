@@ -113,6 +113,9 @@ func planOf(req *schemas.Request) flow.Plan {
 	for _, t := range req.Transitions {
 		plan.Transitions = append(plan.Transitions, flow.Transition(t))
 	}
+	for _, s := range req.StepSeeds {
+		plan.Seeds = append(plan.Seeds, flow.StepSeed{Step: int(s.StepIndex), Seed: s.Seed})
+	}
 	begin, end := req.Segment()
 	plan.Begin, plan.End = int(begin), int(end)
 	return plan

@@ -141,7 +141,7 @@ func (r *recorder) trajectory() *schemas.Trajectory {
 	t := &schemas.Trajectory{
 		Run: q.Run, UID: q.UID, SampleIndex: q.SampleIndex, GroupSize: q.GroupSize, Lane: q.Lane, Attempt: r.token,
 		Prompt: q.Prompt, NegativePrompt: q.NegativePrompt, TruncatePrompt: q.TruncatePrompt, Height: q.Height, Width: q.Width,
-		TrueCFGScale: q.TrueCFGScale, CFGRule: s.card.CFGRule, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, Start: q.Start, Stop: q.Stop,
+		TrueCFGScale: q.TrueCFGScale, CFGRule: s.card.CFGRule, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, StepSeeds: q.StepSeeds, Start: q.Start, Stop: q.Stop,
 		ScheduledSampling: q.ScheduledSampling,
 		Sigmas:            q.Sigmas, Transitions: q.Transitions, LogProbs: r.logProbs, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
 		Solver: q.Solver, LatentsDType: q.LatentsDType, ScheduleDigest: q.ScheduleDigest,

@@ -115,29 +115,41 @@ var errUnborn = errors.New("the sample to branch from is not made yet")
 func (s *service) branch(ctx context.Context, req *schemas.Request) (*schemas.Tensor, error) {
 	at := *req.Start.Branch
 	t, err := s.bus.Made(ctx, at)
-	if errors.Is(err, bus.ErrNotFound) && at.Run == req.Run && at.UID == req.UID {
-		switch _, err := s.bus.Last(ctx, schemas.StreamRequests, schemas.RequestSubject(at.Run, req.Lane, at.UID, at.SampleIndex)); {
-		case err == nil:
-			return nil, errUnborn
-		case !errors.Is(err, bus.ErrNotFound):
-			return nil, fmt.Errorf("look up the request of the sample to branch from: %w", err)
-		}
-		t, err = s.bus.Made(ctx, at) // its request goes when its trajectory is there
-	}
-	var states *schemas.Tensor
-	if err == nil {
-		if t.ScheduleDigest != req.ScheduleDigest && t.UID == req.UID && t.Run == req.Run {
-			return nil, errUnborn // not of this group: whoever made the request displaces it
-		}
-		states, err = s.bus.LoadBranch(ctx, at, t)
+	var state *schemas.Tensor
+	its := at.Run == req.Run && at.UID == req.UID
+	switch {
+	case its && errors.Is(err, bus.ErrNotFound):
+		return nil, s.unborn(ctx, req)
+	case its && err == nil && (t.ScheduleDigest != req.ScheduleDigest || !t.Group.Same(&req.Group)):
+		return nil, s.unborn(ctx, req) // whoever makes the parent displaces it
+	case err == nil:
+		state, err = s.bus.LoadBranch(ctx, at, t)
 	}
 	switch {
-	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt):
+	case errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrCorrupt), errors.Is(err, bus.ErrFailed):
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("start.branch: %w", err))
 	case err != nil:
 		return nil, fmt.Errorf("load the state to branch from: %w", err)
 	}
-	return states, nil
+	return state, nil
+}
+
+// unborn is errUnborn while the parent of a sample is asked for, in the queue or parked.
+func (s *service) unborn(ctx context.Context, req *schemas.Request) error {
+	at := req.Start.Branch
+	for stream, subject := range map[string]string{
+		schemas.StreamRequests: schemas.RequestSubject(at.Run, req.Lane, at.UID, at.SampleIndex),
+		schemas.StreamParked:   schemas.ParkedSubject(at.Run, req.Lane, at.UID, at.SampleIndex),
+	} {
+		switch _, err := s.bus.Last(ctx, stream, subject); {
+		case err == nil:
+			return errUnborn
+		case !errors.Is(err, bus.ErrNotFound):
+			return fmt.Errorf("look up the request of the sample to branch from: %w", err)
+		}
+	}
+	// It may be on its way from one place to another; the last of the tries says that it is not.
+	return fmt.Errorf("start.branch: sample %d of the group is neither made nor asked for", at.SampleIndex)
 }
 
 // putBack hands back a request whose parent is on its way. It comes again after an eighth of

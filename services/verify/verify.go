@@ -372,7 +372,7 @@ func (s *sample) start(ctx context.Context) error {
 			return nil
 		case err == nil:
 			err = sampler.StartFrom(x, t.Start, states, t.SampleIndex, t.LatentsShape, t.Sigmas[begin], t.NoiseSeed)
-		case !errors.Is(err, bus.ErrCorrupt):
+		case !errors.Is(err, bus.ErrCorrupt) && !errors.Is(err, bus.ErrFailed):
 			return fmt.Errorf("load the states it started with: %w", err)
 		}
 		if err != nil {

@@ -1,0 +1,51 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// PathStep is a step on the way to a sample, and the trajectory that it is of: the sample's own,
+// or that of one it parted from.
+type PathStep struct {
+	Trajectory *schemas.Trajectory
+	Step       *schemas.Step
+}
+
+// maxParents bounds the samples on a path, so that trajectories which name one another end.
+const maxParents = 1000
+
+// Path returns every step that led to where a sample ended, in order: before its own those of its
+// parents, which trajectories of trees and branches name, up to the one that began with noise or
+// with given states. ErrNotFound: a parent, or a step, is stored no more.
+func (c *Client) Path(ctx context.Context, t *schemas.Trajectory) ([]PathStep, error) {
+	var path []PathStep
+	_, end := t.Segment()
+	for range maxParents {
+		steps, err := c.Steps(ctx, t)
+		if err != nil {
+			return nil, fmt.Errorf("sample %d of group %s of run %s: %w", t.SampleIndex, t.UID, t.Run, err)
+		}
+		begin, stop := t.Segment()
+		if stop < end || begin > end || int64(len(steps)) < end-begin {
+			return nil, fmt.Errorf("sample %d of group %s of run %s: steps %d to %d; must lead to step %d, where another parted from it", t.SampleIndex, t.UID, t.Run, begin, stop, end)
+		}
+		var own []PathStep
+		for _, s := range steps[:end-begin] {
+			own = append(own, PathStep{t, s})
+		}
+		path = slices.Concat(own, path)
+		if t.Start == nil || t.Start.Branch == nil {
+			return path, nil
+		}
+		at := t.Start.Branch
+		if t, err = c.Trajectory(ctx, at.Run, at.UID, at.SampleIndex); err != nil {
+			return nil, err
+		}
+		end = begin
+	}
+	return nil, fmt.Errorf("sample %d of group %s of run %s: more than %d parents", t.SampleIndex, t.UID, t.Run, maxParents)
+}

@@ -1,0 +1,192 @@
+package schemas
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Tree makes the samples of a prompt the leaves of one tree: they share the steps before its
+// first branch point, part there, and so on. Leaf i is sample i; its number has a digit for each
+// branch point, the first one's first, that says which child it is of there. The first child
+// of a branch point, digit 0, is the sample that came there; each other one is a sample that
+// begins there, with the state which that one stored, its parent. So every step of the tree is
+// taken once, by the lowest leaf behind it, with the noise of that sample.
+type Tree struct {
+	// Branches are where the samples part, in the order of their steps, which must be stochastic.
+	Branches []BranchPoint `msgpack:"branches" size:"1..MaxBranches" flag:"tree"`
+	// Leaf asks for one leaf alone: a group of one sample, that takes all steps of its path, with
+	// the bits which that leaf has in the whole tree.
+	Leaf *int64 `msgpack:"leaf,omitempty" range:"0..MaxGroupSize-1" absent:"all leaves" flag:"leaf"`
+}
+
+// BranchPoint is a step before which each path of a tree parts.
+type BranchPoint struct {
+	// StepIndex is the first step that the children take each for themselves.
+	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
+	// Width is the number of children.
+	Width int64 `msgpack:"width" range:"2..MaxGroupSize"`
+}
+
+// StepSeed is what keys the noise of the steps from StepIndex on.
+type StepSeed struct {
+	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
+	// Seed is the sample_seed of the sample that takes these steps in the whole tree.
+	Seed uint64 `msgpack:"seed"`
+}
+
+// TreeSegment is the steps from Begin on that a sample of a path takes.
+type TreeSegment struct {
+	SampleIndex, Begin int64
+}
+
+// Leaves is the number of leaves, MaxGroupSize+1 where there are more than a group can have.
+func (t *Tree) Leaves() int64 { return t.Stride(0) }
+
+// Stride is the number of leaves behind a path that has parted at the first depth branch
+// points.
+func (t *Tree) Stride(depth int) int64 {
+	n := int64(1)
+	for _, b := range t.Branches[depth:] {
+		if n *= max(b.Width, 1); n > MaxGroupSize {
+			return MaxGroupSize + 1
+		}
+	}
+	return n
+}
+
+// Owner is the sample that takes the steps between branch point depth-1 and branch point depth
+// on the path to a leaf: depth 0 is the root, before the first.
+func (t *Tree) Owner(leaf int64, depth int) int64 { return leaf - leaf%t.Stride(depth) }
+
+// Path lists the samples whose steps lead to a leaf, from the root to the leaf itself: each takes
+// the steps from its Begin to that of the next. The first is sample 0.
+func (t *Tree) Path(leaf int64) []TreeSegment {
+	path := []TreeSegment{{}}
+	for i, b := range t.Branches {
+		if owner := t.Owner(leaf, i+1); owner != path[len(path)-1].SampleIndex {
+			path = append(path, TreeSegment{owner, b.StepIndex})
+		}
+	}
+	return path
+}
+
+// Samples is the number of samples that the prompt asks for.
+func (p *Prompt) Samples() int64 {
+	switch {
+	case p.Tree != nil && p.Tree.Leaf != nil:
+		return 1
+	case p.Tree != nil:
+		return p.Tree.Leaves()
+	case p.GroupSize != nil:
+		return *p.GroupSize
+	}
+	var q Prompt
+	SetDefaults(&q)
+	return *q.GroupSize
+}
+
+// tree checks what Tree says of the steps and of the group.
+func (p *Prompt) tree(f *faults) {
+	t := p.Tree
+	if t == nil {
+		if p.Advantage.BranchScope != "" {
+			f.in("advantage").add("branch_scope", quote(p.Advantage.BranchScope), "must be absent without a tree")
+		}
+		return
+	}
+	if p.Start != nil {
+		f.add("start", "given", "must be absent beside tree, whose samples begin with one another's states")
+	}
+	if p.ScheduledSampling != nil {
+		f.add("scheduled_sampling", "given", "must be absent beside tree")
+	}
+	g := f.in("tree")
+	leaves := t.branches(g, most(p.steps()))
+	if leaves == 0 {
+		return
+	}
+	if p.Stop != nil && p.Stop.StepIndex != nil {
+		if last := t.Branches[len(t.Branches)-1].StepIndex; *p.Stop.StepIndex <= last && *p.Stop.StepIndex > 0 {
+			f.in("stop").add("step_index", strconv.FormatInt(*p.Stop.StepIndex, 10), fmt.Sprintf("must be above %d, the last branch point", last))
+		}
+	}
+	want, why := leaves, fmt.Sprintf("the leaves of the tree, or absent; it has %s", t.product())
+	if t.Leaf != nil {
+		if s := p.Advantage.BranchScope; s != "" {
+			f.in("advantage").add("branch_scope", quote(s), "must be absent of one leaf alone, which has no siblings")
+		}
+		if *t.Leaf < MaxGroupSize {
+			g.within("leaf", *t.Leaf, 0, leaves-1)
+		}
+		want, why = 1, "one leaf alone, or absent"
+	}
+	if n := p.GroupSize; n != nil && *n != want && *n >= 1 && *n <= MaxGroupSize {
+		f.add("group_size", strconv.FormatInt(*n, 10), fmt.Sprintf("must be %d, %s", want, why))
+	}
+}
+
+// branches checks the branch points for a schedule of that many steps, and returns the number of leaves, 0
+// where there is a fault.
+func (t *Tree) branches(f *faults, steps int64) int64 {
+	if n := len(t.Branches); n == 0 || n > MaxBranches {
+		return 0
+	}
+	before := f.total()
+	for i, b := range t.Branches {
+		g := f.item("branches", i)
+		switch {
+		case b.StepIndex >= 0 && b.StepIndex < MaxSteps && b.StepIndex >= steps:
+			g.within("step_index", b.StepIndex, 0, steps-1)
+		case i > 0 && b.StepIndex <= t.Branches[i-1].StepIndex:
+			g.add("step_index", strconv.FormatInt(b.StepIndex, 10), fmt.Sprintf("must be above %d, that of the branch point before", t.Branches[i-1].StepIndex))
+		case b.Width < 2 || b.Width > MaxGroupSize || b.StepIndex < 0 || b.StepIndex >= MaxSteps:
+			return 0 // said by the tag
+		}
+	}
+	n := t.Leaves()
+	if n > MaxGroupSize {
+		f.add("branches", t.product()+" leaves", fmt.Sprintf("must be at most %d in all, the samples of a group", MaxGroupSize))
+	}
+	if f.total() > before {
+		return 0
+	}
+	return n
+}
+
+// product is the widths, such as "2 x 2 x 2".
+func (t *Tree) product() string {
+	s := ""
+	for i, b := range t.Branches {
+		if i > 0 {
+			s += " x "
+		}
+		s += strconv.FormatInt(b.Width, 10)
+	}
+	return s
+}
+
+// tree checks the tree that the samples of a resolved group are the leaves of.
+func (g *Group) tree(f *faults, groupSize int64) {
+	if g.Tree == nil {
+		return
+	}
+	t := f.in("tree")
+	if g.Tree.Leaf != nil {
+		t.add("leaf", strconv.FormatInt(*g.Tree.Leaf, 10), "must be absent of a group, which has all")
+	}
+	if n := g.Tree.branches(t, MaxSteps); n > 0 && n != groupSize && groupSize > 0 {
+		t.add("branches", g.Tree.product()+" leaves", fmt.Sprintf("must be %d, the group_size", groupSize))
+	}
+}
+
+// seeds checks those of the steps, which take over from SampleSeed.
+func (f *faults) seeds(list []StepSeed, steps int) {
+	for i := range list {
+		n := list[i].StepIndex
+		if i > 0 && n <= list[i-1].StepIndex {
+			f.item("step_seeds", i).add("step_index", strconv.FormatInt(n, 10), "must be above that of the one before")
+		} else if all := most(int64(steps)); n >= all && n < MaxSteps {
+			f.item("step_seeds", i).within("step_index", n, 0, all-1)
+		}
+	}
+}

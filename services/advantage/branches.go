@@ -1,0 +1,185 @@
+package advantage
+
+import (
+	"fmt"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// A tree gives its rewards to the leaves, and the steps that leaves share are in the paths of
+// all of them. The reward of a segment, the steps of one sample from a branch point to the
+// next, is the mean of the rewards of the leaves behind it, as BranchGRPO fuses them with equal
+// weights (arXiv 2509.06040); its advantage is that of the group's estimator, with all its
+// options, among
+//
+//	siblings  the children of its branch point: A = (r - mean_siblings) / (std_siblings + eps) for
+//	          flow_grpo
+//	depth     all segments of its depth in the tree, BranchGRPO's depth-wise normalisation:
+//	          A = (r - mean_depth) / (std_depth + eps)
+//
+// or, with leaves, the mean of the advantages of the leaves behind it, as TreeGRPO hands them up
+// the tree (arXiv 2512.08153), again with equal weights. A scale over the batch is one over what
+// all its trees have at that depth.
+
+// comparison is what is estimated together of one depth: sets of segments, each as a group.
+type comparison struct {
+	sets     []estimator.Rewards
+	children [][]*schemas.BranchChild // of each set
+	points   [][]*schemas.BranchGroup // of each set
+}
+
+// estimateBranches are the branch points of each of the groups at the given places, whose options
+// are the same, given the rewards and results of their samples; nil of those that are no trees.
+func estimateBranches(cfg estimator.Config, groups []*group, at []int, rewards []estimator.Rewards, results []estimator.Group) ([][]schemas.BranchGroup, error) {
+	out := make([][]schemas.BranchGroup, len(at))
+	for depth := range schemas.MaxBranches {
+		var c comparison
+		points := make([][]schemas.BranchGroup, len(at))
+		for k, i := range at {
+			g := groups[i]
+			if g.spec.Tree == nil || depth >= len(g.spec.Tree.Branches) {
+				continue
+			}
+			segments := g.segments(depth, rewards[k], results[k])
+			points[k] = g.branchPoints(depth, segments)
+			c.add(g.spec.Advantage.BranchScope, points[k], segments)
+		}
+		if len(c.sets) > 0 {
+			if err := c.estimate(cfg); err != nil {
+				return nil, fmt.Errorf("branch points of depth %d: %w", depth+1, err)
+			}
+		}
+		for k := range out {
+			out[k] = append(out[k], points[k]...)
+		}
+	}
+	return out, nil
+}
+
+// segment is the means over the scored leaves behind a child of a branch point.
+type segment struct {
+	leaves            int64
+	reward, advantage float64
+	scores            []float64
+}
+
+// segments are those of the children of all branch points of one depth, in order of their samples.
+func (g *group) segments(depth int, rewards estimator.Rewards, result estimator.Group) []segment {
+	behind := g.spec.Tree.Stride(depth + 1)
+	segments := make([]segment, g.size/behind)
+	next := 0
+	for _, s := range g.members() {
+		if !s.scored {
+			continue
+		}
+		x := &segments[s.index/behind]
+		x.leaves++
+		x.reward += s.reward
+		x.advantage += result.Advantages[next]
+		if rewards.Scores != nil {
+			x.scores = append(x.scores, make([]float64, len(s.scores)-len(x.scores))...)
+			for i, score := range rewards.Scores[next] {
+				x.scores[i] += score
+			}
+		}
+		next++
+	}
+	for i := range segments {
+		x := &segments[i]
+		n := float64(max(x.leaves, 1))
+		x.reward, x.advantage = x.reward/n, x.advantage/n
+		for k := range x.scores {
+			x.scores[k] /= n
+		}
+	}
+	return segments
+}
+
+// branchPoints are those of one depth, with the rewards of their children.
+func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGroup {
+	behind, b := g.spec.Tree.Stride(depth+1), g.spec.Tree.Branches[depth]
+	points := make([]schemas.BranchGroup, int64(len(segments))/b.Width)
+	for i, x := range segments {
+		p := &points[int64(i)/b.Width]
+		p.StepIndex = b.StepIndex
+		child := schemas.BranchChild{SampleIndex: int64(i) * behind, Leaves: x.leaves}
+		if x.leaves > 0 {
+			child.Reward = new(x.reward)
+			if g.spec.Advantage.BranchScope == schemas.BranchLeaves {
+				child.Advantage = new(x.advantage)
+			}
+		}
+		p.Children = append(p.Children, child)
+	}
+	for i := range points {
+		points[i].Mean = meanOf(points[i].Children)
+	}
+	return points
+}
+
+// meanOf is the mean of the rewards that there are; nil without any.
+func meanOf(children []schemas.BranchChild) *float64 {
+	sum, n := 0.0, 0
+	for _, c := range children {
+		if c.Reward != nil {
+			sum, n = sum+*c.Reward, n+1
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return new(sum / float64(n))
+}
+
+// add puts the segments of the points into sets to be estimated.
+func (c *comparison) add(scope string, points []schemas.BranchGroup, segments []segment) {
+	if scope == schemas.BranchLeaves {
+		return
+	}
+	next := 0
+	for i := range points {
+		if i == 0 || scope == schemas.BranchSiblings {
+			c.sets, c.children, c.points = append(c.sets, estimator.Rewards{}), append(c.children, nil), append(c.points, nil)
+		}
+		last := len(c.sets) - 1
+		set := &c.sets[last]
+		for k := range points[i].Children {
+			if x := segments[next]; x.leaves > 0 {
+				set.Values = append(set.Values, x.reward)
+				if x.scores != nil {
+					set.Scores = append(set.Scores, x.scores)
+				}
+				c.children[last] = append(c.children[last], &points[i].Children[k])
+			}
+			next++
+		}
+		if points[i].Mean != nil {
+			c.points[last] = append(c.points[last], &points[i])
+		}
+	}
+}
+
+// estimate gives the segments of all sets their advantages.
+func (c *comparison) estimate(cfg estimator.Config) error {
+	var sets []estimator.Rewards
+	var at []int
+	for i, set := range c.sets {
+		if len(set.Values) > 0 {
+			sets, at = append(sets, set), append(at, i)
+		}
+	}
+	results, err := estimator.Estimate(cfg, sets)
+	if err != nil {
+		return err
+	}
+	for k, i := range at {
+		for n, child := range c.children[i] {
+			child.Advantage = &results[k].Advantages[n]
+		}
+		for _, p := range c.points[i] {
+			p.Std = new(results[k].Std)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package intake
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// checkTree refuses branch points of a valid prompt whose children would be equal, or that do
+// not run.
+func checkTree(tree *schemas.Tree, plan flow.Plan) error {
+	if tree == nil {
+		return nil
+	}
+	_, end := plan.Segment()
+	for i, b := range tree.Branches {
+		at := int(b.StepIndex)
+		fault := func(rule string, args ...any) error {
+			return fmt.Errorf("tree.branches[%d].step_index: %d; %s", i, at, fmt.Sprintf(rule, args...))
+		}
+		if at >= end {
+			return fault("must be below %d, the steps that run", end)
+		}
+		k, err := flow.NewKernel(plan.Transitions[at], plan.NoiseLevel, plan.Sigmas, at)
+		switch {
+		case err != nil:
+			return err
+		case !k.Transition.Stochastic():
+			return fault("must be a stochastic step, and this one is ode: its children would be equal")
+		case k.NoiseStd == 0:
+			return fault("must be a step with noise, and %s has none there: its children would be equal", string(k.Transition))
+		}
+	}
+	return nil
+}
+
+// plant gives the requests of a group their places in a tree, or the only one of them the path
+// of the leaf that is made alone.
+func plant(requests []*schemas.Request, tree *schemas.Tree, base string) {
+	if tree.Leaf != nil {
+		for _, s := range tree.Path(*tree.Leaf)[1:] {
+			seed := flow.SampleSeed(base, string(requests[0].UID), int(s.SampleIndex))
+			requests[0].StepSeeds = append(requests[0].StepSeeds, schemas.StepSeed{StepIndex: s.Begin, Seed: seed})
+		}
+		return
+	}
+	for _, r := range requests {
+		partFrom(r, tree)
+	}
+}
+
+// partFrom has a sample begin where it parts from its parent. What its own children begin with it
+// keeps, asked for or not.
+func partFrom(r *schemas.Request, tree *schemas.Tree) {
+	path := tree.Path(r.SampleIndex)
+	begin := path[len(path)-1].Begin
+	r.ReturnStepIndices = slices.DeleteFunc(slices.Clone(r.ReturnStepIndices), func(k int64) bool { return k < begin })
+	for depth, b := range tree.Branches {
+		if tree.Owner(r.SampleIndex, depth) == r.SampleIndex && !slices.Contains(r.ReturnStepIndices, b.StepIndex) {
+			r.ReturnStepIndices = append(r.ReturnStepIndices, b.StepIndex)
+		}
+	}
+	slices.Sort(r.ReturnStepIndices)
+	r.CheckpointStepIndices = slices.DeleteFunc(slices.Clone(r.CheckpointStepIndices), func(k int64) bool {
+		return k <= begin || slices.Contains(r.ReturnStepIndices, k)
+	})
+	if len(path) > 1 {
+		parent := path[len(path)-2].SampleIndex
+		r.Start = &schemas.SegmentStart{
+			StepIndex: begin, Branch: &schemas.Branch{Run: r.Run, UID: r.UID, SampleIndex: parent, StepIndex: begin},
+		}
+	}
+}
