@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-onnx build-cuda cuda-build compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
+.PHONY: help build build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
 	generate generate-check ptx golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -54,6 +54,13 @@ cuda-build: ## build, vet and tests of what is for GPUs, on a GPU or without (ne
 	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/...
 	.ci/cuda go vet -tags cuda ./...
 	.ci/cuda go test -tags cuda $(TEST_LIMIT) -run GPU ./pkg/tensor/cuda/...
+
+gpu-programs: ## what deploy/bench/gpu.sh needs, into build/cuda/bin/; made without a GPU (needs a C compiler)
+	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/... ./services/internal/bench
+	.ci/cuda go test -c -trimpath -tags cuda -o build/cuda/bin/cuda.test ./pkg/tensor/cuda
+
+gpu-bench: gpu-programs ## everything a GPU has to show, to build/gpu.md: right, fast, beside PyTorch; says what it lacks
+	PYTHON='$(PYTHON)' deploy/bench/gpu.sh
 
 check: fmt-check vet lint test ## what to run before a commit
 

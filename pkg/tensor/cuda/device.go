@@ -26,6 +26,8 @@ type Options struct {
 	// library: that chooses another algorithm for other numbers of rows, so that bits depend on
 	// what shares a call. The name of the device says so.
 	Deterministic bool
+	// Profile, where set, hears how long each kernel took, and has each waited for.
+	Profile func(kernel string, took time.Duration)
 }
 
 // Device is one GPU. Its sessions come one after another; each has all of it.
@@ -38,6 +40,7 @@ type Device struct {
 	staging []byte        // of the session that has its turn
 	busy    atomic.Int64  // nanoseconds that sessions took
 	lost    atomic.Pointer[error]
+	profile func(kernel string, took time.Duration)
 
 	products driver.Products // of a library; nil: the kernels
 
@@ -117,7 +120,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
 	}
-	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), kernels: map[string]driver.Function{}, bf16: o.Factors == tensor.BF16, turn: make(chan struct{}, 1)}
+	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), kernels: map[string]driver.Function{}, bf16: o.Factors == tensor.BF16, profile: o.Profile, turn: make(chan struct{}, 1)}
 	for _, name := range names {
 		if dev.kernels[name], err = m.Function(name); err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Name(), err)

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
@@ -64,12 +65,14 @@ func (s *session) multiply(dst, x tensor.Matrix, a *array, e tensor.Epilogue) bo
 	if s.err != nil {
 		return true
 	}
+	began := time.Now()
 	if err := s.d.products.Multiply(p); errors.Is(err, driver.ErrUnsupported) {
 		return false
 	} else if err != nil {
 		s.check(err)
 		return true
 	}
+	s.profile(s.d.products.Name(), began)
 	if !alone {
 		args := append([]driver.Arg{s.at(dst), i32(dst.Stride), s.at(to), i32(to.Stride), i32(dst.Rows), i32(dst.Cols)},
 			s.epilogue("linear", e, dst.Rows, dst.Cols)...)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
@@ -222,7 +223,17 @@ func (s *session) launch(name string, x, y, threads int, args ...driver.Arg) {
 	if s.err != nil || x == 0 || y == 0 {
 		return
 	}
+	began := time.Now()
 	s.check(s.d.driver.Launch(s.d.kernels[name], driver.Grid{Blocks: driver.Dim{X: x, Y: y}, Threads: driver.Dim{X: threads}}, args...))
+	s.profile(name, began)
+}
+
+// profile tells what has been launched since, where anybody wants to know.
+func (s *session) profile(name string, began time.Time) {
+	if s.d.profile != nil {
+		s.check(s.d.driver.Sync())
+		s.d.profile(name, time.Since(began))
+	}
 }
 
 // each runs a kernel with a thread for each element.

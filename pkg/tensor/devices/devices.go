@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
@@ -83,6 +84,8 @@ type Options struct {
 	Factors tensor.DType
 	// Deterministic is cuda.Options.Deterministic.
 	Deterministic bool
+	// Profile, where set, hears how long each kernel of a GPU took, and has each waited for.
+	Profile func(kernel string, took time.Duration)
 }
 
 // Open opens the devices of names: auto, cpu, or GPUs as cuda:0,cuda:1. The caller closes the
@@ -103,7 +106,7 @@ func Open(names string, o Options) (*Set, error) {
 		}
 	}
 	for _, n := range gpus {
-		d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic})
+		d, err := cuda.Open(n, cuda.Options{Factors: o.Factors, Deterministic: o.Deterministic, Profile: o.Profile})
 		if err != nil {
 			return nil, errors.Join(unavailable(n, err), set.Close())
 		}

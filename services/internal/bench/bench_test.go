@@ -228,3 +228,21 @@ func TestFolder_isThatOfThePublishedModel(t *testing.T) {
 		t.Errorf("-1 layers: %v", err)
 	}
 }
+
+// What a GPU is measured by can be tried on the CPU; another engine that is missing is said.
+func TestBenchGPU(t *testing.T) {
+	var out, stderr bytes.Buffer
+	g := gpuBench{device: "cpu", dtype: "f32", layers: 1, of: 60, small: true, round: time.Millisecond, peer: "false", out: &out}
+	t.Chdir("../../..")
+	if err := g.run(t.Context(), &stderr); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"The other engine is missing", "| product 64 x 96 x 64 | ", "| attention, 40 tokens", "| copy in", "| copy out", "| a launch", "| evaluation with guidance, 64 x 128, batch 1"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "not measured") {
+		t.Errorf("something is not measured:\n%s", &out)
+	}
+}

@@ -43,7 +43,7 @@ func execute(ctx context.Context, args []string) error {
 		Args: noArgs,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return boot.Usage(err) })
-	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchAdvantageCommand(), benchFolderCommand())
+	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchAdvantageCommand(), benchFolderCommand(), benchGPUCommand())
 	c.SetArgs(args)
 	return c.ExecuteContext(ctx)
 }

@@ -1,0 +1,61 @@
+package integration_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A GPU that the program cannot have is refused before anything is stored, with the reason and
+// the fix; auto takes the CPU.
+func TestDevice_NotThere(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"run", "--device", "cuda:0", "a"}, {"up", "--device", "cuda:0", "--listen", "127.0.0.1:0"}} {
+		got := meander(t, dir, args...)
+		if want := "device: cuda:0: this program is built without CUDA; must be cpu, or the program of make build-cuda"; got.code != 2 || !strings.Contains(got.stderr, want) {
+			t.Errorf("%v: exit status %d, %s; want 2 and %s", args, got.code, got.stderr, want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "meander-data")); err == nil {
+		t.Error("a store was made")
+	}
+	got := meander(t, dir, "run", "--device", "auto", "--log-level", "info", "--model", "synthetic", "--steps", "1", "-n", "1", "--out", "-", "a")
+	if got.code != 0 || !strings.Contains(got.stderr, "no GPU; computes on the CPU") || !strings.Contains(got.stderr, "this program is built without CUDA") {
+		t.Errorf("auto: exit status %d, %s", got.code, got.stderr)
+	}
+}
+
+// The script for a machine with a GPU runs to its end on one without, and says for each line what
+// that would need.
+func TestDevice_ScriptWithoutGPU(t *testing.T) {
+	programs := filepath.Dir(program(t, "meander"))
+	report := filepath.Join(t.TempDir(), "gpu.md")
+	c := exec.Command("bash", filepath.Join(root, "deploy", "bench", "gpu.sh"), programs, report)
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	data, err := os.ReadFile(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	for _, line := range []string{
+		"conformance of all operations", "velocities of signs in f32", "velocities of signs in bf16", "a run of signs", "verify of that run", "noise",
+		"matrix products", "attention", "copies", "launch overhead", "evaluations and images/s", "memory at its largest", "share of each kernel",
+		"share of a sample's time outside of the model",
+	} {
+		i := strings.Index(text, "| "+line)
+		if i < 0 {
+			t.Errorf("no line %q", line)
+			continue
+		}
+		if row, _, _ := strings.Cut(text[i:], "\n"); !strings.Contains(row, "**not measured**: needs ") {
+			t.Errorf("%s: does not say what it needs", row)
+		}
+	}
+	if !strings.Contains(text, "| the same run on the CPU | run cpu: 1 of 1 groups complete") {
+		t.Errorf("no run on the CPU in\n%s", text)
+	}
+}
