@@ -52,6 +52,10 @@ type Card struct {
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
 	Conditioning []string
+	// Prediction is what Velocity gives: empty for the velocity of a flow model, else epsilon or
+	// v_prediction, as diffusers' prediction_type. Such a model is variance-preserving,
+	// x = (x0 + sigma*eps)/sqrt(1+sigma^2), for sigma of any size from 0.
+	Prediction string
 	// Backend names what computes, e.g. cpu/avx512.
 	Backend string
 }
@@ -61,6 +65,12 @@ type Card struct {
 const (
 	CFGRescaled = "rescaled"
 	CFGPlain    = "plain"
+)
+
+// Predictions of variance-preserving models.
+const (
+	PredictsEpsilon = "epsilon"
+	PredictsV       = "v_prediction"
 )
 
 // Tokens returns S, the packed tokens of an image of height x width pixels. Sizes must
@@ -96,6 +106,7 @@ func (c Card) Validate() error {
 	check(c.TrueCFGScale > 0, "true_cfg_scale: %g; must be more than 0", c.TrueCFGScale)
 	check(c.MaxPromptTokens > 0, "max_prompt_tokens: %d; must be more than 0", c.MaxPromptTokens)
 	check(c.CFGRule == CFGRescaled || c.CFGRule == CFGPlain, "cfg_rule: %q; must be %s or %s", c.CFGRule, CFGRescaled, CFGPlain)
+	check(c.Prediction == "" || c.Prediction == PredictsEpsilon || c.Prediction == PredictsV, "prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)
 	check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
 	if _, err := c.Tokens(c.Height, c.Width); err != nil {
 		errs = append(errs, fmt.Errorf("default %w", err))
@@ -117,7 +128,9 @@ func (c Card) CheckRows(dst, x [][]float32, sigma []float32, cond []*Conditionin
 		switch {
 		case len(x[i]) != size || len(dst[i]) != size:
 			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(x[i]), len(dst[i]), size)
-		case !(sigma[i] >= 0 && sigma[i] <= MaxSigma):
+		case c.Prediction != "" && !(sigma[i] >= 0 && sigma[i]-sigma[i] == 0):
+			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be a finite number of at least 0", i, sigma[i])
+		case c.Prediction == "" && !(sigma[i] >= 0 && sigma[i] <= MaxSigma):
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be 0 to 1", i, sigma[i])
 		}
 		if err := cond[i].fits(c.Conditioning); err != nil {

@@ -19,6 +19,7 @@ type instruments struct {
 	stalled       prometheus.Gauge
 	stall         prometheus.Counter
 	promptSeconds prometheus.Observer
+	probability   prometheus.Gauge
 }
 
 func newInstruments(r prometheus.Registerer) *instruments {
@@ -31,6 +32,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		held:          s.Gauge("held_prompts", "prompts in hand that wait for a sampler or a reward service").WithLabelValues(),
 		stalled:       s.Gauge("stalled_publishes", "publishes that wait now because the stream of requests is full").WithLabelValues(),
 		stall:         s.Counter("publish_stall_seconds_total", "time that publishes waited because the stream of requests was full").WithLabelValues(),
+		probability:   s.Gauge("scheduled_probability", "probability of scheduled sampling in the newest plan").WithLabelValues(),
 		promptSeconds: s.Seconds("prompt_seconds", "time from a prompt to its published requests").WithLabelValues(),
 	}
 }

@@ -190,5 +190,6 @@ func (s *service) plan(ctx context.Context, run schemas.Run, p *schemas.Prompt, 
 	if _, err := s.bus.Publish(ctx, plan, mine, bus.WaitForSpace()); err != nil {
 		return fmt.Errorf("store the plan of %s: %w", p.UID, err)
 	}
+	s.metrics.probability.Set(plan.Probability)
 	return nil
 }

@@ -18,6 +18,7 @@ type instruments struct {
 	steps, resumed, resumedSteps, superseded prometheus.Counter
 	joining, denoising, places               prometheus.Gauge
 	lost                                     prometheus.Counter
+	rolls                                    rollInstruments
 	step, fill                               prometheus.Observer
 	encode, denoise, decode, publish, whole  prometheus.Observer
 }
@@ -35,6 +36,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		denoising:    s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
 		places:       s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
 		lost:         s.Counter("devices_lost_total", "devices that compute no more until the process is started again").WithLabelValues(),
+		rolls:        newRollInstruments(s),
 		step:         s.Seconds("step_seconds", "time of one evaluation of the model, for a micro-batch").WithLabelValues(),
 		fill:         s.Ratio("batch_fill_ratio", "share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),
 		encode:       s.Seconds("encode_seconds", "time to encode the prompts of a sample").WithLabelValues(),
@@ -51,6 +53,7 @@ func (i *instruments) stored(t *schemas.Trajectory) {
 	if t.StopReason != schemas.StopCompleted {
 		return
 	}
+	i.rolls.stored(t)
 	whole := time.Since(time.Unix(0, t.Timings.Received))
 	began := time.Since(time.Unix(0, t.Timings.Started))
 	denoise, decode := time.Duration(t.Timings.DenoiseNS), time.Duration(t.Timings.DecodeNS)

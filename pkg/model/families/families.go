@@ -10,8 +10,8 @@ import (
 
 // All is every family, each a line. A program that knows more appends to it.
 func All() model.Registry {
-	return model.Registry{
+	return append(model.Registry{
 		qwenimage.Family(),
 		synthetic.Family(),
-	}
+	}, synthetic.VarianceFamilies()...)
 }

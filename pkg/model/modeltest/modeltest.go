@@ -54,6 +54,7 @@ func Run(t *testing.T, s Suite) {
 			}
 		}
 	})
+	t.Run("images have latents", func(t *testing.T) { b.images(t, m) })
 	t.Run("calls side by side", func(t *testing.T) { b.sideBySide(t, s.open(t, 2), want) })
 	t.Run("faulty arguments are errors", func(t *testing.T) { b.refusals(t, m) })
 	t.Run("an ended context ends calls", func(t *testing.T) { b.ended(t, m) })
@@ -233,7 +234,11 @@ func (b *batch) refusals(t *testing.T, m model.Model) {
 			return m.Velocity(t.Context(), dst, x, nil, cond, b.height, b.width)
 		},
 		"sigma above 1": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
-			return m.Velocity(t.Context(), dst, x, []float32{1.5}, cond, b.height, b.width)
+			beyond := float32(1.5)
+			if m.Card().Prediction != "" { // whose sigmas have no bound
+				beyond = float32(math.Inf(1))
+			}
+			return m.Velocity(t.Context(), dst, x, []float32{beyond}, cond, b.height, b.width)
 		},
 		"sigma that is no number": func(dst, x [][]float32, _ []float32, cond []*model.Conditioning) error {
 			return m.Velocity(t.Context(), dst, x, []float32{nan}, cond, b.height, b.width)
@@ -246,6 +251,10 @@ func (b *batch) refusals(t *testing.T, m model.Model) {
 		},
 		"size that is no multiple": func(dst, x [][]float32, sigma []float32, cond []*model.Conditioning) error {
 			return m.Velocity(t.Context(), dst, x, sigma, cond, b.height+1, b.width)
+		},
+		"an image of a size that is no multiple": func(_, _ [][]float32, _ []float32, _ []*model.Conditioning) error {
+			_, err := m.EncodeImage(t.Context(), image.NewNRGBA(image.Rect(0, 0, b.width, b.height+1)))
+			return err
 		},
 		"short latents to decode": func(_, x [][]float32, _ []float32, _ []*model.Conditioning) error {
 			_, err := m.Decode(t.Context(), x[0][1:], b.height, b.width)
@@ -273,5 +282,27 @@ func (b *batch) ended(t *testing.T, m model.Model) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v; want the context's end", name, err)
 		}
+	}
+}
+
+// images are encoded to the latents of their size, with the same bits wherever they lie.
+func (b *batch) images(t *testing.T, m model.Model) {
+	t.Helper()
+	wide := image.NewNRGBA(image.Rect(0, 0, b.width+3, b.height+2))
+	for i := range wide.Pix {
+		wide.Pix[i] = uint8(37 * i)
+	}
+	part := wide.SubImage(image.Rect(3, 2, b.width+3, b.height+2)).(*image.NRGBA)
+	alone := image.NewNRGBA(image.Rect(0, 0, b.width, b.height))
+	for y := range b.height {
+		copy(alone.Pix[y*alone.Stride:][:4*b.width], part.Pix[y*part.Stride:])
+	}
+	got, err1 := m.EncodeImage(t.Context(), part)
+	want, err2 := m.EncodeImage(t.Context(), alone)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != len(b.x[0]) || !slices.Equal(got, want) {
+		t.Errorf("%d latents of a part of an image, want %d, those of the part alone", len(got), len(b.x[0]))
 	}
 }

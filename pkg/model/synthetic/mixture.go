@@ -23,10 +23,14 @@ type Mixture struct {
 // The least energy is subtracted from all before exp, for in many dimensions every
 // density is far below what a float64 can hold.
 func (m *Mixture) Responsibilities(dst []float64, x []float32, sigma float64) {
-	a := 1 - sigma
+	m.responsibilities(dst, x, 1-sigma, sigma)
+}
+
+// responsibilities are those of x = a*x0 + u*eps.
+func (m *Mixture) responsibilities(dst []float64, x []float32, a, u float64) {
 	least := math.Inf(1)
 	for k, mean := range m.Means {
-		v := m.variance(k, sigma)
+		v := m.variance(k, a, u)
 		dst[k] = float64(float64(len(x))/2*math.Log(v)) + distance(x, mean, a)/(2*v)
 		least = math.Min(least, dst[k]) // NaN if any is
 	}
@@ -53,10 +57,45 @@ func (m *Mixture) Velocity(dst, x []float32, sigma float64) {
 	// dst[i] = scale*x[i] - sum_k r[k]*Means[k][i], after collecting terms.
 	var scale float64
 	for k, s := range m.Stds {
-		c := (sigma - float64(a*s*s)) / m.variance(k, sigma)
+		c := (sigma - float64(a*s*s)) / m.variance(k, a, sigma)
 		scale += float64(r[k] * c)
 		r[k] *= 1 + float64(a*c)
 	}
+	m.linear(dst, x, scale, r)
+}
+
+// Epsilon sets dst [D] to E[eps | x] of x = a*x0 + u*eps, u > 0: with r the responsibilities
+//
+//	dst[i] = sum_k r[k] * u/V[k] * (x[i] - a*Means[k][i])
+func (m *Mixture) Epsilon(dst, x []float32, a, u float64) {
+	r := make([]float64, len(m.Means))
+	m.responsibilities(r, x, a, u)
+	var scale float64
+	for k := range m.Stds {
+		c := u / m.variance(k, a, u)
+		scale += float64(r[k] * c)
+		r[k] = float64(r[k] * a * c)
+	}
+	m.linear(dst, x, scale, r)
+}
+
+// V sets dst [D] to E[a*eps - u*x0 | x] of x = a*x0 + u*eps: with r the responsibilities
+//
+//	dst[i] = sum_k r[k] * (a*u*(1 - Stds[k]^2)/V[k] * (x[i] - a*Means[k][i]) - u*Means[k][i])
+func (m *Mixture) V(dst, x []float32, a, u float64) {
+	r := make([]float64, len(m.Means))
+	m.responsibilities(r, x, a, u)
+	var scale float64
+	for k, s := range m.Stds {
+		c := float64(a*u*(1-float64(s*s))) / m.variance(k, a, u)
+		scale += float64(r[k] * c)
+		r[k] = float64(r[k] * (u + float64(a*c)))
+	}
+	m.linear(dst, x, scale, r)
+}
+
+// linear sets dst[i] = scale*x[i] - sum_k weights[k]*Means[k][i].
+func (m *Mixture) linear(dst, x []float32, scale float64, weights []float64) {
 	var sum [256]float64
 	for from := 0; from < len(x); from += len(sum) {
 		part := x[from:min(from+len(sum), len(x))]
@@ -65,7 +104,7 @@ func (m *Mixture) Velocity(dst, x []float32, sigma float64) {
 			acc[i] = float64(scale * float64(xi))
 		}
 		for k, mean := range m.Means {
-			w := r[k]
+			w := weights[k]
 			if w == 0 {
 				continue // most components, in many dimensions
 			}
@@ -96,15 +135,15 @@ func (m *Mixture) Marginal(mean, variance []float64, sigma float64) {
 		variance[i] = 0
 		for k, w := range m.Weights {
 			d := float64(a*float64(m.Means[k][i])) - mean[i]
-			variance[i] += float64(w * (m.variance(k, sigma) + float64(d*d)))
+			variance[i] += float64(w * (m.variance(k, a, sigma) + float64(d*d)))
 		}
 	}
 }
 
 // variance returns V[k].
-func (m *Mixture) variance(k int, sigma float64) float64 {
-	a := (1 - sigma) * m.Stds[k]
-	return float64(a*a) + float64(sigma*sigma)
+func (m *Mixture) variance(k int, a, u float64) float64 {
+	a *= m.Stds[k]
+	return float64(a*a) + float64(u*u)
 }
 
 // distance returns sum_i (x[i]-a*mean[i])^2, in one order of summation: four

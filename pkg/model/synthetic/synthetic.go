@@ -36,6 +36,8 @@ type Config struct {
 	// Contrast >= 0 multiplies the means. At 0 every component is centred at zero, and
 	// with one component the data is N(0, std^2) in each element.
 	Contrast float64
+	// Prediction makes it a variance-preserving model: epsilon or v_prediction; empty: a flow model.
+	Prediction string
 }
 
 // DefaultConfig gives three images per prompt, each with visible variety.
@@ -55,8 +57,25 @@ func (c Config) Validate() error {
 	if !(c.Contrast >= 0) || math.IsInf(c.Contrast, 1) {
 		faults = append(faults, fmt.Errorf("contrast: %v; must be a finite number of at least 0", c.Contrast))
 	}
+	if names[c.Prediction] == "" {
+		faults = append(faults, fmt.Errorf("prediction: %q; must be empty, epsilon or v_prediction", c.Prediction))
+	}
 	return errors.Join(faults...)
 }
+
+// varianceConfig has the betas of Ho et al. 2020.
+const varianceConfig = `{
+  "_class_name": "DDPMScheduler",
+  "beta_end": 0.02,
+  "beta_schedule": "linear",
+  "beta_start": 0.0001,
+  "num_train_timesteps": 1000,
+  "prediction_type": %q
+}
+`
+
+// names are those of the models, by their prediction.
+var names = map[string]string{"": Name, model.PredictsEpsilon: Name + "-epsilon", model.PredictsV: Name + "-v"}
 
 // schedulerConfig has the constants of published checkpoints with a dynamic shift.
 const schedulerConfig = `{
@@ -86,17 +105,28 @@ const revision = 1
 const Name = "synthetic"
 
 // Family needs no folder.
-func Family() model.Family {
+func Family() model.Family { return family("") }
+
+// VarianceFamilies are the same mixtures as models that predict epsilon and v, synthetic-epsilon and
+// synthetic-v, for scheduled sampling: they make no images by flow matching.
+func VarianceFamilies() []model.Family {
+	return []model.Family{family(model.PredictsEpsilon), family(model.PredictsV)}
+}
+
+func family(prediction string) model.Family {
+	cfg := DefaultConfig()
+	cfg.Prediction = prediction
+	name := names[prediction]
 	return model.Family{
-		Name: Name,
+		Name: name,
 		Open: func(_ string, o model.Options) (model.Model, error) {
 			if o.Adapter != "" {
-				return nil, fmt.Errorf("adapter: %q; the %s model takes none", o.Adapter, Name)
+				return nil, fmt.Errorf("adapter: %q; the %s model takes none", o.Adapter, name)
 			}
-			return New(), nil
+			return newModel(cfg), nil
 		},
 		Inspect: func(string) (*model.Info, error) {
-			card := New().Card()
+			card := newModel(cfg).Card()
 			card.WeightsDigest, card.Backend = "", ""
 			return &model.Info{Card: card}, nil
 		},
@@ -117,14 +147,20 @@ func NewWith(cfg Config) (*Model, error) {
 }
 
 func newModel(cfg Config) *Model {
-	digest := sha256.Sum256(fmt.Appendf(nil, "synthetic revision=%d components=%d min_std=%x max_std=%x contrast=%x",
-		revision, cfg.Components, cfg.MinStd, cfg.MaxStd, cfg.Contrast))
+	formula := fmt.Appendf(nil, "synthetic revision=%d components=%d min_std=%x max_std=%x contrast=%x",
+		revision, cfg.Components, cfg.MinStd, cfg.MaxStd, cfg.Contrast)
+	config := schedulerConfig
+	if cfg.Prediction != "" {
+		formula = fmt.Appendf(formula, " prediction=%s", cfg.Prediction)
+		config = fmt.Sprintf(varianceConfig, cfg.Prediction)
+	}
+	digest := sha256.Sum256(formula)
 	return &Model{
 		cfg: cfg,
 		card: model.Card{
-			Name: Name, Family: Name, WeightsDigest: hex.EncodeToString(digest[:]),
-			SchedulerConfig: []byte(schedulerConfig),
-			LatentChannels:  tokenChannels, PixelsPerToken: tokenEdge,
+			Name: names[cfg.Prediction], Family: names[cfg.Prediction], WeightsDigest: hex.EncodeToString(digest[:]),
+			SchedulerConfig: []byte(config), Prediction: cfg.Prediction,
+			LatentChannels: tokenChannels, PixelsPerToken: tokenEdge,
 			Height: 64, Width: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 			MaxPixels: 8192 * tokenEdge * tokenEdge, MaxPromptTokens: 1,
 			NegativePrompt: " ", CFGRule: model.CFGRescaled, Conditioning: []string{promptEmbeds}, Backend: "cpu",
@@ -167,7 +203,7 @@ func (m *Model) EncodeTruncated(ctx context.Context, prompts []string) ([]*model
 	return m.Encode(ctx, prompts)
 }
 
-// Velocity is Mixture.Velocity row by row.
+// Velocity is Mixture.Velocity, Epsilon or V row by row.
 func (m *Model) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
 	if _, err := m.card.CheckRows(dst, x, sigma, cond, height, width); err != nil {
 		return err
@@ -180,7 +216,16 @@ func (m *Model) Velocity(ctx context.Context, dst, x [][]float32, sigma []float3
 		if err != nil {
 			return fmt.Errorf("velocity: row %d: %w", i, err)
 		}
-		mix.Velocity(dst[i], x[i], float64(sigma[i]))
+		s := float64(sigma[i])
+		n := math.Sqrt(1 + float64(s*s))
+		switch m.cfg.Prediction {
+		case model.PredictsEpsilon:
+			mix.Epsilon(dst[i], x[i], 1/n, s/n)
+		case model.PredictsV:
+			mix.V(dst[i], x[i], 1/n, s/n)
+		default:
+			mix.Velocity(dst[i], x[i], s)
+		}
 	}
 	return nil
 }

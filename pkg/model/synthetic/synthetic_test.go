@@ -374,3 +374,48 @@ func normals(rng *rand.Rand, n int) []float32 {
 	}
 	return x
 }
+
+func TestVarianceFamilies_AreModels(t *testing.T) {
+	for _, f := range synthetic.VarianceFamilies() {
+		t.Run(f.Name, func(t *testing.T) {
+			modeltest.Run(t, modeltest.Suite{Family: f, Prompts: [3]string{"a", "", "a red fox"}, Height: 48, Width: 32})
+		})
+	}
+}
+
+// What the models predict is one posterior: of x = (1-sigma) x0 + sigma eps the velocity tells
+// E[eps] = x + (1-sigma) v and E[x0] = x - sigma v, and x/n is the latent of a variance-preserving
+// model, n its length.
+func TestMixture_PredictionsAgree(t *testing.T) {
+	m := synthetic.New()
+	mix, err := m.Mixture("a red fox", 32, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := len(mix.Means[0])
+	x, at, got, v := make([]float32, size), make([]float32, size), make([]float32, size), make([]float32, size)
+	for i := range x {
+		x[i] = mix.Means[1][i] + float32(i%7)/10
+	}
+	for _, sigma := range []float64{0.02, 0.4, 0.9, 0.999} {
+		n := math.Hypot(1-sigma, sigma)
+		for i := range x {
+			at[i] = float32(float64(x[i]) / n)
+		}
+		mix.Velocity(v, x, sigma)
+		near := func(name string, i int, got float32, want float64) {
+			if off := math.Abs(float64(got) - want); off > 2e-5*(1+math.Abs(want)) {
+				t.Fatalf("sigma %v: %s[%d] = %v, want %v", sigma, name, i, got, want)
+			}
+		}
+		mix.Epsilon(got, at, (1-sigma)/n, sigma/n)
+		for i := range x {
+			near("epsilon", i, got[i], float64(x[i])+(1-sigma)*float64(v[i]))
+		}
+		mix.V(got, at, (1-sigma)/n, sigma/n)
+		for i := range x {
+			eps, x0 := float64(x[i])+(1-sigma)*float64(v[i]), float64(x[i])-sigma*float64(v[i])
+			near("v", i, got[i], (1-sigma)/n*eps-sigma/n*x0)
+		}
+	}
+}
