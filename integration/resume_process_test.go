@@ -13,79 +13,104 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// cutSteps is T of the rollouts that are cut off, cutEvery how far their checkpoints are apart.
+const cutSteps, cutEvery = 50, 5
+
+type interruption struct {
+	name, ackWait string
+	cut           func(t *testing.T, w *world, v *victim)
+}
+
 // Half way through fifty steps the program that makes them is killed, asked to stop with no time
-// to finish, or cut off for longer than the server waits for it: the other replica redoes
-// at most as many steps as a checkpoint is apart, and the digest is that of a calm run.
+// to finish, cut off for longer than the server waits for it, or has the run paused under it:
+// whoever gets the sample redoes at most as many steps as a checkpoint is apart, and the digest
+// is that of a calm run.
 func TestResume_Programs(t *testing.T) {
-	const steps, every = 50, 5
-	for name, c := range map[string]struct {
-		ackWait string
-		cut     func(v *victim)
-	}{
-		"killed":  {"1s", func(v *victim) { v.end(syscall.SIGKILL) }},
-		"stopped": {"1h", func(v *victim) { v.end(syscall.SIGTERM) }},
-		"cut off": {"1s", func(v *victim) { v.pause(4 * time.Second) }},
+	t.Parallel()
+	for _, c := range []interruption{
+		{"killed", "1s", func(_ *testing.T, _ *world, v *victim) { v.end(syscall.SIGKILL) }},
+		{"stopped", "1h", func(_ *testing.T, _ *world, v *victim) { v.end(syscall.SIGTERM) }},
+		{"cut off", "1s", func(_ *testing.T, _ *world, v *victim) { v.pause(4 * time.Second) }},
+		{"paused", "1h", func(t *testing.T, w *world, _ *victim) {
+			for _, verb := range []string{"pause", "resume"} {
+				meander(t, t.TempDir(), verb, "cut", "--nats", w.Server.ClientURL()).must(t, 0)
+			}
+		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t, bustest.TCP)
-			w.Serve(t, defaults().run("intake"))
-			replicas, dir := map[string]*victim{}, t.TempDir()
-			for _, instance := range []string{"a", "b"} {
-				replicas[instance] = raise(t, &victim{name: "sampler-" + instance, path: program(t, "meander-sampler"), dir: dir, args: []string{
-					"--nats-url", w.Server.ClientURL(), "--health-addr", "", "--model", "synthetic", "--instance", instance,
-					"--ack-wait", c.ackWait, "--drain-timeout", "10ms", "--batch", "1", "--workers", "1",
-				}})
-			}
-			prompt := &schemas.Prompt{
-				UID: "u", Prompt: "a red fox", Seed: new(int64(7)), GroupSize: new(int64(1)), NumInferenceSteps: new(int64(steps)),
-				Height: new(int64(768)), Width: new(int64(768)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
-				Rollout: schemas.Rollout{ReturnStepIndices: []int64{10, 11}, CheckpointEvery: new(int64(every))},
-			}
-			publish(t, w, "cut", prompt)
-			first := halfWay(t, w, steps/2)
-			c.cut(replicas[first.Sampler])
-			got := trajectories(t, w, "cut", 1)["u"]
-			publish(t, w, "calm", prompt)
-			calm := trajectories(t, w, "calm", 1)["u"]
-			a, err1 := schemas.ContentDigest(got)
-			b, err2 := schemas.ContentDigest(calm)
-			if err1 != nil || err2 != nil || a != b {
-				t.Errorf("digests %x and %x, %v, %v; want that of the calm run", a, b, err1, err2)
-			}
-			if name == "cut off" { // which of the two was first, nobody knows
-				bustest.Settled(t, w.Bus, schemas.StreamRequests, 1)
-				return
-			}
-			if want := []string{first.Attempt, got.Attempt}; !slices.Equal(got.Attempts(), want) || got.Sampler == first.Sampler {
-				t.Fatalf("attempts %v, the last by %s; want %v, the first by %s", got.Attempts(), got.Sampler, want, first.Sampler)
-			}
-			made := map[string][]int64{} // step indices by attempt
-			for m, err := range w.Read(t.Context(), schemas.StreamSteps, []string{schemas.Address{Kind: schemas.KindStep, Run: "cut"}.Filter()}, bus.ReadOptions{}) {
-				if err != nil {
-					t.Fatal(err)
+		t.Run(c.name, func(t *testing.T) {
+			// On a busy machine small images are finished before they can be cut off.
+			for side := int64(512); !c.happens(t, side); side += 256 {
+				if side > 2000 {
+					t.Fatal("not cut off in the middle, so this proves nothing")
 				}
-				s := bustest.Decode[schemas.Step](t, m)
-				made[s.Attempt] = append(made[s.Attempt], s.StepIndex)
 			}
-			last, next := slices.Max(made[first.Attempt]), slices.Min(made[got.Attempt])
-			if last < steps/2 || last == steps-1 {
-				t.Fatalf("cut off after step %d: not in the middle, so this proves nothing", last)
-			}
-			if redone := last - next + 1; redone > every || (next-11)%every != 0 { // every fifth since 11, which is kept
-				t.Errorf("went on with step %d after step %d: %d steps were made again, want at most %d", next, last, redone, every)
-			}
-			said := fmt.Sprintf("sample 0 was gone on with: steps 0 to %d by attempt %s, %d to %d by attempt %s", next-1, first.Attempt, next, steps-1, got.Attempt)
-			out := meander(t, dir, "show", "--nats", w.Server.ClientURL(), "--run", "cut", "u").must(t, 0)
-			if !strings.Contains(strings.Join(strings.Fields(out.stdout), " "), said) {
-				t.Errorf("show does not say %q:\n%s", said, out.stdout)
-			}
-			out = meander(t, dir, "watch", "--nats", w.Server.ClientURL(), "--run", "cut", "--kinds", "trajectory", "--all", "--count", "1").must(t, 0)
-			if want := fmt.Sprintf("completed, %d steps of 2 attempts", steps); !strings.Contains(out.stdout, want) {
-				t.Errorf("watch does not say %q:\n%s", want, out.stdout)
-			}
-			meander(t, dir, "verify", "--nats", w.Server.ClientURL(), "--run", "cut").must(t, 0)
 		})
+	}
+}
+
+// happens interrupts a rollout of images of that side; false where it came too late.
+func (c interruption) happens(t *testing.T, side int64) bool {
+	t.Helper()
+	w := newWorld(t, bustest.TCP)
+	w.Serve(t, defaults().run("intake"))
+	replicas, dir := map[string]*victim{}, t.TempDir()
+	for _, instance := range []string{"a", "b"} {
+		replicas[instance] = raise(t, &victim{name: "sampler-" + instance, path: program(t, "meander-sampler"), dir: dir, args: []string{
+			"--nats-url", w.Server.ClientURL(), "--health-addr", "", "--model", "synthetic", "--instance", instance,
+			"--ack-wait", c.ackWait, "--drain-timeout", "10ms", "--batch", "1", "--workers", "1",
+		}})
+	}
+	prompt := &schemas.Prompt{
+		UID: "u", Prompt: "a red fox", Seed: new(int64(7)), GroupSize: new(int64(1)), NumInferenceSteps: new(int64(cutSteps)),
+		Height: &side, Width: &side, Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		Rollout: schemas.Rollout{ReturnStepIndices: []int64{10, 11}, CheckpointEvery: new(int64(cutEvery))},
+	}
+	publish(t, w, "cut", prompt)
+	first := halfWay(t, w, cutSteps/2)
+	c.cut(t, w, replicas[first.Sampler])
+	got := trajectories(t, w, "cut", 1)["u"]
+	publish(t, w, "calm", prompt)
+	calm := trajectories(t, w, "calm", 1)["u"]
+	a, err1 := schemas.ContentDigest(got)
+	b, err2 := schemas.ContentDigest(calm)
+	if err1 != nil || err2 != nil || a != b {
+		t.Errorf("digests %x and %x, %v, %v; want that of the calm run", a, b, err1, err2)
+	}
+	if c.name == "cut off" { // which of the two was first, nobody knows
+		bustest.Settled(t, w.Bus, schemas.StreamRequests, 1)
+		return true
+	}
+	made := map[string][]int64{} // step indices by attempt
+	for m, err := range w.Read(t.Context(), schemas.StreamSteps, []string{schemas.Address{Kind: schemas.KindStep, Run: "cut"}.Filter()}, bus.ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := bustest.Decode[schemas.Step](t, m)
+		made[s.Attempt] = append(made[s.Attempt], s.StepIndex)
+	}
+	last, next := slices.Max(made[first.Attempt]), slices.Min(made[got.Attempt])
+	if last == cutSteps-1 {
+		return false
+	}
+	if want := []string{first.Attempt, got.Attempt}; !slices.Equal(got.Attempts(), want) || got.Sampler == first.Sampler && c.name != "paused" {
+		t.Fatalf("attempts %v, the last by %s; want %v, the first by %s", got.Attempts(), got.Sampler, want, first.Sampler)
+	}
+	if redone := last - next + 1; redone > cutEvery || (next-11)%cutEvery != 0 { // every fifth since 11, which is kept
+		t.Errorf("went on with step %d after step %d: %d steps were made again, want at most %d", next, last, redone, cutEvery)
+	}
+	said := fmt.Sprintf("sample 0 was gone on with: steps 0 to %d by attempt %s, %d to %d by attempt %s", next-1, first.Attempt, next, cutSteps-1, got.Attempt)
+	c.told(t, w, dir, "show", said, "u")
+	c.told(t, w, dir, "watch", fmt.Sprintf("completed, %d steps of 2 attempts", cutSteps), "--kinds", "trajectory", "--all", "--count", "1")
+	c.told(t, w, dir, "verify", "0 mismatches")
+	return true
+}
+
+// told is what a command says of the run that was cut off.
+func (interruption) told(t *testing.T, w *world, dir, command, want string, args ...string) {
+	t.Helper()
+	out := meander(t, dir, append([]string{command, "--nats", w.Server.ClientURL(), "--run", "cut"}, args...)...).must(t, 0)
+	if !strings.Contains(strings.Join(strings.Fields(out.stdout), " "), want) {
+		t.Errorf("%s does not say %q:\n%s", command, want, out.stdout)
 	}
 }
 

@@ -42,6 +42,10 @@ func (s *service) resume(ctx context.Context, r *recorder) (*schemas.SegmentStar
 	}
 	slices.Sort(states)
 	search, err := s.search(ctx, r)
+	if err != nil && ctx.Err() == nil {
+		zerolog.Ctx(ctx).Warn().Err(err).Msg("begins again: cannot look for what earlier attempts have stored")
+		return nil, nil
+	}
 	if err != nil || search == nil {
 		return nil, err
 	}
@@ -118,7 +122,7 @@ func (s *service) search(ctx context.Context, r *recorder) (*search, error) {
 	}
 	tokens, err := s.card.Tokens(int(q.Height), int(q.Width))
 	if err != nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, err)
+		return nil, err // the engine says so
 	}
 	f := &search{
 		s: s, req: q, backend: r.backend, stored: map[string]int{}, subjects: map[string]bool{}, looks: len(q.Transitions) + resumeLooks,
