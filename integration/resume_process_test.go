@@ -40,7 +40,7 @@ func TestResume_Programs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			// On a busy machine small images are finished before they can be cut off.
 			for side := int64(512); !c.happens(t, side); side += 256 {
-				if side > 2000 {
+				if side > 1200 { // beyond, checkpoints are more than one message
 					t.Fatal("not cut off in the middle, so this proves nothing")
 				}
 			}
@@ -63,12 +63,13 @@ func (c interruption) happens(t *testing.T, side int64) bool {
 	prompt := &schemas.Prompt{
 		UID: "u", Prompt: "a red fox", Seed: new(int64(7)), GroupSize: new(int64(1)), NumInferenceSteps: new(int64(cutSteps)),
 		Height: &side, Width: &side, Reward: []schemas.RewardSpec{{Name: "synthetic"}},
-		Rollout: schemas.Rollout{ReturnStepIndices: []int64{10, 11}, CheckpointEvery: new(int64(cutEvery))},
+		Rollout: schemas.Rollout{ReturnStepIndices: []int64{10, 11}, CheckpointEvery: new(int64(cutEvery)), LatentsDType: "F16"},
 	}
 	publish(t, w, "cut", prompt)
 	first := halfWay(t, w, cutSteps/2)
 	c.cut(t, w, replicas[first.Sampler])
 	got := trajectories(t, w, "cut", 1)["u"]
+	stored := int64(w.Info(t, schemas.StreamSteps).State.LastSeq) // all that were made, some of them removed since
 	publish(t, w, "calm", prompt)
 	calm := trajectories(t, w, "calm", 1)["u"]
 	a, err1 := schemas.ContentDigest(got)
@@ -80,23 +81,20 @@ func (c interruption) happens(t *testing.T, side int64) bool {
 		bustest.Settled(t, w.Bus, schemas.StreamRequests, 1)
 		return true
 	}
-	made := map[string][]int64{} // step indices by attempt
-	for m, err := range w.Read(t.Context(), schemas.StreamSteps, []string{schemas.Address{Kind: schemas.KindStep, Run: "cut"}.Filter()}, bus.ReadOptions{}) {
-		if err != nil {
-			t.Fatal(err)
+	redone, next := stored-cutSteps, int64(0)
+	for i := range got.Steps {
+		if got.StepAttempt(i) == first.Attempt {
+			next++
 		}
-		s := bustest.Decode[schemas.Step](t, m)
-		made[s.Attempt] = append(made[s.Attempt], s.StepIndex)
 	}
-	last, next := slices.Max(made[first.Attempt]), slices.Min(made[got.Attempt])
-	if last == cutSteps-1 {
+	if next+redone == cutSteps || got.Attempt == first.Attempt {
 		return false
 	}
 	if want := []string{first.Attempt, got.Attempt}; !slices.Equal(got.Attempts(), want) || got.Sampler == first.Sampler && c.name != "paused" {
 		t.Fatalf("attempts %v, the last by %s; want %v, the first by %s", got.Attempts(), got.Sampler, want, first.Sampler)
 	}
-	if redone := last - next + 1; redone > cutEvery || (next-11)%cutEvery != 0 { // every fifth since 11, which is kept
-		t.Errorf("went on with step %d after step %d: %d steps were made again, want at most %d", next, last, redone, cutEvery)
+	if redone < 0 || redone > cutEvery || (next-11)%cutEvery != 0 { // every fifth since 11, which is kept
+		t.Errorf("went on with step %d: %d steps were made again, want at most %d", next, redone, cutEvery)
 	}
 	said := fmt.Sprintf("sample 0 was gone on with: steps 0 to %d by attempt %s, %d to %d by attempt %s", next-1, first.Attempt, next, cutSteps-1, got.Attempt)
 	c.told(t, w, dir, "show", said, "u")
