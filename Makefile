@@ -24,7 +24,7 @@ BENCHSTAT     := v0.0.0-20260908200009-22c9c6c9d4da
 COMPOSE_LEAST := 2.20
 COMPOSE  := docker compose --env-file build/compose.env
 # Every profile of docker-compose.yml: what any of them started is stopped.
-PROFILES := all-in-one metrics
+PROFILES := all-in-one gpu metrics
 
 # What a caller may set: make race PACKAGES=./pkg/bus
 PACKAGES ?= ./...
@@ -48,7 +48,7 @@ build-onnx: ## the same with ONNX reward functions (needs a C compiler)
 	CGO_ENABLED=1 go build -trimpath -tags onnx -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 build-cuda: ## the same for NVIDIA GPUs; they start without NVIDIA software too (needs a C compiler, no CUDA toolkit)
-	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
+	CGO_ENABLED=1 .ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o bin/ ./services/cmd/...
 
 cuda-build: ## build, vet and tests of what is for GPUs, on a GPU or without (needs a C compiler)
 	.ci/cuda go build -trimpath -tags cuda -ldflags "-s -w $(STAMP)" -o build/cuda/bin/ ./services/cmd/...

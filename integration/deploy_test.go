@@ -216,8 +216,8 @@ func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
 			t.Errorf("%s is not scraped where it serves its metrics: %v:%s\n%s", name, targets.Names, targets.Port, out)
 		}
 	}
-	if programs != 5 || len(targets.Names) != 5 {
-		t.Errorf("%d programs and %v scraped, want 5 of each", programs, targets.Names)
+	if programs != 6 || len(targets.Names) != 6 {
+		t.Errorf("%d programs and %v scraped, want 6 of each", programs, targets.Names)
 	}
 }
 

@@ -4,8 +4,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
 )
 
 // A GPU that the program cannot have is refused before anything is stored, with the reason and
@@ -25,6 +29,24 @@ func TestDevice_NotThere(t *testing.T) {
 	if got.code != 0 || !strings.Contains(got.stderr, "no GPU; computes on the CPU") || !strings.Contains(got.stderr, "this program is built without CUDA") {
 		t.Errorf("auto: exit status %d, %s", got.code, got.stderr)
 	}
+}
+
+// The page for operators has the memory that the model's published size takes, as `model info`
+// computes it from headers alone.
+func TestDevice_MemoryTable(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "published")
+	all := families.All()
+	i := slices.IndexFunc(all, func(f model.Family) bool { return f.Random != nil })
+	if err := all[i].Random(dir, model.Random{Hollow: true}); err != nil {
+		t.Fatal(err)
+	}
+	got := meander(t, t.TempDir(), "model", "info", dir)
+	_, table, begins := strings.Cut(got.stdout, "ON A GPU")
+	table, _, ends := strings.Cut(table, "\n\n")
+	if !begins || !ends {
+		t.Fatalf("no table in %s", got.stdout)
+	}
+	inDocument(t, "deploy/gpu.md", "memory", "```\nON A GPU"+table+"\n```\n")
 }
 
 // The script for a machine with a GPU runs to its end on one without, and says for each line what
