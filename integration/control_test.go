@@ -3,6 +3,8 @@ package integration_test
 import (
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -310,4 +312,113 @@ func TestControl_Refused(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// A rule prunes exactly the samples that it is for, at its step: they have no later one, the
+// others the bits that they have without it, and the advantages are those of the survivors.
+func TestPrune_Rule(t *testing.T) {
+	w := start(t, nil)
+	const k, n = 4, 8
+	prompt := func() *schemas.Prompt {
+		return &schemas.Prompt{
+			UID: "g", Prompt: "a red fox", Seed: new(int64(1)), GroupSize: new(int64(n)), NumInferenceSteps: new(int64(10)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		}
+	}
+	if _, err := w.client.Publish(t.Context(), "whole", prompt()); err != nil {
+		t.Fatal(err)
+	}
+	w.advantages(t, "whole", 1)
+	whole := trajectoriesOf(t, w.Bus, "whole")
+	means := make([]float64, n)
+	for i, e := range whole {
+		for _, l := range e.LogProbs[:k] {
+			means[i] += *l / k
+		}
+	}
+	sorted := slices.Sorted(slices.Values(means))
+	bound := (sorted[2] + sorted[3]) / 2 // three are below
+	p := prompt()
+	p.Prune = &schemas.Prune{StepIndex: k, LogProbBelow: &bound}
+	if _, err := w.client.Publish(t.Context(), "pruned", p); err != nil {
+		t.Fatal(err)
+	}
+	a := w.advantages(t, "pruned", 1)["g"]
+	if a.Status != schemas.StatusPartial {
+		t.Errorf("group %s %s", a.Status, a.Error)
+	}
+	sum := 0.0
+	for i, e := range trajectoriesOf(t, w.Bus, "pruned") {
+		m := a.Members[i]
+		if means[i] >= bound {
+			if e.ContentDigest != whole[i].ContentDigest || m.Status != schemas.StatusScored || m.Advantage == nil {
+				t.Errorf("sample %d: %s %s, member %+v; want that of the whole", i, e.StopReason, e.Error, m)
+				continue
+			}
+			sum += *m.Advantage
+			continue
+		}
+		if e.StopReason != schemas.StopPruned || len(e.Steps) != k || e.Image != nil || m.Status != schemas.StatusPruned || m.Advantage != nil || m.Error != e.Error ||
+			!strings.Contains(e.Error, "step 4: mean log-prob ") {
+			t.Errorf("sample %d: %s after %d steps, %s; member %+v", i, e.StopReason, len(e.Steps), e.Error, m)
+		}
+		steps, err := w.Subjects(t.Context(), schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: "pruned", UID: "g", Sample: fmt.Sprint(i)}.Filter())
+		if err != nil || len(steps) != k {
+			t.Errorf("sample %d: %d steps stored, %v; want %d", i, len(steps), err, k)
+		}
+	}
+	if math.Abs(sum) > 1e-9 {
+		t.Errorf("advantages of the survivors sum to %v, want 0", sum)
+	}
+	late := prompt()
+	late.UID, late.Prune = "late", &schemas.Prune{StepIndex: 10, LogProbBelow: &bound}
+	if _, err := w.client.Publish(t.Context(), "pruned", late); err == nil || !strings.Contains(err.Error(), "prune.step_index: 10; must be below 10") {
+		t.Errorf("a rule for after the end: %v", err)
+	}
+}
+
+// A sample that a control prunes ends at the step that it names, and its group says by whom.
+func TestPrune_Control(t *testing.T) {
+	w := start(t, nil)
+	prompt := &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(4)), NumInferenceSteps: new(int64(10)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}
+	ask := func(c schemas.Control) (*schemas.ControlReceipt, error) {
+		c.Run, c.By = "r", "trainer"
+		return w.client.Control(t.Context(), &c)
+	}
+	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: "first", Prompt: "x", GroupSize: new(int64(1)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []schemas.Control{
+		{Action: schemas.ControlPause},
+		{Action: schemas.ControlPrune, UID: "g", SampleIndex: new(int64(2)), StepIndex: 5},
+		{Action: schemas.ControlResume},
+	} {
+		if c.Action == schemas.ControlPrune {
+			if _, err := w.client.Publish(t.Context(), "r", prompt); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if r, err := ask(c); err != nil || r.Unchanged != "" {
+			t.Fatalf("%s: %+v, %v", c.Action, r, err)
+		}
+	}
+	a := w.advantages(t, "r", 2)["g"]
+	for i, m := range a.Members {
+		if pruned := m.Status == schemas.StatusPruned; pruned != (i == 2) || pruned && !strings.Contains(m.Error, "sample 2 of group g was pruned by trainer at ") {
+			t.Errorf("member %+v", m)
+		}
+	}
+	if e := trajectoriesOf(t, w.Bus, "r")[2]; a.Status != schemas.StatusPartial || e.StopReason != schemas.StopPruned || len(e.Steps) != 5 {
+		t.Errorf("group %s, sample %s with %d steps", a.Status, e.StopReason, len(e.Steps))
+	}
+	if r, err := ask(schemas.Control{Action: schemas.ControlPrune, UID: "g", SampleIndex: new(int64(1))}); err != nil || r.Unchanged != "group g has its result, partial" {
+		t.Errorf("prune of a finished sample: %+v, %v", r, err)
+	}
+}
+
+// trajectoriesOf are those of group g of a run, by sample.
+func trajectoriesOf(t *testing.T, b *bus.Bus, run schemas.Run) map[int]*schemas.Trajectory {
+	t.Helper()
+	out := map[int]*schemas.Trajectory{}
+	each(t, b, schemas.StreamTrajectories, "trajectory."+string(run)+".g.*", func(e *schemas.Trajectory) { out[int(e.SampleIndex)] = e })
+	return out
 }

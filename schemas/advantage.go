@@ -96,7 +96,7 @@ type Member struct {
 	Reward    *float64 `msgpack:"reward"`
 	Advantage *float64 `msgpack:"advantage"`
 	// Status is scored; failed: the sample could not be made, or a required score failed;
-	// cancelled: it was not scored when a control ended the group; or missing: it had not come when
+	// pruned: it was ended in the middle, Error says why; cancelled: it was not scored when a control ended the group; or missing: it had not come when
 	// the group closed.
 	Status string `msgpack:"status" enum:"MemberStatuses"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence; 0 when missing.
@@ -104,6 +104,8 @@ type Member struct {
 	// StepAdvantages [W] are there when they differ over the trained steps; Advantage is then
 	// their mean.
 	StepAdvantages []float64 `msgpack:"step_advantages,omitempty" size:"0..MaxSteps"`
+	// Error says why the sample was pruned.
+	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
 }
 
 // Batch says that all groups of an explicit batch have closed.

@@ -12,11 +12,16 @@ type Control struct {
 	V   int64 `msgpack:"v"`
 	Run Run   `msgpack:"run" form:"token"`
 	// Action is cancel: the run, or one group of it, ends without what it lacks; pause: the
-	// samplers take no more steps of the run; resume: they go on; or status, which asks how
-	// the run is doing and changes nothing.
+	// samplers take no more steps of the run; resume: they go on; prune: one sample ends in the
+	// middle, and its group closes without it; or status, which asks how the run is doing and
+	// changes nothing.
 	Action string `msgpack:"action" enum:"ControlActions"`
-	// UID is the group to cancel; absent: the run.
+	// UID is the group to cancel, or that of the sample to prune; absent: the run.
 	UID UID `msgpack:"uid,omitempty" form:"token"`
+	// SampleIndex is the place in its group of the sample to prune; absent unless pruning.
+	SampleIndex *int64 `msgpack:"sample_index,omitempty" range:"0..MaxGroupSize-1"`
+	// StepIndex is the first boundary at which the sample is pruned: the steps before it run.
+	StepIndex int64 `msgpack:"step_index,omitempty" range:"0..MaxSteps-1"`
 	// By says who asks and Reason why, for people.
 	By     string `msgpack:"by" size:"0..MaxName"`
 	Reason string `msgpack:"reason,omitempty" size:"0..MaxText"`
@@ -97,8 +102,16 @@ func (e *Control) Subject() string { return ControlSubject(e.Run) }
 func (e *Control) Validate() error { return CheckFields(e) }
 
 func (e *Control) rules(f *faults) {
-	if e.UID != "" && e.Action != ControlCancel {
-		f.add("uid", quote(string(e.UID)), "must be absent: only cancel is for one group")
+	switch {
+	case e.Action == ControlPrune:
+		f.token("uid", string(e.UID))
+		if e.SampleIndex == nil {
+			f.add("sample_index", "null", "must be there: prune is for one sample")
+		}
+	case e.SampleIndex != nil || e.StepIndex != 0:
+		f.add("sample_index", "present", "must be absent, as step_index: only prune is for one sample")
+	case e.UID != "" && e.Action != ControlCancel:
+		f.add("uid", quote(string(e.UID)), "must be absent: only cancel and prune are for a part of a run")
 	}
 }
 
@@ -123,6 +136,19 @@ func ParkedSubject(run Run, lane Lane, uid UID, sample int64) string {
 	return Prefix + KindParked + "." + string(run) + "." + string(lane) + "." + string(uid) + "." + itoa(sample)
 }
 
+// Key is where ControlBucket has a control that holds.
+func (e *Control) Key() string {
+	if e.SampleIndex != nil {
+		return PruneKey(e.Run, e.UID, *e.SampleIndex)
+	}
+	return ControlKey(e.Run, e.UID)
+}
+
+// PruneKey is where ControlBucket has the control that prunes a sample.
+func PruneKey(run Run, uid UID, sample int64) string {
+	return string(run) + "." + string(uid) + "." + itoa(sample)
+}
+
 // ControlKey is where ControlBucket has the newest control of a run, or of one of its groups.
 func ControlKey(run Run, uid UID) string {
 	if uid == "" {
@@ -144,10 +170,13 @@ func (e *ControlReceipt) repair() *int64 {
 
 // Says is a control in words, for people: what became of what, by whom, when and why.
 func (e *Control) Says() string {
-	verb := map[string]string{ControlCancel: "cancelled", ControlPause: "paused", ControlResume: "resumed"}[e.Action]
+	verb := map[string]string{ControlCancel: "cancelled", ControlPause: "paused", ControlResume: "resumed", ControlPrune: "pruned"}[e.Action]
 	what, by := "run "+string(e.Run), ""
 	if e.UID != "" {
 		what = "group " + string(e.UID)
+	}
+	if e.SampleIndex != nil {
+		what = "sample " + itoa(*e.SampleIndex) + " of " + what
 	}
 	if e.By != "" {
 		by = " by " + e.By

@@ -14,6 +14,7 @@ const (
 	ControlPause  = "pause"
 	ControlResume = "resume"
 	ControlStatus = "status"
+	ControlPrune  = "prune"
 
 	RunRunning   = "running"
 	RunPaused    = "paused"
@@ -63,6 +64,7 @@ const (
 const (
 	StopCompleted = "completed"
 	StopFailed    = "failed"
+	StopPruned    = "pruned" // a rule of the prompt, or a control, ended it at a step boundary
 )
 
 // Statuses of rewards, scores, members and groups.
@@ -76,6 +78,7 @@ const (
 	StatusFiltered  = "filtered"
 	StatusShort     = "short"
 	StatusRefused   = "refused"   // of a group: intake took its prompt for none
+	StatusPruned    = "pruned"    // of a reward or a member: its sample was ended in the middle
 	StatusCancelled = "cancelled" // of a group or a member: a control ended it
 )
 
@@ -154,18 +157,18 @@ var (
 	StdBases         = []string{BasisSample, BasisExpanded, BasisPopulation}
 	Singletons       = []string{SingletonReward, SingletonZero}
 	BranchScopes     = []string{BranchSiblings, BranchDepth, BranchLeaves}
-	StopReasons      = []string{StopCompleted, StopFailed}
+	StopReasons      = []string{StopCompleted, StopFailed, StopPruned}
 	CFGRules         = []string{CFGRescaled, CFGPlain}
 	ImageFormats     = []string{ImagePNG}
 	// ScoreImageFormats are how images travel to reward functions.
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}
-	RewardStatuses    = []string{StatusScored, StatusFailed}
-	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing, StatusCancelled}
+	RewardStatuses    = []string{StatusScored, StatusFailed, StatusPruned}
+	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing, StatusCancelled, StatusPruned}
 	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered, StatusRefused, StatusCancelled}
 	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}
-	ControlActions    = []string{ControlCancel, ControlPause, ControlResume, ControlStatus}
+	ControlActions    = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
 	RunStates         = []string{RunRunning, RunPaused, RunCancelled, RunDone}
 	UnknownPolicies   = []string{UnknownRefuse, UnknownWarn}
 	Stages            = []string{"intake", "sampler", "reward", "advantage"}

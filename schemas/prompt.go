@@ -44,6 +44,8 @@ type Prompt struct {
 	Tree *Tree `msgpack:"tree,omitempty" absent:"samples share no steps"`
 	// Stop ends the samples before their last step.
 	Stop *Stop `msgpack:"stop,omitempty" absent:"all steps run"`
+	// Prune ends samples in the middle whose log-probs are out of bounds.
+	Prune *Prune `msgpack:"prune,omitempty" absent:"none is"`
 	// Reward lists the reward functions whose weighted sum is the reward.
 	Reward []RewardSpec `msgpack:"reward" size:"0..MaxRewards" absent:"the model's, else the service's"`
 	// Advantage names the estimator and its options.

@@ -53,7 +53,9 @@ type Request struct {
 	LatentsDType          string   `msgpack:"latents_dtype" enum:"LatentsDTypes"`
 	// ScheduleDigest is the SHA-256 over what must be equal in a group: sigmas, transitions,
 	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size.
-	ScheduleDigest   string `msgpack:"schedule_digest" form:"digest"`
+	ScheduleDigest string `msgpack:"schedule_digest" form:"digest"`
+	// Prune ends the sample in the middle where its log-probs are out of bounds.
+	Prune            *Prune `msgpack:"prune,omitempty"`
 	Priority         int64  `msgpack:"priority" range:"-MaxPriority..MaxPriority"`
 	MinPolicyVersion int64  `msgpack:"min_policy_version" range:"0.."`
 	// Group is the part of the prompt that the reward and advantage services work by.

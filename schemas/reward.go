@@ -7,11 +7,12 @@ type Reward struct {
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
-	// Status is scored, or failed: the sample could not be made, or a required score failed.
+	// Status is scored; failed: the sample could not be made, or a required score failed; or
+	// pruned: it was ended in the middle.
 	Status string `msgpack:"status" enum:"RewardStatuses"`
-	// Error says why there is no reward, when failed.
+	// Error says why there is no reward, when failed or pruned.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
-	// Reward is the weighted sum of the scores; null when failed.
+	// Reward is the weighted sum of the scores; null unless scored.
 	Reward *float64 `msgpack:"reward"`
 	Scores []Score  `msgpack:"scores" size:"0..MaxRewards"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample.

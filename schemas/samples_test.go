@@ -21,7 +21,7 @@ type sample struct {
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
 	t.Helper()
-	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), scheduledSamples(t), treeSamples(t))
+	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), controlSamples(), scheduledSamples(t), treeSamples(t))
 }
 
 func requestSamples(t testing.TB) []sample {
@@ -249,20 +249,6 @@ func groupSamples(t testing.TB) []sample {
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 		{"receipt-waiting", &schemas.Receipt{Run: "run-1", UID: "p17", Waiting: "model: no sampler serves \"flux\" now"}},
 		{"presence-sampler", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000}},
-		{"control-cancel", &schemas.Control{
-			Run: "run-1", Action: "cancel", UID: "p17", By: "ada@lab", Reason: "a typo in the prompt", At: 1_763_690_400_000_000_000,
-		}},
-		{"control-paused", &schemas.Control{
-			Run: "run-1", Action: "pause", By: "ada@lab", At: 1_763_690_400_000_000_000, Seq: 17, Stored: 1_763_690_400_000_001_000,
-		}},
-		{"control_receipt", &schemas.ControlReceipt{
-			Accepted: true, Run: "run-1", Seq: 17, Requests: 5, Status: &schemas.RunStatus{
-				State: "paused", Groups: 4, Closed: 1, Cancelled: 1, Trajectories: 17, Rewards: 16, Waiting: 2, Parked: 5,
-				By: "ada@lab", Since: 1_763_690_400_000_001_000,
-			},
-		}},
-		{"control_receipt-refused", &schemas.ControlReceipt{Run: "run-1", UID: "p99", Seq: 18, Code: "invalid", Error: "uid: p99; must be one of run run-1: p1 p2"}},
-		{"presence-obeys", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", Controls: 17, At: 1_763_690_400_000_000_000}},
 		{"presence-room", &schemas.Presence{
 			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", Draining: true,
 			Room: &schemas.Room{Held: 31_000_000, Wants: 62_000_000, Turn: 812, Waiting: 4, Need: 15_500_000, Since: 1_763_690_398_000_000_000, Disk: true},

@@ -12,7 +12,8 @@ type Trajectory struct {
 	GroupSize   int64  `msgpack:"group_size" range:"1..MaxGroupSize"`
 	Lane        Lane   `msgpack:"lane" form:"token"`
 	Attempt     string `msgpack:"attempt" form:"token"`
-	// StopReason is completed, or failed: the sample cannot be made.
+	// StopReason is completed; failed: the sample cannot be made; or pruned: it was ended at a step
+	// boundary, by the prompt's rule or by a control. Steps are those that had been taken.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
 	// Error says why there is no image, unless completed.
 	Error          string `msgpack:"error,omitempty" size:"0..MaxText"`

@@ -39,9 +39,9 @@ func outcome(f *faults, status, message, field string, value *float64) {
 		if message != "" {
 			f.add("error", quote(message), "must be empty when scored")
 		}
-	case StatusFailed:
+	case StatusFailed, StatusPruned:
 		if value != nil {
-			f.add(field, formatFloat(*value), "must be null when failed")
+			f.add(field, formatFloat(*value), "must be null when "+status)
 		}
 		f.filled("error", message)
 	}

@@ -325,7 +325,7 @@ func TestTensor_Validate(t *testing.T) {
 func TestTrajectory_Validate(t *testing.T) {
 	type T = schemas.Trajectory
 	faults(t, func() *T { return completedTrajectory(t) }, []fault[T]{
-		{"stop reason", func(e *T) { e.StopReason, e.Image, e.Error = "done", nil, "x" }, `stop_reason: "done"; must be one of completed, failed`},
+		{"stop reason", func(e *T) { e.StopReason, e.Image, e.Error = "done", nil, "x" }, `stop_reason: "done"; must be one of completed, failed, pruned`},
 		{"completed with an error", func(e *T) { e.Error = "x" }, `error: "x"; must be empty when completed`},
 		{"failed without an error", func(e *T) { e.StopReason, e.Image = "failed", nil }, `error: ""; must not be empty`},
 		{"failed with an image", func(e *T) { e.StopReason, e.Error = "failed", "x" }, "image: present; must be absent unless completed"},
@@ -357,7 +357,7 @@ func TestReward_Validate(t *testing.T) {
 	type R = schemas.Reward
 	scored := func() *R { return find[R](t, "reward-scored") }
 	faults(t, scored, []fault[R]{
-		{"status", func(r *R) { r.Status = "ok" }, `status: "ok"; must be one of scored, failed`},
+		{"status", func(r *R) { r.Status = "ok" }, `status: "ok"; must be one of scored, failed, pruned`},
 		{"scored without a reward", func(r *R) { r.Reward = nil }, "reward: null; must be a number when scored"},
 		{"NaN reward", func(r *R) { r.Reward = new(math.NaN()) }, "reward: NaN; must be finite"},
 		{"scored with an error", func(r *R) { r.Error = "x" }, `error: "x"; must be empty when scored`},
@@ -382,7 +382,7 @@ func TestAdvantage_Validate(t *testing.T) {
 		{"too many members", func(a *A) { a.GroupSize = 2 }, "members: 3 items; must be at most group_size, 2\nmembers[2].sample_index: 2; must be between 0 and 1"},
 		{"members out of order", func(a *A) { a.Members[0].SampleIndex = 2 }, "members[1].sample_index: 1; must be above the one before it"},
 		{"member twice", func(a *A) { a.Members[1].SampleIndex = 0 }, "members[1].sample_index: 0; must be above the one before it"},
-		{"member status", func(a *A) { a.Members[2].Status = "" }, `members[2].status: ""; must be one of scored, failed, missing, cancelled`},
+		{"member status", func(a *A) { a.Members[2].Status = "" }, `members[2].status: ""; must be one of scored, failed, missing, cancelled, pruned`},
 		{"missing with a reward", func(a *A) { a.Members[2].Reward = new(0.0) }, "members[2].reward: 0; must be null unless scored"},
 		{"missing with an advantage", func(a *A) { a.Members[2].Advantage = new(0.0) }, "members[2].advantage: 0; must be null unless scored"},
 		{"scored without a reward", func(a *A) { a.Members[0].Reward = nil }, "members[0].reward: null; must be a number when scored"},
@@ -487,10 +487,15 @@ func find[T any](t testing.TB, name string) *T {
 func TestControl_Validate(t *testing.T) {
 	type C = schemas.Control
 	faults(t, func() *C { return find[C](t, "control-cancel") }, []fault[C]{
-		{"action", func(c *C) { c.Action, c.UID = "stop", "" }, `action: "stop"; must be one of cancel, pause, resume, status`},
-		{"pause of a group", func(c *C) { c.Action = "pause" }, `uid: "p17"; must be absent: only cancel is for one group`},
+		{"action", func(c *C) { c.Action, c.UID = "stop", "" }, `action: "stop"; must be one of cancel, pause, resume, prune, status`},
+		{"pause of a group", func(c *C) { c.Action = "pause" }, `uid: "p17"; must be absent: only cancel and prune are for a part of a run`},
 		{"run", func(c *C) { c.Run = "a.b" }, `run: "a.b"; ` + tokenRule},
 		{"uid", func(c *C) { c.UID = "*" }, `uid: "*"; ` + tokenRule},
+	})
+	faults(t, func() *C { return find[C](t, "control-prune") }, []fault[C]{
+		{"no sample", func(c *C) { c.SampleIndex = nil }, "sample_index: null; must be there: prune is for one sample"},
+		{"no uid", func(c *C) { c.UID = "" }, `uid: ""; ` + tokenRule},
+		{"cancel of a sample", func(c *C) { c.Action = "cancel" }, "sample_index: present; must be absent, as step_index: only prune is for one sample"},
 	})
 	type R = schemas.ControlReceipt
 	faults(t, func() *R { return find[R](t, "control_receipt") }, []fault[R]{

@@ -92,7 +92,7 @@ func (b *Bus) heldControl(m *Message) *schemas.Control {
 	}
 	c := &schemas.Control{}
 	err := schemas.DecodeValid(m.Data, c)
-	if key := schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(c.Run, c.UID)); err == nil && key != m.Subject {
+	if key := schemas.BucketSubject(schemas.ControlBucket, c.Key()); err == nil && key != m.Subject {
 		err = fmt.Errorf("a control of %q", key)
 	}
 	if err != nil {
@@ -112,7 +112,7 @@ func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Cont
 	if err != nil {
 		return nil, false, err
 	}
-	key := schemas.ControlKey(c.Run, c.UID)
+	key := c.Key()
 	for {
 		holds = c
 		err := b.patiently(ctx, func(ctx context.Context) error {
@@ -152,7 +152,7 @@ func (b *Bus) Hold(ctx context.Context, c *schemas.Control) (holds *schemas.Cont
 
 // deleteControls takes out what holds of a run.
 func (b *Bus) deleteControls(ctx context.Context, run schemas.Run) error {
-	for _, filter := range []string{schemas.ControlKey(run, ""), schemas.ControlKey(run, "*")} {
+	for _, filter := range []string{schemas.ControlKey(run, ""), string(run) + ".>"} {
 		if _, err := b.PurgeSubject(ctx, controlStream, schemas.BucketSubject(schemas.ControlBucket, filter)); err != nil {
 			return err
 		}
@@ -225,6 +225,13 @@ func (c *Controls) Of(run schemas.Run, uid schemas.UID) Held {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return Held{c.held[schemas.ControlKey(run, "")], c.held[schemas.ControlKey(run, uid)]}
+}
+
+// Pruned is the control that ends a sample, nil when none does.
+func (c *Controls) Pruned(run schemas.Run, uid schemas.UID, sample int64) *schemas.Control {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.held[schemas.PruneKey(run, uid, sample)]
 }
 
 // Newest is the sequence of the newest control, in MDR_CONTROL.

@@ -46,6 +46,7 @@ type sample struct {
 	index                int64
 	trajectorySeq        uint64
 	scored               bool
+	pruned               string // why it was ended in the middle; empty: it was not
 	reward               float64
 	scores               []float64
 	trainedSteps         int64
@@ -106,6 +107,9 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	}
 	if len(g.samples) > 0 && s.schedule == g.samples[0].schedule {
 		s.schedule = g.samples[0].schedule // one string for all
+	}
+	if r.Status == schemas.StatusPruned {
+		s.pruned = r.Error
 	}
 	if s.scored {
 		s.reward, s.scores = *r.Reward, scoresOf(r, g.spec.Reward)

@@ -66,7 +66,10 @@ func (g *group) outline() *schemas.Advantage {
 		if next < len(members) && members[next].index == i {
 			s := members[next]
 			next++
-			m.Status, m.TrajectorySeq = schemas.StatusFailed, s.trajectorySeq
+			m.Status, m.TrajectorySeq, m.Error = schemas.StatusFailed, s.trajectorySeq, s.pruned
+			if s.pruned != "" {
+				m.Status = schemas.StatusPruned
+			}
 			if a.Opened == 0 || s.at < a.Opened {
 				a.Opened = s.at
 			}

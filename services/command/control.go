@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/user"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -71,6 +72,22 @@ The samples have the same bits as without the pause.`,
 	}, schemas.ControlResume)
 }
 
+func pruneCommand(a *app) *cobra.Command {
+	return a.controlCommand(&cobra.Command{
+		Use:   "prune RUN UID SAMPLE",
+		Short: "end one sample in the middle; its group closes without it",
+		Long: `prune ends a sample at the next step boundary, or with --step at the first boundary from
+that step on, for methods that choose among samples while they are made. The steps that it
+has stay stored; the group closes without it, as without a sample that failed, and says
+who was pruned and why. The advantages are those of the others among themselves.
+
+A prompt can have a rule instead: see --prune-step of 'meander run'.`,
+		Example: `  meander prune demo p1 3
+  meander prune demo p1 3 --step 6 --reason "far from the best"`,
+		Args: args(cobra.ExactArgs(3)),
+	}, schemas.ControlPrune)
+}
+
 func statusCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [RUN]",
@@ -110,11 +127,21 @@ func (a *app) controlCommand(c *cobra.Command, action string) *cobra.Command {
 	k := &controller{app: a, Control: schemas.Control{Action: action}}
 	c.Flags().StringVar(&k.Reason, "reason", "", "why, for those who see it")
 	c.Flags().StringVar(&k.By, "by", "", "who asks; default you, as user@host")
+	if action == schemas.ControlPrune {
+		c.Flags().Int64Var(&k.StepIndex, "step", 0, "take the steps before this one; 0: end it at the next boundary")
+	}
 	c.Flags().DurationVar(&k.wait, "wait", 10*time.Second, "how long to wait for intake's answer, and for the samplers to stop")
 	c.RunE = a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 		k.Run, k.By = schemas.Run(given[0]), cmp.Or(k.By, me())
 		if len(given) > 1 {
 			k.UID = schemas.UID(given[1])
+		}
+		if len(given) > 2 {
+			n, err := strconv.ParseInt(given[2], 10, 64)
+			if err != nil {
+				return usage(fmt.Errorf("SAMPLE: %q; must be the index of a sample", given[2]))
+			}
+			k.SampleIndex = &n
 		}
 		if err := k.Validate(); err != nil {
 			return usage(err)
@@ -154,7 +181,7 @@ func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) e
 		return advise(ctx, conn.Bus, err)
 	}
 	samplers, late := 0, error(nil)
-	if r.Unchanged == "" && k.Action != schemas.ControlResume {
+	if r.Unchanged == "" && (k.Action == schemas.ControlPause || k.Action == schemas.ControlCancel) {
 		samplers, late = peer.Obeyed(answer, r.Seq)
 	}
 	if k.json {
@@ -190,6 +217,8 @@ func (k *controller) print(out io.Writer, r *schemas.ControlReceipt, samplers in
 	case schemas.ControlPause:
 		fmt.Fprintf(out, "%s is paused: %s\n", what, stopped)
 		fmt.Fprintf(out, "it goes on with: meander resume %s\n", r.Run)
+	case schemas.ControlPrune:
+		fmt.Fprintf(out, "sample %d of %s ends at its next step boundary from step %d on\n", *k.SampleIndex, what, k.StepIndex)
 	case schemas.ControlResume:
 		fmt.Fprintf(out, "%s goes on: %s back in the queue\n", what, count(int(r.Requests), "parked request"))
 	}
@@ -243,6 +272,9 @@ func asked(c *schemas.Control) string {
 	text := c.Action + " of run " + string(c.Run)
 	if c.UID != "" {
 		text = c.Action + " of group " + string(c.UID)
+	}
+	if c.SampleIndex != nil {
+		text += fmt.Sprintf(", sample %d", *c.SampleIndex)
 	}
 	if c.By != "" {
 		text += " by " + c.By

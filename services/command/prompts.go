@@ -21,8 +21,8 @@ type promptFlags struct {
 	datasetFlags
 	rewardFlags
 	advantageFlags
-	top, rollout, start, stop, tree, policy, place *fieldflag.Set // of Prompt, Rollout, Start, Stop, Tree, GroupPolicy and BatchSpec
-	batch                                          string
+	top, rollout, start, stop, tree, prune, policy, place *fieldflag.Set // of Prompt, Rollout, Start, Stop, Tree, Prune, GroupPolicy and BatchSpec
+	batch                                                 string
 
 	// ScheduledSampling, its ramp and ReflexFlow, and Data.
 	scheduled, ramp, reflexflow, data *fieldflag.Set
@@ -58,6 +58,7 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	p.tree = fieldsOf[schemas.Tree](map[string]fieldflag.Codec{
 		"branches": {Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: four leaves, that part in two at step 2 and each in two at step 5", Parse: branches},
 	})
+	p.prune = fieldsOf[schemas.Prune](nil)
 	p.policy = fieldsOf[schemas.GroupPolicy](nil)
 	p.place = fieldsOf[schemas.BatchSpec](map[string]fieldflag.Codec{
 		"step": {Hint: "of several batches the first one's, the next has one more"},
@@ -73,6 +74,7 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		p.data.Register(f)
 		p.stop.Register(f)
 		p.tree.Register(f)
+		p.prune.Register(f)
 	})
 	section(f, scheduledSection, func(f *pflag.FlagSet) {
 		p.scheduled.Register(f)
@@ -157,6 +159,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		{"start.data", p.data},
 		{"stop", p.stop},
 		{"tree", p.tree},
+		{"prune", p.prune},
 		{"scheduled_sampling", p.scheduled},
 		{"scheduled_sampling.ramp", p.ramp},
 		{"scheduled_sampling.reflexflow", p.reflexflow},

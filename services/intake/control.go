@@ -93,6 +93,9 @@ func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, er
 	if err != nil {
 		return "", err
 	}
+	if c.Action == schemas.ControlPrune {
+		return s.prunable(ctx, c, h, status)
+	}
 	run := h.Run
 	if run != nil && run.Seq == c.Seq || h.Group != nil && h.Group.Seq == c.Seq {
 		return "", nil
@@ -160,6 +163,32 @@ func (s *service) finished(ctx context.Context, c *schemas.Control, status *sche
 		uids = append(uids, string(a.UID))
 	}
 	return "", bus.Terminal(schemas.CodeInvalid, fmt.Errorf("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, some(uids)))
+}
+
+// prunable says why there is nothing to prune of a sample, "" where there is.
+func (s *service) prunable(ctx context.Context, c *schemas.Control, h bus.Held, status *schemas.RunStatus) (string, error) {
+	if ended := h.Cancelled(); ended != nil {
+		return ended.Says(), nil
+	}
+	switch why, err := s.finished(ctx, c, status); {
+	case why != "" || err != nil:
+		return why, err
+	}
+	switch g, err := s.bus.Group(ctx, c.Run, c.UID); {
+	case err == nil && *c.SampleIndex >= g.GroupSize:
+		return "", bus.Terminal(schemas.CodeInvalid, fmt.Errorf("sample_index: %d; must be below %d, the samples of group %s", *c.SampleIndex, g.GroupSize, c.UID))
+	case err != nil && !errors.Is(err, bus.ErrNotFound): // else its prompt has not been taken up
+		return "", err
+	}
+	t := &schemas.Trajectory{}
+	_, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex), t, nil)
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	return fmt.Sprintf("sample %d of group %s has its trajectory, %s", *c.SampleIndex, c.UID, t.StopReason), nil
 }
 
 // asked says whether a prompt of the run has the uid that intake has not taken up yet.

@@ -65,7 +65,13 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 		LogProbKind: string(part.plan.LogProb), Solver: string(part.plan.Solver), LatentsDType: string(part.plan.Storage),
 		ReturnStepIndices: part.returned, CheckpointStepIndices: part.checkpoints, Debug: slices.Clone(p.Rollout.Debug),
 		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion,
-		Group: *group,
+		Prune: p.Prune, Group: *group,
+	}
+	if p.Prune != nil && len(within(part.stochastic, part.begin, min(part.end, int(p.Prune.StepIndex)))) == 0 {
+		return nil, fmt.Errorf("prune.step_index: %d; must be behind a stochastic step: there are no log-probs to judge by", p.Prune.StepIndex)
+	}
+	if p.Prune != nil && int(p.Prune.StepIndex) >= part.end {
+		return nil, fmt.Errorf("prune.step_index: %d; must be below %d, where the sample ends", p.Prune.StepIndex, part.end)
 	}
 	if p.Start != nil {
 		request.Start = &schemas.SegmentStart{StepIndex: int64(part.begin), Latents: p.Start.Latents, Branch: branchOf(run, p.Start)}

@@ -25,6 +25,11 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	if m.done {
 		return pause{}, nil
 	}
+	if t.StopReason == schemas.StopPruned {
+		r := failed(t, seq, t.Error)
+		r.Status = schemas.StatusPruned
+		return pause{}, s.finish(ctx, m, r)
+	}
 	if t.StopReason != schemas.StopCompleted {
 		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("trajectory %s: %s", t.StopReason, t.Error)))
 	}

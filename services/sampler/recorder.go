@@ -97,21 +97,29 @@ func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory,
 	}
 	t.StopReason = schemas.StopCompleted
 	t.ContentDigest = schemas.StepsDigest(r.content)
-	for i, step := range r.steps {
-		if step.future != nil {
-			ack, err := step.future.Wait(ctx)
-			if err != nil {
-				return nil, fmt.Errorf("store step %d of %d: %w", i+1, len(r.steps), err)
-			}
-			step.ref = schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest}
-		}
-		t.Steps = append(t.Steps, step.ref)
+	if err := r.stored(ctx, t); err != nil {
+		return nil, err
 	}
 	t.Timings = schemas.SampleTimings{
 		Received: r.received.UnixNano(), Started: a.started.UnixNano(), Finished: time.Now().UnixNano(),
 		EncodeNS: r.encode.Nanoseconds(), DenoiseNS: a.denoise.Nanoseconds(), DecodeNS: decode.Nanoseconds(),
 	}
 	return t, nil
+}
+
+// stored waits until every step is stored, and adds them to the trajectory.
+func (r *recorder) stored(ctx context.Context, t *schemas.Trajectory) error {
+	for i, step := range r.steps {
+		if step.future != nil {
+			ack, err := step.future.Wait(ctx)
+			if err != nil {
+				return fmt.Errorf("store step %d of %d: %w", i+1, len(r.steps), err)
+			}
+			step.ref = schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest}
+		}
+		t.Steps = append(t.Steps, step.ref)
+	}
+	return nil
 }
 
 // leave waits for the steps of an attempt that is handed back: whoever gets the request next goes

@@ -377,13 +377,22 @@ func (s *service) make(ctx, work context.Context, c *seat, req *schemas.Request)
 	r.encode = time.Since(r.received)
 	a := &attempt{
 		ctx: work, episode: episode, priority: req.Priority, done: make(chan struct{}),
-		record: func(step *schemas.Step, device time.Duration) error { return r.step(ctx, step, device) },
+		record: func(step *schemas.Step, device time.Duration) error {
+			if err := r.step(ctx, step, device); err != nil {
+				return err
+			}
+			return r.judge(r.next())
+		},
 	}
-	if err := s.denoise(work, c, a); err != nil {
+	err = r.judge(r.next())
+	if err == nil {
+		err = s.denoise(work, c, a)
+	}
+	if err != nil {
 		if work.Err() != nil {
 			r.leave()
 		}
-		return nil, err
+		return r.pruned(ctx, a, err)
 	}
 	return r.finish(ctx, a)
 }
