@@ -70,6 +70,7 @@ var layers = map[string][]string{
 	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
 	"pkg/model/modeltest":               {"pkg/model"},
 	"pkg/bus":                           {"schemas"},
+	"pkg/archive":                       {"schemas", "pkg/bus"}, // a run as a file
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":             nil,
 	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor"},
@@ -83,11 +84,12 @@ var layers = map[string][]string{
 	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
 	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
+	"services/janitor":             {"schemas", "pkg/bus", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 
 	// A thin main is one service and what all mains share.
-	"services/cmd/meander-intake":    {"services/intake", "services/internal/boot"},
+	"services/cmd/meander-intake":    {"pkg/bus", "services/intake", "services/janitor", "services/internal/boot"}, // who sets the streams up frees them
 	"services/cmd/meander-sampler":   {"services/sampler", "services/internal/boot"},
 	"services/cmd/meander-reward":    {"services/reward", "services/internal/boot"},
 	"services/cmd/meander-advantage": {"services/advantage", "services/internal/boot"},
@@ -95,14 +97,14 @@ var layers = map[string][]string{
 	"services/cmd/meander": {"services/command"},
 	// What a program can do with services, without a command line: it stands above them.
 	"services/pipeline": {
-		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/internal/boot", "services/internal/instrument",
+		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
 	},
 	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results", "pkg/tensor/devices",
-		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/internal/boot",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
+		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/janitor", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
@@ -132,6 +134,7 @@ var testLayers = map[string][]string{
 	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
+	"services/janitor":             {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument": {"pkg/bus/bustest"},
 	"pkg/fieldflag":                {"schemas/document"},

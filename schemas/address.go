@@ -165,14 +165,38 @@ func StepsFilter(run Run, uid UID, sample string) string {
 	return Prefix + KindStep + "." + string(run) + "." + string(uid) + "." + sample + ".>"
 }
 
-// RunFilters match all that is stored of a run, by stream, but for dead letters.
-func RunFilters(run Run) map[string][]string {
-	all := func(kinds ...string) (filters []string) {
+// of makes filters of an address for each of some kinds.
+func of(a Address) func(kinds ...string) []string {
+	return func(kinds ...string) (filters []string) {
 		for _, kind := range kinds {
-			filters = append(filters, Address{Kind: kind, Run: run}.Filter())
+			a.Kind = kind
+			filters = append(filters, a.Filter())
 		}
 		return filters
 	}
+}
+
+// GroupFilters match what is stored of one group and has its uid in the subject, by stream; the batch
+// with it where the group is all of it.
+func GroupFilters(run Run, uid UID, batch string) map[string][]string {
+	all := of(Address{Run: run, UID: uid, Batch: batch})
+	out := map[string][]string{
+		StreamGroups:       all(KindGroup, KindPlan),
+		StreamSteps:        {StepsFilter(run, uid, "*")},
+		StreamTrajectories: all(KindTrajectory),
+		StreamVerdicts:     all(KindVerdict),
+		StreamRewards:      all(KindReward, KindOpening),
+		StreamAdvantages:   all(KindAdvantage),
+	}
+	if batch == string(uid) {
+		out[StreamAdvantages] = append(out[StreamAdvantages], all(KindBatch)...)
+	}
+	return out
+}
+
+// RunFilters match all that is stored of a run, by stream, but for dead letters.
+func RunFilters(run Run) map[string][]string {
+	all := of(Address{Run: run})
 	return map[string][]string{
 		StreamPrompts:      all(KindPrompt),
 		StreamGroups:       all(KindGroup, KindPlan),

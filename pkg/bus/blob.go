@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -9,8 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -65,7 +68,9 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	}
 	info, err := b.objectInfo(ctx, os, ref)
 	if err == nil && int64(info.Size) == ref.Size && info.Digest == objectDigest(sum) {
-		return ref, nil
+		if time.Since(info.ModTime) < blobFresh || b.refresh(ctx, info, ref) {
+			return ref, nil
+		}
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
@@ -113,8 +118,21 @@ func (b *Bus) store(ctx context.Context, ref schemas.Ref, sum [32]byte, data []b
 	if err != nil {
 		return err
 	}
-	subject := "$O." + ref.Bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(ref.Digest))
-	return put(subject, "blob."+info.NUID, nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
+	return put(blobEntry(ref.Bucket, ref.Digest), "blob."+info.NUID, nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
+}
+
+// refresh gives a blob that is there the time of now, so that it is not swept as one that nothing names;
+// false: it has been, or the store is not to be asked: it is to be written again.
+func (b *Bus) refresh(ctx context.Context, info *jetstream.ObjectInfo, ref schemas.Ref) bool {
+	subject := blobEntry(ref.Bucket, ref.Digest)
+	entry, err := b.Last(ctx, "OBJ_"+ref.Bucket, subject)
+	if err != nil || !bytes.Contains(entry.Data, []byte(info.NUID)) {
+		return false
+	}
+	_, err = b.js.PublishMsg(ctx, &nats.Msg{Subject: subject, Data: entry.Data, Header: nats.Header{
+		jetstream.MsgRollup: {jetstream.MsgRollupSubject}, jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(entry.Seq, 10)},
+	}})
+	return err == nil
 }
 
 // dropChunks frees the space of an object that was not finished or is replaced, if it can.

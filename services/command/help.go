@@ -25,6 +25,7 @@ const (
 	groupSection     = "Groups and batches"
 	outputSection    = "Run and output"
 	pipelineSection  = "Pipeline, where this command runs it"
+	gcSection        = "Janitor: what is freed by itself; nothing without a rule"
 	limitSection     = "Limits of streams; not set: as they are"
 )
 

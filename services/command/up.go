@@ -23,6 +23,7 @@ until it is interrupted: the first Ctrl-C finishes the work in hand or hands it
 back, the second one ends the process at once. Whatever was stored is there at the
 next start.`,
 		Example: `  meander up
+  meander up --gc-above 80 --gc-age 48h    # frees the oldest closed groups, so that it runs for ever
   meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
   meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal, as any NATS client can`,
 		Args: args(cobra.NoArgs),
@@ -67,6 +68,10 @@ next start.`,
 		samplerFlags(f, &s)
 	})
 	section(c.Flags(), limitSection, s.limits.Flags)
+	section(c.Flags(), gcSection, func(f *pflag.FlagSet) {
+		gcFlags(f, &s.Janitor)
+		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "pause between two looks of the janitor")
+	})
 	return c
 }
 

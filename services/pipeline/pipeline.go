@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/instrument"
+	"github.com/meander-rl/meander/services/janitor"
 	"github.com/meander-rl/meander/services/reward"
 	"github.com/meander-rl/meander/services/sampler"
 )
@@ -29,6 +30,8 @@ type Config struct {
 	Sampler   sampler.Config
 	Reward    reward.Config
 	Advantage advantage.Config
+	// Janitor frees what nobody needs any more, where it has a rule.
+	Janitor janitor.Config
 	// Replicas is the copies of each service, 1 to 64.
 	Replicas int
 	// AckWait is after how long work that nobody reports on is taken up again.
@@ -43,7 +46,7 @@ type Config struct {
 func DefaultConfig() Config {
 	c := Config{
 		Intake: intake.DefaultConfig(), Sampler: sampler.DefaultConfig(),
-		Reward: reward.DefaultConfig(), Advantage: advantage.DefaultConfig(), Replicas: 1,
+		Reward: reward.DefaultConfig(), Advantage: advantage.DefaultConfig(), Janitor: janitor.DefaultConfig(), Replicas: 1,
 		// All work is in this process: there is no network to be patient with.
 		AckWait: 5 * time.Second,
 	}
@@ -54,7 +57,7 @@ func DefaultConfig() Config {
 // Validate joins every fault by field name.
 func (c Config) Validate() error {
 	c.share()
-	err := errors.Join(c.Intake.Validate(), c.Sampler.Validate(), c.Reward.Validate(), c.Advantage.Validate())
+	err := errors.Join(c.Intake.Validate(), c.Sampler.Validate(), c.Reward.Validate(), c.Advantage.Validate(), c.Janitor.Validate())
 	if c.Replicas < 1 || c.Replicas > 64 {
 		err = errors.Join(err, fmt.Errorf("replicas: %d; must be between 1 and 64", c.Replicas))
 	}
@@ -75,7 +78,7 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	c.Intake.Models = []schemas.Lane{schemas.Lane(model.NameOf(c.Sampler.Model))}
 	c.Intake.Health, c.Sampler.DiskFree = c.Health, c.DiskFree
 	registry := prometheus.DefaultRegisterer
-	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics, c.Advantage.Metrics = registry, registry, registry, registry
+	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics, c.Advantage.Metrics, c.Janitor.Metrics = registry, registry, registry, registry, registry
 	defer instrument.Plane(registry, b)()
 	g, work := errgroup.WithContext(ctx)
 	for range c.Replicas {
@@ -96,6 +99,9 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 		serve("advantage", advantage.Summary, func(log zerolog.Logger) error { return advantage.Run(work, c.Advantage, b, log) })
 	}
 	g.Go(func() error { return b.WatchAdvisories(work) })
+	g.Go(func() error {
+		return janitor.Run(work, c.Janitor, b, log.With().Str("service", "janitor").Logger())
+	})
 	err := g.Wait()
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil // stopped before it was up

@@ -2,16 +2,39 @@
 package main
 
 import (
-	"github.com/prometheus/client_golang/prometheus"
+	"context"
+	"errors"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/janitor"
 )
 
+// config is intake's, and that of the janitor: the program that sets the streams up frees them.
+type config struct {
+	Intake  intake.Config  `koanf:",squash"`
+	Janitor janitor.Config `koanf:",squash"`
+}
+
+// Validate joins the faults of both.
+func (c config) Validate() error { return errors.Join(c.Intake.Validate(), c.Janitor.Validate()) }
+
+func run(ctx context.Context, c config, b *bus.Bus, log zerolog.Logger) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return intake.Run(ctx, c.Intake, b, log) })
+	g.Go(func() error { return janitor.Run(ctx, c.Janitor, b, log) })
+	return g.Wait()
+}
+
 func main() {
-	defaults := intake.DefaultConfig()
-	defaults.Metrics = prometheus.DefaultRegisterer // what the health endpoint shows
-	boot.Main(boot.Service[intake.Config]{
+	defaults := config{Intake: intake.DefaultConfig(), Janitor: janitor.DefaultConfig()}
+	defaults.Intake.Metrics, defaults.Janitor.Metrics = prometheus.DefaultRegisterer, prometheus.DefaultRegisterer // what the health endpoint shows
+	boot.Main(boot.Service[config]{
 		Name:       "intake",
 		Summary:    intake.Summary,
 		Default:    defaults,
@@ -21,9 +44,10 @@ func main() {
 			"meander-intake --nats-url nats://127.0.0.1:4222",
 			"meander-intake --reward jpeg_incompressibility --log-level debug",
 			"MEANDER_NATS_TOKEN=... meander-intake --config intake.yaml",
+			"meander-intake --gc-above 80 --gc-age 48h    # frees closed groups",
 			"meander-intake --print-config > intake.yaml",
 		},
-		Health: func(c *intake.Config, h *boot.Health) { c.Health = h.Check },
-		Run:    intake.Run,
+		Health: func(c *config, h *boot.Health) { c.Intake.Health = h.Check },
+		Run:    run,
 	})
 }

@@ -174,7 +174,7 @@ func Advice(f bus.Fault) string {
 	if f.OnDisk {
 		return fmt.Sprintf("%s: %d samples wait for room on the server's disk, the first for %s; make room on its disk, it goes on by itself then", f.Name, f.Waiting, Bytes(f.Need).Rough())
 	}
-	fix := ", or remove runs that nobody needs with 'meander streams purge RUN'"
+	fix := ", or free what nobody needs with 'meander gc' or 'meander runs rm RUN'"
 	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {
 		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages) + fix
 	}

@@ -27,6 +27,7 @@ func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 		up:       label("stream", "up", "1 when the server answered what the other metrics of streams and queues say"),
 		messages: label("stream", "messages", "messages in a stream", "stream"),
 		bytes:    label("stream", "bytes", "size of a stream in bytes", "stream"),
+		used:     label("stream", "used_share", "share of the limit that a stream holds; a warning from 0.8", "stream"),
 		limit:    label("stream", "limit_bytes", "most bytes of a stream; not there for a stream without a limit", "stream"),
 		waiting:  label("queue", "waiting_messages", "messages that a consumer has not yet been given", "stage", "durable"),
 		inHand:   label("queue", "in_hand_messages", "messages that were given out and not confirmed", "stage", "durable"),
@@ -41,11 +42,12 @@ func Plane(r prometheus.Registerer, b *bus.Bus) (stop func()) {
 type plane struct {
 	bus                        *bus.Bus
 	up, messages, bytes, limit *prometheus.Desc
+	used                       *prometheus.Desc
 	waiting, inHand, again     *prometheus.Desc
 }
 
 func (p *plane) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{p.up, p.messages, p.bytes, p.limit, p.waiting, p.inHand, p.again} {
+	for _, d := range []*prometheus.Desc{p.up, p.messages, p.bytes, p.limit, p.used, p.waiting, p.inHand, p.again} {
 		ch <- d
 	}
 }
@@ -67,6 +69,7 @@ func (p *plane) Collect(ch chan<- prometheus.Metric) {
 		gauge(p.bytes, float64(s.Bytes), s.Name)
 		if s.MaxBytes > 0 {
 			gauge(p.limit, float64(s.MaxBytes), s.Name)
+			gauge(p.used, float64(s.Bytes)/float64(s.MaxBytes), s.Name)
 		}
 		for _, c := range s.Consumers {
 			gauge(p.waiting, float64(c.Pending), c.Stage, c.Name)

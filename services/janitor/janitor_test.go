@@ -1,0 +1,169 @@
+package janitor_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/janitor"
+)
+
+// store puts a closed group of one sample on the plane, or with batch one of a batch.
+func store(t *testing.T, p *bustest.Plane, uid schemas.UID, batch string) {
+	t.Helper()
+	for _, subject := range []string{
+		schemas.StepSubject("r1", uid, 0, "a", 0), schemas.TrajectorySubject("r1", uid, 0), schemas.RewardSubject("r1", batch, uid, 0),
+	} {
+		if _, err := p.PublishRaw(t.Context(), subject, make([]byte, 1000), nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := &schemas.Advantage{
+		Run: "r1", UID: uid, Batch: batch, Status: schemas.StatusFailed, Error: "out of paint", GroupSize: 1,
+		Members:   []schemas.Member{{SampleIndex: 0, Status: schemas.StatusMissing}},
+		Estimator: "flow_grpo", Scale: schemas.StdNone, StdBasis: schemas.BasisSample, Opened: 1, Closed: 2,
+	}
+	if _, err := p.Publish(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// events is what is stored of a group.
+func events(t *testing.T, p *bustest.Plane, uid schemas.UID) (n int) {
+	t.Helper()
+	for stream, filters := range schemas.GroupFilters("r1", uid, "*") {
+		for _, filter := range filters {
+			subjects, err := p.Subjects(t.Context(), stream, filter)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += len(subjects)
+		}
+	}
+	return n
+}
+
+// rule frees by age, after the least grace.
+func rule() janitor.Config {
+	c := janitor.DefaultConfig()
+	c.Grace, c.Age = janitor.MinGrace, time.Millisecond
+	return c
+}
+
+// Closed groups go whole; open ones, those of open batches, and what has just closed stay. A
+// dry run frees nothing and says what it would.
+func TestPass_Closed(t *testing.T) {
+	p := bustest.New(t)
+	store(t, p, "u1", "u1")
+	store(t, p, "u2", "b1") // its batch is open
+	if _, err := p.PublishRaw(t.Context(), schemas.StepSubject("r1", "u3", 0, "a", 0), []byte("x"), nil, ""); err != nil {
+		t.Fatal(err) // an open group
+	}
+	if r, err := janitor.Pass(t.Context(), rule(), p.Bus, false); err != nil || r.Groups != 0 {
+		t.Fatalf("within the grace: %+v, %v", r, err)
+	}
+	bustest.Until(t, "the end of the grace", func() error {
+		r, err := janitor.Pass(t.Context(), rule(), p.Bus, true)
+		if err == nil && (r.Groups != 1 || r.Kept["its batch is open"] != 1) {
+			err = fmt.Errorf("would free %+v", r)
+		}
+		return err
+	})
+	if n := events(t, p, "u1"); n != 4 {
+		t.Errorf("a dry run left %d events, want 4", n)
+	}
+	r, err := janitor.Pass(t.Context(), rule(), p.Bus, false)
+	if err != nil || r.Groups != 1 || r.Messages[schemas.StreamSteps] != 1 || r.Total() < 3000 {
+		t.Errorf("freed %+v, %v", r, err)
+	}
+	for uid, want := range map[schemas.UID]int{"u1": 0, "u2": 4, "u3": 1} {
+		if n := events(t, p, uid); n != want {
+			t.Errorf("of %s are left %d events, want %d", uid, n, want)
+		}
+	}
+}
+
+// What a durable has not acknowledged stays, whatever the rule; the rule of readers alone frees
+// nothing where there is none.
+func TestPass_Readers(t *testing.T) {
+	p := bustest.New(t)
+	store(t, p, "u1", "u1")
+	store(t, p, "u2", "u2")
+	read := janitor.DefaultConfig()
+	read.Read, read.Grace = true, janitor.MinGrace
+	passed := func(c janitor.Config, groups, kept int) {
+		t.Helper()
+		bustest.Until(t, "a pass", func() error {
+			r, err := janitor.Pass(t.Context(), c, p.Bus, true)
+			if n := 0; err == nil {
+				for _, k := range r.Kept {
+					n += k
+				}
+				if r.Groups != groups || n != kept {
+					err = fmt.Errorf("would free %+v, want %d, and keep %d", r, groups, kept)
+				}
+			}
+			return err
+		})
+	}
+	passed(read, 0, 2)
+	js, err := jetstream.New(p.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	trainer, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages, jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	passed(read, 0, 2)
+	passed(rule(), 0, 2)
+	m, err := trainer.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.DoubleAck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	passed(read, 1, 1)
+	passed(rule(), 1, 1)
+}
+
+// Blobs go when no stored event names them, not before they have been there for a while.
+func TestPass_Blobs(t *testing.T) {
+	p := bustest.New(t)
+	ctx := context.Background()
+	var refs []schemas.Ref
+	for _, s := range []string{"named", "nameless"} {
+		ref, err := p.PutBlob(ctx, []byte(s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		refs = append(refs, ref)
+	}
+	if _, err := p.PublishRaw(ctx, schemas.TrajectorySubject("r1", "u1", 0), []byte("\xd9\x40"+refs[0].Digest+"."), nil, ""); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := p.SweepBlobs(ctx, time.Hour, false); n != 0 || err != nil {
+		t.Errorf("%d young blobs swept, %v", n, err)
+	}
+	for _, dry := range []bool{true, false} {
+		if n, err := p.SweepBlobs(ctx, 0, dry); n != 1 || err != nil {
+			t.Errorf("dry %v: %d blobs swept, %v; want 1", dry, n, err)
+		}
+	}
+	if err := p.HasBlob(ctx, refs[0]); err != nil {
+		t.Errorf("the named one: %v", err)
+	}
+	if err := p.HasBlob(ctx, refs[1]); err == nil {
+		t.Error("the nameless one is there")
+	}
+	if n, err := p.Subjects(ctx, bus.BlobStream, ">"); err != nil || len(n) != 2 {
+		t.Errorf("left are %v, %v", n, err)
+	}
+}
