@@ -29,7 +29,7 @@ func (c *modelConfigs) pass(promptTokens int) func(height, width, rows, factorBy
 		levels := c.vae.levels()
 		lh, lw := height>>levels, width>>levels
 		top := c.vae.Base * c.vae.Mult[levels]
-		decode := 4 * (5*c.vae.decodeElements(lh, lw) + lh*lw*(2*c.vae.Latents+4*top))
+		decode := (3*4+2*factorBytes)*c.vae.decodeElements(lh, lw) + 4*lh*lw*(2*c.vae.Latents+4*top)
 		return max(velocity, text, decode)
 	}
 }

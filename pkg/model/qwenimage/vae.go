@@ -196,11 +196,12 @@ func (v *autoencoder) bytes() int {
 const vaeNormEpsilon = 1e-12
 
 // frames is the memory of a pass through the autoencoder: images of any size up to the
-// largest of the pass. x and next alternate as input and output of its stages.
+// largest of the pass. x and next alternate as input and output of its stages; y and z
+// are what convolutions read.
 type frames struct{ x, next, y, z, shortcut tensor.Block }
 
 func newFrames(s tensor.Session, most int) *frames {
-	return &frames{s.Block(most), s.Block(most), s.Block(most), s.Block(most), s.Block(most)}
+	return &frames{x: s.Block(most), next: s.Block(most), y: s.Factors(most), z: s.Factors(most), shortcut: s.Block(most)}
 }
 
 // forward writes the block's output to f.next, which becomes f.x.

@@ -100,7 +100,7 @@ var (
 // names of the kernels that sessions launch.
 var names = []string{
 	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32", "silu_mul_f32", "copy_f32", "upsample2_f32",
-	"norm_rope_f32", "finish_f32", "linear_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
+	"norm_rope_f32", "finish_f32", "linear_bf16", "conv_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
 }
 
 // New makes a device of a driver, which belongs to it from then on.

@@ -62,20 +62,26 @@ func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogu
 	store()
 }
 
-func (s *session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
+func (s *session) Conv2D(dst, from tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
 	a, stride := w.(*array), max(1, c.Stride)
-	oh, ow := c.OutSize(a.kh, a.kw, x.H, x.W)
-	if x.C != a.in || dst.N != x.N || dst.H != oh || dst.W != ow || dst.C != a.n {
-		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", x.N, x.H, x.W, x.C, dst.N, dst.H, dst.W, dst.C))
+	oh, ow := c.OutSize(a.kh, a.kw, from.H, from.W)
+	if from.C != a.in || dst.N != from.N || dst.H != oh || dst.W != ow || dst.C != a.n {
+		panic(fmt.Sprintf("tensor: convolution of %d x %d x %d x %d to %d x %d x %d x %d", from.N, from.H, from.W, from.C, dst.N, dst.H, dst.W, dst.C))
 	}
 	defer s.done()
 	m := dst.N * oh * ow
+	args := func(to, x tensor.Matrix) []driver.Arg {
+		return append([]driver.Arg{
+			s.at(to), s.at(x), s.array(a), i32(dst.N), i32(from.H), i32(from.W), i32(from.C), i32(oh), i32(ow), i32(a.n),
+			i32(a.kh), i32(a.kw), i32(stride), i32(c.Top), i32(c.Left),
+		}, s.epilogue("convolution", e, m, a.n)...)
+	}
+	if a.dtype == tensor.BF16 {
+		s.launch("conv_bf16", blocks(a.n, mmaTile), blocks(m, mmaTile), 256, append(args(dst.Matrix(), s.factor(from.Matrix())), types(dst.Matrix()))...)
+		return
+	}
 	to, store := s.result(dst.Matrix())
-	args := append([]driver.Arg{
-		s.at(to), s.at(s.float(x.Matrix())), s.array(a), i32(x.N), i32(x.H), i32(x.W), i32(x.C), i32(oh), i32(ow), i32(a.n),
-		i32(a.kh), i32(a.kw), i32(stride), i32(c.Top), i32(c.Left),
-	}, s.epilogue("convolution", e, m, a.n)...)
-	s.launch("conv_f32", blocks(a.n, tile), blocks(m, tile), 64, args...)
+	s.launch("conv_f32", blocks(a.n, tile), blocks(m, tile), 64, args(to, s.float(from.Matrix()))...)
 	store()
 }
 

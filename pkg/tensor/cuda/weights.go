@@ -184,12 +184,17 @@ func decode(dst []float32, b []byte) {
 	}
 }
 
-// Kernel moves the channels of the input last: they are adjacent in an image.
+// Kernel moves the channels of the input last: they are adjacent in an image. Tensor cores
+// take them eight at a time.
 func (d *Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
 	if len(w.Shape) != 4 {
 		panic(fmt.Sprintf("tensor: convolution kernel of shape %v", w.Shape))
 	}
 	out, in, kh, kw := w.Shape[0], w.Shape[1], w.Shape[2], w.Shape[3]
+	dtype := tensor.F32
+	if in%8 == 0 {
+		dtype = d.factors()
+	}
 	x, y := w.Decode(), make([]float32, w.Len())
 	for o := range out {
 		for c := range in {
@@ -198,7 +203,7 @@ func (d *Device) Kernel(w tensor.Array) (tensor.Kernel, error) {
 			}
 		}
 	}
-	a, err := d.hold(kh*kw*in, tensor.F32, tensor.Floats(y, w.Len()))
+	a, err := d.hold(kh*kw*in, dtype, tensor.Floats(y, w.Len()))
 	if err != nil {
 		return nil, err
 	}

@@ -38,20 +38,24 @@ union __attribute__((aligned(16))) MmaTile {
   float sum[32][MMA_TILE + 4];
 };
 
-DEVICE void load_slab(bf16 (*tile)[MMA_ROW], const bf16* p, int stride, int first, int rows, int k0, int k) {
+// Slab is rows of a matrix, from the first of a tile on.
+struct Slab {
+  const bf16* p;
+  int stride, first, rows, k;
+  __attribute__((device, always_inline)) void load(bf16 (*tile)[MMA_ROW], int k0) const {
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    int chunk = thread_x() + 256 * i, row = chunk / 4, col = k0 + chunk % 4 * 8;
-    int bytes = first + row < rows ? clamp(2 * (k - col), 0, 16) : 0;
-    copy16(in_shared(&tile[row][chunk % 4 * 8]), bytes > 0 ? p + (u64)(first + row) * stride + col : p, bytes);
+    for (int i = 0; i < 2; i++) {
+      int chunk = thread_x() + 256 * i, row = chunk / 4, col = k0 + chunk % 4 * 8;
+      int bytes = first + row < rows ? clamp(2 * (k - col), 0, 16) : 0;
+      copy16(in_shared(&tile[row][chunk % 4 * 8]), bytes > 0 ? p + (u64)(first + row) * stride + col : p, bytes);
+    }
   }
-}
+};
 
-// linear_bf16 is dst [m, n] = x [m, k] w[n, k]^T with an epilogue in float32.
-KERNEL(256) linear_bf16(void* dst, int dst_stride, const bf16* x, int x_stride, const bf16* w, int w_stride, int m, int n,
-                        int k, const float* bias, int act, const float* gate, int gate_stride, const int* group,
-                        const float* residual, int residual_stride, int types) {
-  SHARED MmaTile tile;
+// product_bf16 is dst [m, n] = a [m, k] w[n, k]^T with an epilogue in float32.
+template <class A>
+DEVICE void product_bf16(MmaTile& tile, const A& x, const bf16* w, int w_stride, void* dst, int dst_stride, int m, int n, int k,
+                         const Epilogue& e, int types) {
   int t = thread_x(), warp = t / 32, lane = t % 32;
   int row0 = block_y() * MMA_TILE, col0 = block_x() * MMA_TILE, wm = warp / 4 * 64, wn = warp % 4 * 32;
   float sum[4][4][4];
@@ -63,13 +67,14 @@ KERNEL(256) linear_bf16(void* dst, int dst_stride, const bf16* x, int x_stride, 
       for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
 
   int slabs = (k + MMA_SLAB - 1) / MMA_SLAB;
-  load_slab(tile.a[0], x, x_stride, row0, m, 0, k);
-  load_slab(tile.b[0], w, w_stride, col0, n, 0, k);
+  Slab weights = {w, w_stride, col0, n, k};
+  x.load(tile.a[0], 0);
+  weights.load(tile.b[0], 0);
   commit();
   for (int s = 0; s < slabs; s++) {
     if (s + 1 < slabs) {
-      load_slab(tile.a[(s + 1) & 1], x, x_stride, row0, m, (s + 1) * MMA_SLAB, k);
-      load_slab(tile.b[(s + 1) & 1], w, w_stride, col0, n, (s + 1) * MMA_SLAB, k);
+      x.load(tile.a[(s + 1) & 1], (s + 1) * MMA_SLAB);
+      weights.load(tile.b[(s + 1) & 1], (s + 1) * MMA_SLAB);
     }
     commit();
     wait<1>();
@@ -96,7 +101,6 @@ KERNEL(256) linear_bf16(void* dst, int dst_stride, const bf16* x, int x_stride, 
   sync_block();
 
   // Through shared memory, 16 rows of each half at a time, so that rows are written whole.
-  Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     int r = warp / 4 * 16 + lane / 4;
@@ -117,6 +121,51 @@ KERNEL(256) linear_bf16(void* dst, int dst_stride, const bf16* x, int x_stride, 
     }
     sync_block();
   }
+}
+
+KERNEL(256) linear_bf16(void* dst, int dst_stride, const bf16* x, int x_stride, const bf16* w, int w_stride, int m, int n,
+                        int k, const float* bias, int act, const float* gate, int gate_stride, const int* group,
+                        const float* residual, int residual_stride, int types) {
+  SHARED MmaTile tile;
+  Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
+  Slab rows = {x, x_stride, (int)block_y() * MMA_TILE, m, k};
+  product_bf16(tile, rows, w, w_stride, dst, dst_stride, m, n, k, e, types);
+}
+
+// PixelSlab is Pixels of bf16, c a multiple of 8: 8 columns are channels of one pixel.
+struct PixelSlab {
+  const bf16* x;
+  const int *picture, *top, *left; // of each row of the tile: its first row of x, or -1; its corner
+  int h, w, c, kw, k;
+  __attribute__((device, always_inline)) void load(bf16 (*tile)[MMA_ROW], int k0) const {
+    int col = k0 + thread_x() % 4 * 8, position = col / c, channel = col - position * c;
+    int dy = position / kw, dx = position - dy * kw;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      int row = thread_x() / 4 + 64 * i, y = top[row] + dy, column = left[row] + dx, n = picture[row];
+      bool in = col < k && n >= 0 && (u32)y < (u32)h && (u32)column < (u32)w;
+      copy16(in_shared(&tile[row][thread_x() % 4 * 8]), in ? x + ((u64)(n + y) * w + column) * c + channel : x, in ? 16 : 0);
+    }
+  }
+};
+
+// conv_bf16 is conv_f32 of x and w [oc, kh, kw, c] in bf16.
+KERNEL(256) conv_bf16(void* dst, const bf16* x, const bf16* weights, int n, int h, int w, int c, int oh, int ow, int oc, int kh,
+                      int kw, int stride, int top, int left, const float* bias, int act, const float* gate, int gate_stride,
+                      const int* group, const float* residual, int residual_stride, int types) {
+  SHARED MmaTile tile;
+  SHARED int picture[MMA_TILE], first_y[MMA_TILE], first_x[MMA_TILE];
+  int t = thread_x(), m = n * oh * ow, k = kh * kw * c;
+  if (t < MMA_TILE) {
+    int row = block_y() * MMA_TILE + t, line = row / ow, image = line / oh;
+    picture[t] = row < m ? image * h : -1;
+    first_y[t] = (line - image * oh) * stride - top;
+    first_x[t] = (row - line * ow) * stride - left;
+  }
+  sync_block();
+  Epilogue e = {bias, act, gate, gate_stride, group, residual, residual_stride};
+  PixelSlab pixels = {x, picture, first_y, first_x, h, w, c, kw, k};
+  product_bf16(tile, pixels, weights, k, dst, oc, m, oc, k, e, types);
 }
 
 // Flash attention. A block of 8 warps takes up to 128 queries that see the first of one

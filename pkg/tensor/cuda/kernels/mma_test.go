@@ -169,9 +169,12 @@ func (g *gpu) product(kernel string, m, n, k int) error {
 	for i := range group {
 		group[i] = int32(g.r.IntN(3))
 	}
-	act, stride, tile, threads := (m+n+k)%3, n+3, 128, 256
-	dst := g.result(m, n, stride)
-	args := append([]driver.Arg{dst, num(stride)}, g.factors(kernel, x, k+8)...)
+	act, tile, threads := (m+n+k)%3, 128, 256
+	c := &rowCall{g: g}
+	if kernel == "linear_bf16" {
+		c.types = (m + n) % 2 // of the result
+	}
+	args := append(c.out(m, n), g.factors(kernel, x, k+8)...)
 	if kernel == "linear_f32" {
 		tile, threads = 64, 64
 		args = append(args, g.factors(kernel, w, k)[:1]...)
@@ -184,13 +187,13 @@ func (g *gpu) product(kernel string, m, n, k int) error {
 	args = append(args, g.ints(group))
 	args = append(args, g.factors(float32s, residual, n+2)...)
 	if kernel == "linear_bf16" {
-		args = append(args, num(0))
+		args = append(args, num(c.types))
 	}
 	err := g.launch(kernel, driver.Grid{Blocks: driver.Dim{X: ceil(n, tile), Y: ceil(m, tile)}, Threads: driver.Dim{X: threads}}, args...)
 	if err != nil {
 		return err
 	}
-	got, err := g.read(dst, m, n, stride)
+	got, err := c.read(m, n)
 	if err != nil {
 		return err
 	}
@@ -203,7 +206,7 @@ func (g *gpu) product(kernel string, m, n, k int) error {
 			}
 			factor := gate[group[i]][j]
 			want := residual[i][j] + factor*activate(act, sum)
-			most := float64(k+16) * 0x1p-23 * size * max(1, math.Abs(factor))
+			most := float64(k+16)*0x1p-23*size*max(1, math.Abs(factor)) + float64(c.types)*math.Abs(want)/256
 			if d := math.Abs(got[i][j] - want); !(d <= most) {
 				return fmt.Errorf("element (%d, %d) is %v, want %v", i, j, got[i][j], want)
 			}
@@ -294,10 +297,12 @@ func (g *gpu) attention(kernel string, a attention) error {
 		}
 	}
 	cols, kvCols := a.heads*a.d, a.kv*a.d
-	stride, most := cols+5, 0x1p-6*math.Sqrt(large)
-	dst := g.result(rows, cols, stride)
+	most, c := 0x1p-6*math.Sqrt(large), &rowCall{g: g}
+	if kernel != "attention_f32" {
+		c.types = (a.heads + len(a.sequences)) % 2 // of the result
+	}
 	scale := float32(1 / math.Sqrt(float64(a.d)))
-	args := append([]driver.Arg{dst, num(stride)}, g.factors(kernel, q, cols+8)...)
+	args := append(c.out(rows, cols), g.factors(kernel, q, cols+8)...)
 	args = append(args, g.factors(kernel, k, kvCols)...)
 	args = append(args, g.factors(kernel, v, kvCols+16)...)
 	grid := driver.Grid{Blocks: driver.Dim{X: len(tiles) / 2, Y: a.heads}, Threads: driver.Dim{X: 256}}
@@ -306,12 +311,12 @@ func (g *gpu) attention(kernel string, a attention) error {
 		grid = driver.Grid{Blocks: driver.Dim{X: ceil(len(queries)/3*a.heads, 4), Y: ceil(a.d, 128)}, Threads: driver.Dim{X: 128}}
 		args = append(args, g.ints(queries), g.ints(keys), num(len(queries)/3), num(a.heads), num(a.kv), num(a.d), num(a.d), driver.Float(scale))
 	} else {
-		args = append(args, g.ints(tiles), g.ints(queries), g.ints(keys), num(a.heads), num(a.kv), num(a.d), driver.Float(scale), num(0))
+		args = append(args, g.ints(tiles), g.ints(queries), g.ints(keys), num(a.heads), num(a.kv), num(a.d), driver.Float(scale), num(c.types))
 	}
 	if err := g.launch(kernel, grid, args...); err != nil {
 		return err
 	}
-	got, err := g.read(dst, rows, cols, stride)
+	got, err := c.read(rows, cols)
 	if err != nil {
 		return err
 	}

@@ -70,6 +70,14 @@ func survives(t *testing.T, name, text string) bool {
 		}
 		return true
 	}
+	if strings.HasPrefix(name, "conv") {
+		for _, c := range convolutions() {
+			if g.convolution(name, c) != nil {
+				return false
+			}
+		}
+		return true
+	}
 	for _, k := range rowKernels {
 		if k.kernel == name && k.check(g) != nil {
 			return false
@@ -90,7 +98,7 @@ func TestMutants(t *testing.T) {
 		step, allowed = 1, 10
 	}
 	total, alive, n := 0, 0, 0
-	names := []string{"linear_f32", "attention_f32", "linear_bf16", "attention_bf16_32"}
+	names := []string{"linear_f32", "attention_f32", "linear_bf16", "attention_bf16_32", "conv_f32", "conv_bf16"}
 	for _, k := range rowKernels {
 		if !slices.Contains(names, k.kernel) {
 			names = append(names, k.kernel)
