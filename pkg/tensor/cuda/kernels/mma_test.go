@@ -299,7 +299,7 @@ func (g *gpu) attention(kernel string, a attention) error {
 	cols, kvCols := a.heads*a.d, a.kv*a.d
 	most, c := 0x1p-6*math.Sqrt(large), &rowCall{g: g}
 	if kernel != "attention_f32" {
-		c.types = (a.heads + len(a.sequences)) % 2 // of the result
+		c.types = a.sequences[0] % 2 // of the result
 	}
 	scale := float32(1 / math.Sqrt(float64(a.d)))
 	args := append(c.out(rows, cols), g.factors(kernel, q, cols+8)...)

@@ -224,11 +224,12 @@ func upsample(c *rowCall) ([][]float64, error) {
 
 func finish(c *rowCall) ([][]float64, error) {
 	g := c.g
+	act := c.cols % 3
 	bias, gate, residual, group := g.matrix(1, c.cols), g.matrix(3, c.cols), g.matrix(c.rows, c.cols), g.indices(c.rows, 3)
 	err := g.launch("finish_f32", threads(c.rows*c.cols), args(c.out(c.rows, c.cols), g.factors("f", c.x, c.cols+4), list(num(c.rows), num(c.cols)),
-		g.factors("f", bias, c.cols)[:1], list(num(2)), g.factors("f", gate, c.cols+1), list(g.ints(group)), g.factors("f", residual, c.cols), list(num(c.types)))...)
+		g.factors("f", bias, c.cols)[:1], list(num(act)), g.factors("f", gate, c.cols+1), list(g.ints(group)), g.factors("f", residual, c.cols), list(num(c.types)))...)
 	return mapRows(c.rows, c.cols, func(i, j int) float64 {
-		return residual[i][j] + gate[group[i]][j]*activate(2, c.x[i][j]+bias[0][j])
+		return residual[i][j] + gate[group[i]][j]*activate(act, c.x[i][j]+bias[0][j])
 	}), err
 }
 
