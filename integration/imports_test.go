@@ -129,7 +129,7 @@ var testLayers = map[string][]string{
 	"pkg/scheduled":                {"pkg/tensor"},
 	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
-	"services/intake":              {"pkg/bus/bustest"},
+	"services/intake":              {"pkg/bus/bustest", "pkg/model", "pkg/model/synthetic"},
 	"services/sampler":             {"pkg/natsd", "pkg/model/qwenimage/checkpoint"},
 	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 	"services/reward":              {"pkg/bus/bustest"},

@@ -52,6 +52,9 @@ func flagHelp(c *cobra.Command, columns int) string {
 	sections := map[string]*pflag.FlagSet{}
 	var titles []string
 	c.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+		if flag.Hidden {
+			return
+		}
 		title := "Flags"
 		if names := flag.Annotations[sectionKey]; len(names) > 0 {
 			title = names[0]

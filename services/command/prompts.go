@@ -199,6 +199,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 			d["start"] = map[string]any{}
 		}
 		startOf(d)["data"] = noImages
+		p.flagOf["start.step_index"] = "start-step" // which they need
 	}
 	specs, err := p.rewards()
 	errs = append(errs, err)

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -39,11 +40,14 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
   meander scheduled images --compat simpletuner      # as the trainer of that name does it`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
+			if r.prompts.file != "" {
+				return usage(errors.New("--prompts: given; must be absent: the images are the prompts, with the captions beside them"))
+			}
 			var files []string
 			for _, arg := range args {
 				more, err := imageFiles(arg)
 				if err != nil {
-					return usage(err)
+					return usage(fmt.Errorf("images: %w", err))
 				}
 				files = append(files, more...)
 			}

@@ -50,8 +50,8 @@ func Plan(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy) (*sch
 		}
 	}
 	drawn, err := settings.Draw(seed, step, timesteps)
-	if err != nil {
-		return nil, ofScheduled(err)
+	if err != nil { // of the timesteps: the settings are valid
+		return nil, fmt.Errorf("scheduled_sampling.base_%w", err)
 	}
 	sampler, order := settings.Steps()
 	plan := &schemas.Plan{

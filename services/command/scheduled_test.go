@@ -1,0 +1,80 @@
+package command
+
+import (
+	"bytes"
+	"image"
+	"image/png"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// folderOf is a folder of images of that width, and texts.
+func folderOf(t *testing.T, width int, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		data := []byte(text)
+		if text == "" {
+			var buf bytes.Buffer
+			if err := png.Encode(&buf, image.NewNRGBA(image.Rect(0, 0, width, 32))); err != nil {
+				t.Fatal(err)
+			}
+			data = buf.Bytes()
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Images are those of a prompt's samples, or of one prompt each; size and number follow from them.
+func TestLoad_StartImage(t *testing.T) {
+	three := folderOf(t, 48, map[string]string{"a.png": "", "b.PNG": "", "c.png": "", "x-sheet.png": "", "c.txt": "words"})
+	for _, tt := range []struct {
+		args []string
+		want []int // images of each prompt
+	}{
+		{[]string{"--start-image", filepath.Join(three, "a.png"), "--start-step", "3", "x", "y"}, []int{1, 1}},
+		{[]string{"--start-image", three, "--start-step", "3", "x"}, []int{3}},
+		{[]string{"--start-image", three, "--start-sigma", "0.5", "x", "y", "z"}, []int{1, 1, 1}},
+	} {
+		for i, p := range mustLoad(t, tt.args...) {
+			e := event(t, p)
+			if n := len(e.Start.Data.Images); n != tt.want[i] || *e.Width != 48 || *e.Height != 32 || n > 1 && *e.GroupSize != int64(n) {
+				t.Errorf("%q: prompt %d has %d images of %d x %d", tt.args, i, n, *e.Width, *e.Height)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--start-image", three, "--start-step", "3", "x", "y"}, "--start-image: 3 images for 2 prompts; must be one, one per prompt"},
+		{[]string{"--start-image", three, "x"}, "--start-step: null; must be there beside data"},
+		{[]string{"--start-image", folderOf(t, 8, nil), "--start-step", "3", "x"}, "no PNG in it"},
+		{[]string{"--start-image", folderOf(t, 8, map[string]string{"a.png": "longer than the head of a PNG"}), "--start-step", "3", "x"}, "a.png: png: invalid format: not a PNG file; must be a PNG"},
+		{[]string{"--start-image", three, "--start-step", "3", "--width", "64", "x"}, "width 48; must be 64"},
+		{[]string{"--start-image", three, "--probability", "2", "x"}, "--probability: 2; must be between 0 and 1"},
+	} {
+		if _, _, err := loadPrompts(tt.args...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q: error\n %v\nwant\n %s", tt.args, err, tt.want)
+		}
+	}
+}
+
+// Images of one caption are one group, in the order of the files.
+func TestCaptioned(t *testing.T) {
+	dir := folderOf(t, 8, map[string]string{"a.png": "", "b.png": "", "c.png": "", "d.png": "", "b.txt": "words\n", "d.txt": "words"})
+	files, err := imageFiles(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	captions, groups, err := captioned(files, "default")
+	if err != nil || !slices.Equal(captions, []string{"default", "words"}) || len(groups[0]) != 2 || !slices.Equal(groups[1], []string{files[1], files[3]}) {
+		t.Errorf("%q, %q, %v", captions, groups, err)
+	}
+}
