@@ -131,6 +131,9 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 			if policy != nil {
 				code = schemas.CodeUnknownReward
 			}
+			if strings.HasPrefix(waiting, schemas.StreamSteps) {
+				code = schemas.CodeExhausted
+			}
 			return nil, bus.Terminal(code, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
 		}
 		if tell := inHand && time.Since(m.Time) > tellAfter || !inHand && m.Delivered == 1; tell && !told {
@@ -188,7 +191,9 @@ func (s *service) fit(ctx context.Context, p *schemas.Prompt, fresh bool) (polic
 	if err != nil {
 		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
 	}
-	waiting, err = v.able(rewards)
+	if waiting, err = v.able(rewards); waiting == "" && err == nil {
+		waiting = v.full(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
+	}
 	return policy, waiting, err
 }
 

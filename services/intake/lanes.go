@@ -33,6 +33,8 @@ type view struct {
 	live     []schemas.Lane
 	// scorers are the reward services.
 	scorers []*schemas.Presence
+	// rooms are what samplers claim of the stream of steps.
+	rooms []*schemas.Room
 }
 
 // view returns one of at most viewAge, or a new one.
@@ -56,6 +58,9 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 		v.policies[p.Lane] = p
 	}
 	for _, p := range present {
+		if p.Room != nil {
+			v.rooms = append(v.rooms, p.Room)
+		}
 		switch {
 		case p.Service == schemas.ServiceReward:
 			v.scorers = append(v.scorers, p)
