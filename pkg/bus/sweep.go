@@ -59,7 +59,7 @@ func (b *Bus) SweepSample(ctx context.Context, t *schemas.Trajectory) (uint64, e
 // SweepDead removes the steps of attempts that no trajectory names. It is for when nobody is
 // at work on any sample: what has no trajectory then is made again, from its first step.
 func (b *Bus) SweepDead(ctx context.Context) error {
-	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Prefix+schemas.KindStep+".>")
+	subjects, err := b.Subjects(ctx, schemas.StreamSteps, schemas.StepsFilter("*", "*", "*"))
 	if err != nil {
 		return fmt.Errorf("sweep dead attempts: %w", err)
 	}
