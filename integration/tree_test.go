@@ -1,9 +1,14 @@
 package integration_test
 
 import (
+	"fmt"
 	"reflect"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
 	proof "github.com/meander-rl/meander/services/verify"
@@ -111,5 +116,96 @@ func samePath(t *testing.T, leaf int64, a, b []client.PathStep) {
 	}
 	if last := treeSteps - 1; !reflect.DeepEqual(a[last].Step.Latents, b[last].Step.Latents) {
 		t.Errorf("leaf %d ends with another state in the tree than alone", leaf)
+	}
+}
+
+// Samplers that are killed in the middle of a tree leave the same eight trajectories as calm
+// ones, each once: leaves that are made stay, and the others go on where their parents stored.
+func TestTree_Kill(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := defaults()
+	c.sampler.Batch, c.sampler.AckWait = 2, time.Second
+	for _, name := range []string{"intake", "reward", "advantage"} {
+		w.Serve(t, c.run(name))
+	}
+	sampler := w.Serve(t, c.run("sampler"))
+	w.publish(t, "calm", treePrompt())
+	w.advantages(t, "calm", 1)
+	w.publish(t, "killed", treePrompt())
+	for made := 1; made <= 5; made += 2 {
+		bustest.Await(t, w.Bus, made, schemas.StreamTrajectories, schemas.TrajectoryFilter("killed", "t"))
+		sampler.Kill()
+		sampler = w.Serve(t, c.run("sampler"))
+	}
+	group := w.advantages(t, "killed", 1)["t"]
+	calm := w.advantages(t, "calm", 1)["t"]
+	if !reflect.DeepEqual(group.Branches, calm.Branches) || len(group.Branches) != 1+2+4 {
+		t.Errorf("branches %+v, want %+v", group.Branches, calm.Branches)
+	}
+	for leaf := range int64(treeLeaves) {
+		a, b := trajectoryOf(t, w, "calm", leaf), trajectoryOf(t, w, "killed", leaf)
+		if a.ContentDigest != b.ContentDigest || a.Image.Digest != b.Image.Digest {
+			t.Errorf("leaf %d: other bits than undisturbed", leaf)
+		}
+		samePath(t, leaf, pathOf(t, w, a), pathOf(t, w, b))
+	}
+	report, err := proof.Run(t.Context(), w.Bus, "killed", proof.Options{})
+	if err != nil || !report.OK(0) || report.Steps != 39 {
+		t.Errorf("verify: %+v, %v", report, err)
+	}
+}
+
+// What begins in a sample that failed fails with its reason, at once, and the group closes.
+func TestTree_FailedParent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := defaults()
+	for _, name := range []string{"intake", "reward", "advantage"} {
+		w.Serve(t, c.run(name))
+	}
+	sampler := w.Serve(t, c.run("sampler"))
+	one := treePrompt()
+	one.Tree.Leaf = new(int64(0))
+	w.publish(t, "before", one)
+	w.advantages(t, "before", 1)
+	sampler.Stop() // its lane is known, and served by nobody
+	w.standIn(t, "synthetic")
+	w.publish(t, "failed", treePrompt())
+	var requests []*bus.Message
+	bustest.Until(t, "all requests are there", func() (err error) {
+		requests, err = w.LastMany(t.Context(), schemas.StreamRequests, []string{schemas.Address{Kind: schemas.KindRequest, Run: "failed"}.Filter()})
+		if err == nil && len(requests) != treeLeaves {
+			err = fmt.Errorf("%d requests", len(requests))
+		}
+		return err
+	})
+	for _, m := range requests {
+		var r schemas.Request
+		if err := schemas.Decode(m.Data, &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.SampleIndex != 4 {
+			continue
+		}
+		failed := &schemas.Trajectory{
+			Run: r.Run, UID: r.UID, SampleIndex: r.SampleIndex, GroupSize: r.GroupSize, Lane: r.Lane, Attempt: "a", StopReason: schemas.StopFailed, Error: "out of luck",
+			Prompt: r.Prompt, NegativePrompt: r.NegativePrompt, Height: r.Height, Width: r.Width, TrueCFGScale: r.TrueCFGScale, SampleSeed: r.SampleSeed, NoiseSeed: r.NoiseSeed,
+			Start: r.Start, Sigmas: r.Sigmas, Transitions: r.Transitions, LogProbs: make([]*float64, len(r.Transitions)), ScheduleDigest: r.ScheduleDigest, Group: r.Group,
+		}
+		if _, err := w.Publish(t.Context(), failed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Serve(t, c.run("sampler"))
+	group := w.advantages(t, "failed", 1)["t"]
+	if got := statuses(group); got[schemas.StatusScored] != 4 || got[schemas.StatusFailed] != 4 || group.Status != schemas.StatusPartial {
+		t.Errorf("the group is %s: %v", group.Status, got)
+	}
+	for leaf := int64(5); leaf < treeLeaves; leaf++ {
+		tr, err := w.client.Trajectory(t.Context(), "failed", "t", leaf)
+		if err != nil || !strings.Contains(tr.Error, "the sample failed: ") || !strings.Contains(tr.Error, "out of luck") {
+			t.Errorf("leaf %d: %v, %v", leaf, tr, err)
+		}
 	}
 }

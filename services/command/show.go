@@ -254,6 +254,17 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 	if len(trajectories) == 0 {
 		return nil
 	}
+	if tree := trajectories[0].Group.Tree; tree != nil {
+		what := "advantages of segments when the group has closed"
+		if adv != nil && adv.BranchScope != "" {
+			what = fmt.Sprintf("each segment with its advantage (%s), each leaf with its reward and advantage", adv.BranchScope)
+		}
+		fmt.Fprintln(out)
+		line("tree: %s", what)
+		for _, l := range drawTree(tree, adv, lineWidth(out)) {
+			fmt.Fprintln(out, l)
+		}
+	}
 	fmt.Fprintln(out, "\nlog-probs by step")
 	steps, heads := &grid{}, make([]string, len(trajectories))
 	for i, tr := range trajectories {
