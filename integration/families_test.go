@@ -117,7 +117,7 @@ func (m *tint) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, er
 	for i := range size.X * size.Y {
 		x, y := i%size.X, i/size.X
 		for c := range 3 {
-			latents[48*(y/4*(size.X/4)+x/4)+3*(y%4*4+x%4)+c] = float32(img.Pix[img.PixOffset(x, y)+c]) / 255
+			latents[48*(y/4*(size.X/4)+x/4)+3*(y%4*4+x%4)+c] = float32(img.Pix[img.PixOffset(img.Rect.Min.X+x, img.Rect.Min.Y+y)+c]) / 255
 		}
 	}
 	return latents, ctx.Err()

@@ -105,7 +105,11 @@ func (b *Bus) sweepChunks(ctx context.Context, whole map[string]bool, before tim
 func (b *Bus) named(ctx context.Context) (map[string]bool, error) {
 	out := map[string]bool{}
 	for _, stream := range namingStreams {
-		for m, err := range b.Read(ctx, stream, nil, ReadOptions{}) {
+		events := b.Read(ctx, stream, nil, ReadOptions{})
+		if spec, ok := specNamed(stream); ok && spec.WorkQueue {
+			events = b.Queued(ctx, stream)
+		}
+		for m, err := range events {
 			if err != nil {
 				return nil, fmt.Errorf("sweep blobs: %w", err)
 			}

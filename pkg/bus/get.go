@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"strconv"
 	"time"
 
@@ -131,7 +132,7 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 		var page []*Message
 		var upTo, pending uint64
 		err := b.patiently(ctx, func(ctx context.Context) (err error) {
-			page, upTo, pending, err = b.multiLast(ctx, stream, req)
+			page, upTo, pending, err = b.many(ctx, stream, req)
 			return err
 		})
 		if errors.Is(err, errTooMany) {
@@ -151,9 +152,41 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 
 var errTooMany = errors.New("too many subjects")
 
-// multiLast is one page: messages until the end-of-batch status, which tells how many
-// are left and the sequence that the whole answer is bounded by.
-func (b *Bus) multiLast(ctx context.Context, stream string, req directRequest) (page []*Message, upTo, pending uint64, err error) {
+// Queued yields what a stream holds, in its order. It needs no consumer, of which a work queue
+// has only those that take its messages away; Read is faster for what is long.
+func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, error] {
+	return func(yield func(*Message, error) bool) {
+		req := directRequest{Seq: 1, Batch: multiBatch, MaxBytes: multiBytes}
+		for {
+			var page []*Message
+			var pending uint64
+			err := b.patiently(ctx, func(ctx context.Context) (err error) {
+				page, _, pending, err = b.many(ctx, stream, req)
+				return err
+			})
+			if err != nil {
+				if ctx.Err() == nil {
+					yield(nil, fmt.Errorf("read %s: %w", stream, err))
+				}
+				return
+			}
+			for _, m := range page {
+				if !yield(m, nil) {
+					return
+				}
+				req.Seq = m.Seq + 1
+			}
+			if len(page) == 0 || pending == 0 {
+				return
+			}
+		}
+	}
+}
+
+// many is one page of LastMany, or of all from a sequence on: messages until the end-of-batch
+// status, which tells how many are left and, of the former, the sequence that the whole answer is
+// bounded by.
+func (b *Bus) many(ctx context.Context, stream string, req directRequest) (page []*Message, upTo, pending uint64, err error) {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, 0, 0, err
@@ -181,8 +214,10 @@ func (b *Bus) multiLast(ctx context.Context, stream string, req directRequest) (
 		}
 		switch m.Header.Get(headerStatus) {
 		case statusEOB:
-			if upTo, err = strconv.ParseUint(m.Header.Get(headerUpToSequence), 10, 64); err != nil {
-				return nil, 0, 0, fmt.Errorf("header %s: %w", headerUpToSequence, err)
+			if req.MultiLast != nil {
+				if upTo, err = strconv.ParseUint(m.Header.Get(headerUpToSequence), 10, 64); err != nil {
+					return nil, 0, 0, fmt.Errorf("header %s: %w", headerUpToSequence, err)
+				}
 			}
 			if pending, err = strconv.ParseUint(m.Header.Get(headerNumPending), 10, 64); err != nil {
 				return nil, 0, 0, fmt.Errorf("header %s: %w", headerNumPending, err)

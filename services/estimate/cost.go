@@ -12,9 +12,15 @@ import (
 	"github.com/meander-rl/meander/services/intake"
 )
 
-// What a trajectory takes beside its prompt, and more for each step. Measured; names make a
-// difference of some percent.
-const trajectoryBytes, trajectoryStepBytes = 1450, 107
+// What a step event takes in its stream, subject and headers included, without tensors, and
+// what each tensor adds to its elements. Measured; names make a difference of some percent.
+// Request.StepBytes, of which room is reserved, is a bound and more.
+const (
+	stepEventBytes = 775
+	tensorBytes    = 150
+	// What a trajectory takes beside its prompt, and more for each step.
+	trajectoryBytes, trajectoryStepBytes = 1450, 107
+)
 
 // Cost is what samples take. In the sum of an estimate, what differs between groups is 0
 // or empty.
@@ -82,7 +88,13 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	elements := c.LatentsShape[0] * c.LatentsShape[1]
 	item, _ := schemas.DTypeSize(c.LatentsDType)
-	c.StepBytes = r.StepBytes(elements)
+	debug := int64(0)
+	for _, name := range r.Debug {
+		if debug += tensorBytes; name != "std" { // a single number
+			debug += 4 * elements
+		}
+	}
+	c.StepBytes = (c.LatentsKept+c.Checkpoints)*(elements*item+tensorBytes) + steps*(stepEventBytes+debug)
 	switch s := r.ScheduledSampling; {
 	case s != nil:
 		c.ImageBytes = elements * item // the latents to train on

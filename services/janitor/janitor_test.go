@@ -139,7 +139,7 @@ func TestPass_Blobs(t *testing.T) {
 	p := bustest.New(t)
 	ctx := context.Background()
 	var refs []schemas.Ref
-	for _, s := range []string{"named", "nameless"} {
+	for _, s := range []string{"named", "nameless", "asked for"} {
 		ref, err := p.PutBlob(ctx, []byte(s))
 		if err != nil {
 			t.Fatal(err)
@@ -147,6 +147,10 @@ func TestPass_Blobs(t *testing.T) {
 		refs = append(refs, ref)
 	}
 	if _, err := p.PublishRaw(ctx, schemas.TrajectorySubject("r1", "u1", 0), []byte("\xd9\x40"+refs[0].Digest+"."), nil, ""); err != nil {
+		t.Fatal(err)
+	}
+	request := schemas.RequestSubject("r1", "signs", "u2", 0) // in a work queue
+	if _, err := p.PublishRaw(ctx, request, []byte("\xd9\x40"+refs[2].Digest+"."), nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := p.SweepBlobs(ctx, time.Hour, false); n != 0 || err != nil {
@@ -157,13 +161,15 @@ func TestPass_Blobs(t *testing.T) {
 			t.Errorf("dry %v: %d blobs swept, %v; want 1", dry, n, err)
 		}
 	}
-	if err := p.HasBlob(ctx, refs[0]); err != nil {
-		t.Errorf("the named one: %v", err)
+	for _, ref := range []schemas.Ref{refs[0], refs[2]} {
+		if err := p.HasBlob(ctx, ref); err != nil {
+			t.Errorf("one that is named: %v", err)
+		}
 	}
 	if err := p.HasBlob(ctx, refs[1]); err == nil {
 		t.Error("the nameless one is there")
 	}
-	if n, err := p.Subjects(ctx, bus.BlobStream, ">"); err != nil || len(n) != 2 {
+	if n, err := p.Subjects(ctx, bus.BlobStream, ">"); err != nil || len(n) != 4 {
 		t.Errorf("left are %v, %v", n, err)
 	}
 }
