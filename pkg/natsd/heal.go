@@ -122,7 +122,7 @@ func (m *Member) DiskFree() (int64, error) {
 	if err := unix.Statfs(m.opts.StoreDir, &s); err != nil {
 		return 0, fmt.Errorf("disk of store %q: %w", m.opts.StoreDir, err)
 	}
-	return int64(s.Bavail) * int64(s.Bsize), nil
+	return int64(s.Bavail * uint64(s.Bsize)), nil
 }
 
 // probe writes a file to the disk and removes it.

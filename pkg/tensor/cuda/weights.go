@@ -173,7 +173,9 @@ func (d *Device) Read(dst []float32, w tensor.Weight) error {
 	}
 	row := a.stride * a.dtype.Size()
 	for i := range a.n {
-		a.dtype.DecodeFloats(dst[i*a.k:(i+1)*a.k], b[i*row:i*row+a.k*a.dtype.Size()])
+		if err := a.dtype.DecodeFloats(dst[i*a.k:(i+1)*a.k], b[i*row:i*row+a.k*a.dtype.Size()]); err != nil {
+			return err
+		}
 	}
 	return nil
 }
