@@ -38,8 +38,8 @@ not acknowledged. 'meander up' does the same all the time where it has one of th
 				return usage(errors.New("no rule is given; name one of --gc-above, --gc-age and --gc-read"))
 			}
 			if cfg.Run = schemas.Run(run); run != "" {
-				if err := schemas.CheckToken("run", cfg.Run); err != nil {
-					return usage(err)
+				if _, err := theRun(c.Context(), conn.Bus, run); err != nil {
+					return err
 				}
 			}
 			if err := cfg.Validate(); err != nil {
