@@ -74,6 +74,8 @@ func (h *Health) Connected(b *bus.Bus) {
 	})
 	s := &storage{bus: b}
 	h.Check("storage", s.check)
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.notes = s.paused
 }
 
@@ -155,9 +157,12 @@ func (h *Health) faults() []string {
 }
 
 func (h *Health) answer(w http.ResponseWriter, faults []string) {
+	h.mu.Lock()
+	standing := h.notes
+	h.mu.Unlock()
 	notes := []string{}
-	if h.notes != nil {
-		notes = append(notes, h.notes()...)
+	if standing != nil {
+		notes = append(notes, standing()...)
 	}
 	status, code := "ok", http.StatusOK
 	if len(faults) > 0 {

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
@@ -77,6 +79,36 @@ func TestHealth(t *testing.T) {
 	if _, err := client.Get("http://" + addr + "/healthz"); err == nil {
 		t.Error("still served after stop")
 	}
+}
+
+// Probes come from the first moment on: they are answered while the connection is added.
+func TestHealth_ProbedWhileConnecting(t *testing.T) {
+	h := boot.NewHealth("thing", "here-1")
+	probe := h.Handler()
+	b := bustest.Bare(t).Connect(t)
+	started, connected, ended := make(chan bool), make(chan bool), make(chan bool)
+	go func() {
+		defer close(ended)
+		for i := 0; ; i++ {
+			answer := httptest.NewRecorder()
+			probe.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+			if answer.Code != http.StatusOK {
+				t.Errorf("got %d %s, want 200", answer.Code, answer.Body)
+			}
+			if i == 0 {
+				close(started)
+			}
+			select {
+			case <-connected:
+				return
+			default:
+			}
+		}
+	}()
+	<-started
+	h.Connected(b)
+	close(connected)
+	<-ended
 }
 
 func TestHealth_Off(t *testing.T) {
