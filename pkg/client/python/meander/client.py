@@ -17,6 +17,8 @@ import nats
 import numpy as np
 from nats.js.errors import APIError, NotFoundError
 
+from .control import Controls
+
 _log = logging.getLogger("meander")
 
 PREFIX = "mdr.v1."
@@ -31,7 +33,7 @@ class EventError(ValueError):
 
 
 class Refused(ValueError):
-    """Intake refused a prompt; code is the class of the reason."""
+    """Intake refused a prompt or a control; code is the class of the reason."""
 
     def __init__(self, receipt: dict):
         super().__init__(receipt.get("error", ""))
@@ -112,8 +114,8 @@ async def connect(url: str = "nats://127.0.0.1:4222", token: str | None = None) 
         await nc.drain()
 
 
-class Client:
-    """Publishes prompts and verdicts, and reads what the pipeline makes of them."""
+class Client(Controls):
+    """Publishes prompts, verdicts and controls, and reads what the pipeline makes of them."""
 
     def __init__(self, nc: nats.NATS):
         self.nc = nc
@@ -125,11 +127,14 @@ class Client:
         A refusal raises Refused. Without an answer in time the prompt is stored all the same, and TimeoutError says so,
         and what intake waits for, where nobody serves the prompt yet.
         """
+        return await self._ask(f"prompt.{run}", "prompt/1", msgpack.packb({"v": 1, "prompt": prompt, **fields}), timeout)
+
+    async def _ask(self, subject: str, kind: str, body: bytes, timeout: float) -> dict:
+        """Stores an event that intake rules on, and returns its receipt."""
         inbox = self.nc.new_inbox()
         answers = await self.nc.subscribe(inbox)
-        body = msgpack.packb({"v": 1, "prompt": prompt, **fields})
-        headers = {"Mdr-Reply": inbox, "Mdr-Type": "prompt/1", "Content-Type": "application/msgpack"}
-        await self.js.publish(f"{PREFIX}prompt.{run}", body, headers=headers)
+        headers = {"Mdr-Reply": inbox, "Mdr-Type": kind, "Content-Type": "application/msgpack"}
+        await self.js.publish(PREFIX + subject, body, headers=headers)
         waiting, end = "no intake answered in time", time.monotonic() + timeout
         try:
             while True:
@@ -138,7 +143,7 @@ class Client:
                     break
                 waiting = receipt["waiting"]  # another receipt says what became of it
         except nats.errors.TimeoutError:
-            raise TimeoutError(f"{waiting}; the prompt is stored") from None
+            raise TimeoutError(f"{waiting}; the {kind.split('/')[0]} is stored") from None
         finally:
             with contextlib.suppress(Exception):
                 await answers.unsubscribe()

@@ -1,0 +1,82 @@
+"""Control of runs, against a real pipeline."""
+
+import asyncio
+
+import pytest
+from test_client import first, pipeline, run
+
+import meander
+
+
+@pipeline
+def test_pause_and_resume():
+    async def test(client, name):
+        await client.publish(name, "a red fox", uid="fox", group_size=2, num_inference_steps=100, height=256, width=256, reward=[{"name": "synthetic"}])
+        receipt = await client.pause(name, reason="lunch", by="lin")
+        assert await client.obeyed(receipt) >= 1
+        status = await client.status(name)
+        assert (status["state"], status["by"], status["reason"]) == ("paused", "lin", "lunch")
+        assert "paused" in (await client.pause(name))["unchanged"]
+        await client.resume(name)
+        assert (await first(client.advantages(name)))["status"] == "complete"
+
+    run(test)
+
+
+@pipeline
+def test_cancel():
+    async def test(client, name):
+        await client.publish(name, "a red fox", uid="fox", group_size=2, reward=[{"name": "external"}])
+        await client.publish(name, "a blue fox", uid="hen", group_size=2, reward=[{"name": "external"}])
+        receipt = await client.cancel(name, "fox")
+        assert (receipt["uid"], "unchanged" in receipt) == ("fox", False)
+        assert (await first(client.advantages(name)))["status"] == "cancelled"
+        await client.cancel(name)
+        async for group in client.advantages(name):
+            if group["uid"] == "hen":
+                assert group["status"] == "cancelled"
+                break
+        assert (await client.status(name))["state"] == "cancelled"
+
+    run(test)
+
+
+@pipeline
+def test_prune():
+    async def test(client, name):
+        prompt = {"group_size": 2, "num_inference_steps": 4, "reward": [{"name": "synthetic"}]}
+        await client.publish(name, "a red fox", uid="hen", **prompt)
+        await client.pause(name)
+        await client.publish(name, "a red fox", uid="fox", **prompt)
+        await client.prune(name, "fox", 1, step_index=3, reason="far off")
+        await client.resume(name)
+        group = {}
+        async for group in client.advantages(name):
+            if group["uid"] == "fox":
+                break
+        assert [m["status"] for m in group["members"]] == ["scored", "pruned"]
+
+    run(test)
+
+
+@pipeline
+def test_refused():
+    async def test(client, name):
+        with pytest.raises(meander.Refused, match="must be one of|there is no run yet"):
+            await client.pause(name)
+        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        with pytest.raises(meander.Refused, match="uid: hen"):
+            await client.cancel(name, "hen")
+
+    run(test)
+
+
+@pipeline
+def test_obeyed_says_who_is_late():
+    async def test(client, name):
+        await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
+        with pytest.raises(TimeoutError, match="sampler-"):
+            await client.obeyed({"seq": 1 << 60}, timeout=0)
+        await asyncio.wait_for(client.obeyed({"seq": 0}), 5)
+
+    run(test)
