@@ -33,7 +33,7 @@ func tintFamily() model.Family {
 			Name: model.NameOf(dir), Family: "tint", SchedulerConfig: []byte(`{"shift": 2}`),
 			LatentChannels: 48, PixelsPerToken: 4, Height: 8, Width: 12, NumInferenceSteps: 4, TrueCFGScale: 1.5,
 			MaxPixels: 4096, MaxPromptTokens: 2, NegativePrompt: "grey", CFGRule: model.CFGPlain,
-			Conditioning: []string{"prompt_embeds", "pooled_prompt_embeds"},
+			Conditioning: []string{"prompt_embeds", "pooled_prompt_embeds"}, ConditioningBytes: 4096, ConditioningTokenBytes: 16,
 		}
 	}
 	return model.Family{

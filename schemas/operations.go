@@ -97,6 +97,10 @@ type Policy struct {
 	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
 	// NegativePrompt is what guidance leads away from where a prompt does not say.
 	NegativePrompt string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes"`
+	// ConditioningBytes is the most that the conditioning of one text takes, ConditioningTokenBytes what
+	// one of its tokens does.
+	ConditioningBytes      int64 `msgpack:"conditioning_bytes,omitempty" range:"0..MaxBlobBytes"`
+	ConditioningTokenBytes int64 `msgpack:"conditioning_token_bytes,omitempty" range:"0..MaxBlobBytes"`
 	// MaxPixels is the largest product of height and width that the lane makes.
 	MaxPixels int64 `msgpack:"max_pixels" range:"1..MaxSide*MaxSide"`
 	// Announced is when the sampler said so, Unix nanoseconds.

@@ -103,6 +103,9 @@ type Rollout struct {
 	// LatentsDType is the dtype of the stored latents. The state is rounded to it before it is
 	// scored, so that a replay gives ratio 1.
 	LatentsDType string `msgpack:"latents_dtype,omitempty" enum:"LatentsDTypes" default:"F32" flag:"latents-dtype"`
+	// ReturnConditioning keeps what the model made of the texts, embeddings and masks, of the negative prompt
+	// too under guidance. They are stored once for all samples of a prompt.
+	ReturnConditioning bool `msgpack:"return_conditioning,omitempty" default:"false" flag:"return-conditioning"`
 }
 
 // SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch.

@@ -51,6 +51,8 @@ type Request struct {
 	CheckpointStepIndices []int64  `msgpack:"checkpoint_step_indices,omitempty" size:"0..MaxSteps,unique" range:"1..MaxSteps-1"`
 	Debug                 []string `msgpack:"debug" size:"0..MaxDebug,unique" enum:"DebugTensors"`
 	LatentsDType          string   `msgpack:"latents_dtype" enum:"LatentsDTypes"`
+	// ReturnConditioning stores the encoded texts as well.
+	ReturnConditioning bool `msgpack:"return_conditioning,omitempty"`
 	// ScheduleDigest is the SHA-256 over what must be equal in a group: sigmas, transitions,
 	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size.
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest"`
@@ -132,6 +134,7 @@ func (e *Request) AnsweredBy(t *Trajectory) error {
 	}
 	if begin, end := e.Segment(); t.StopReason == StopCompleted {
 		same("steps", int64(len(t.Steps)), end-begin)
+		same("conditioning", len(t.Conditioning) > 0, e.ReturnConditioning)
 	}
 	if !t.Group.Same(&e.Group) {
 		errs = append(errs, errors.New("group: not that of the request"))

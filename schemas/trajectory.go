@@ -62,7 +62,9 @@ type Trajectory struct {
 	// Image is the decoded image; absent unless completed, and where the sample stops with noise
 	// in it unless Stop asks for one.
 	Image *Image `msgpack:"image,omitempty"`
-	// Conditioning are the stored prompt embeddings, once per prompt; empty for models that take text.
+	// Conditioning are the encoded texts that a prompt asked to keep: prompt_embeds and prompt_embeds_mask, under
+	// guidance negative_prompt_embeds and its mask, or what else the model's family has. They are blobs, so that all
+	// samples of a prompt, and all prompts with one negative prompt, name the same ones.
 	Conditioning   []NamedTensor `msgpack:"conditioning" size:"0..MaxConditioning"`
 	ScheduleDigest string        `msgpack:"schedule_digest" form:"digest?"`
 	WeightsDigest  string        `msgpack:"weights_digest" size:"0..MaxName"`

@@ -115,6 +115,13 @@ func (e *Trajectory) rules(f *faults) {
 	}
 	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
 	e.scheduledSampling(f, completed)
+	if len(e.Conditioning) <= MaxConditioning {
+		for i, c := range e.Conditioning {
+			if slices.ContainsFunc(e.Conditioning[:i], func(o NamedTensor) bool { return o.Name == c.Name }) {
+				f.item("conditioning", i).add("name", quote(c.Name), "must come once")
+			}
+		}
+	}
 	f.seeds(e.StepSeeds, len(e.Transitions))
 	if completed {
 		e.completed(f, begin, end)

@@ -19,6 +19,7 @@ import (
 	"iter"
 	"maps"
 	"path"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -113,16 +114,27 @@ func refsOf(m *bus.Message) (refs []schemas.Ref) {
 	if bus.Fits(m, &t) != nil {
 		return nil
 	}
-	if t.Image != nil && t.Image.Ref != nil {
-		refs = append(refs, *t.Image.Ref)
-	}
-	for _, c := range t.Conditioning {
-		if c.Tensor.Ref != nil {
-			refs = append(refs, *c.Tensor.Ref)
+	return refsIn(reflect.ValueOf(&t))
+}
+
+// refsIn are all references of a value, wherever they are in it.
+func refsIn(v reflect.Value) (refs []schemas.Ref) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			refs = refsIn(v.Elem())
 		}
-	}
-	if t.Start != nil && t.Start.Latents.Ref != nil {
-		refs = append(refs, *t.Start.Latents.Ref)
+	case reflect.Slice:
+		for i := range v.Len() {
+			refs = append(refs, refsIn(v.Index(i))...)
+		}
+	case reflect.Struct:
+		if ref, ok := v.Interface().(schemas.Ref); ok {
+			return []schemas.Ref{ref}
+		}
+		for i := range v.NumField() {
+			refs = append(refs, refsIn(v.Field(i))...)
+		}
 	}
 	return refs
 }

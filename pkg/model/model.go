@@ -52,6 +52,9 @@ type Card struct {
 	// Conditioning names the tensors of an encoded prompt, in order, as diffusers names
 	// them.
 	Conditioning []string
+	// ConditioningBytes bounds what these tensors of one prompt take, at four bytes an element;
+	// ConditioningTokenBytes is what a token takes of it.
+	ConditioningBytes, ConditioningTokenBytes int64
 	// Prediction is what Velocity gives: empty for the velocity of a flow model, else epsilon or
 	// v_prediction, as diffusers' prediction_type. Such a model is variance-preserving,
 	// x = (x0 + sigma*eps)/sqrt(1+sigma^2), for sigma of any size from 0.
@@ -108,6 +111,8 @@ func (c Card) Validate() error {
 	check(c.CFGRule == CFGRescaled || c.CFGRule == CFGPlain, "cfg_rule: %q; must be %s or %s", c.CFGRule, CFGRescaled, CFGPlain)
 	check(c.Prediction == "" || c.Prediction == PredictsEpsilon || c.Prediction == PredictsV, "prediction: %q; must be empty, %s or %s", c.Prediction, PredictsEpsilon, PredictsV)
 	check(len(c.Conditioning) > 0, "conditioning: none; must name the tensors of an encoded prompt")
+	check(c.ConditioningTokenBytes > 0, "conditioning_token_bytes: %d; must be more than 0", c.ConditioningTokenBytes)
+	check(c.ConditioningBytes > 0, "conditioning_bytes: %d; must be more than 0", c.ConditioningBytes)
 	if _, err := c.Tokens(c.Height, c.Width); err != nil {
 		errs = append(errs, fmt.Errorf("default %w", err))
 	}

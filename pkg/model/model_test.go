@@ -13,6 +13,7 @@ func good() model.Card {
 	return model.Card{
 		Name: "a-model_1", Family: "a", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 10,
 		TrueCFGScale: 1, MaxPixels: 1024 * 2048, MaxPromptTokens: 8, CFGRule: model.CFGPlain, Conditioning: []string{"prompt_embeds"},
+		ConditioningBytes: 8 * 16, ConditioningTokenBytes: 16,
 	}
 }
 

@@ -249,7 +249,7 @@ func (p *estimated) print(out io.Writer) error {
 func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
 	what := fmt.Sprintf("%s = %s", count(p.Groups, "group"), count(int(p.Samples), "sample"))
 	made := "image"
-	if p.Cost != nil && p.ImageBytes == 0 {
+	if p.Cost != nil && p.ImageBytes+p.ConditioningStored == 0 {
 		made = "sample"
 	}
 	if len(p.GroupSizes) == 1 {
@@ -334,6 +334,10 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 			checkpoints = ", and " + count(int(c.Checkpoints), "checkpoint")
 		}
 		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", count(int(c.LatentsKept), "state"), c.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, size(c.BytesOfSample))
+		if c.ConditioningBytes > 0 {
+			line("texts", "encoded, at most %s a prompt, stored once: a sample takes at most %s with its part of that, and %s with a copy of its own",
+				size(c.ConditioningBytes), size(c.BytesOfSample+c.ConditioningOfSample), size(c.BytesOfSample+c.ConditioningBytes))
+		}
 	}
 }
 

@@ -17,6 +17,10 @@ func TestRuns(t *testing.T) {
 	expect(t, exitOK, "2 blobs", "runs", "export", "r1", "--out", file)
 	expect(t, exitFailed, "", "runs", "export", "r1", "--out", file) // it is there
 	expect(t, exitOK, "2 blobs", "runs", "read", file)
+	// Two images, the embeddings of the prompt and its mask, of samples of which another is the parent.
+	expect(t, exitOK, "", append([]string{"run", "--run", "r2", "--branch-from", "r1/p/0@1", "--return-conditioning"}, small...)...)
+	expect(t, exitOK, "4 blobs", "runs", "export", "r2", "--out", filepath.Join(t.TempDir(), "r2.tar"))
+	expect(t, exitOK, "", "runs", "rm", "r2")
 	steps := 0
 	for _, e := range linesOf(t, expect(t, exitOK, "", "runs", "read", file, "--json")) {
 		if e["stream"] == "MDR_STEPS" {

@@ -91,12 +91,15 @@ func printReport(out io.Writer, r *verify.Report) {
 	for _, part := range []struct {
 		n    int
 		what string
-	}{{r.Failed, "samples failed"}, {r.StepsSkipped, "more lack stored latents"}, {r.StepsGone, "step events are gone"}, {r.StartsGone, "starts are gone"}} {
+	}{{r.Failed, "samples failed"}, {r.StepsSkipped, "more lack stored latents"}, {r.StepsGone, "step events are gone"}, {r.StartsGone, "starts are gone"}, {r.ConditioningGone, "tensors of texts are gone"}} {
 		if part.n > 0 {
 			fmt.Fprintf(out, ", %d %s", part.n, part.what)
 		}
 	}
 	fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
+	if r.Conditionings > 0 {
+		fmt.Fprintf(out, "%d prompt embeddings and masks compared, max distance = %g\n", r.Conditionings, r.MaxConditioning)
+	}
 	if r.Rolled > 0 {
 		fmt.Fprintf(out, "%d states of scheduled sampling rolled again, max distance = %g\n", r.Rolled, r.MaxRolled)
 	}

@@ -41,6 +41,11 @@ type Cost struct {
 	LatentsDType  string  `json:"latents_dtype"`
 	LatentsShape  []int64 `json:"latents_shape"`
 	BytesOfSample int64   `json:"bytes_per_sample"`
+	// ConditioningBytes is the most that the encoded texts of one prompt take, where they are kept: once for all
+	// its samples, and its negative prompt's once for all prompts. ConditioningOfSample is a sample's part of it.
+	ConditioningBytes    int64 `json:"conditioning_bytes"`
+	ConditioningOfSample int64 `json:"conditioning_bytes_per_sample"`
+	ConditioningStored   int64 `json:"conditioning_stored_bytes"` // over all samples
 	// The rest is over all samples. Evaluations are those of the model, two where guidance is
 	// active. ImageBytes is of uncompressed images: as PNG they are smaller.
 	Steps       int64 `json:"steps"`
@@ -109,7 +114,27 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 	}
 	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*steps + int64(len(r.Prompt))
 	c.BytesOfSample = c.StepBytes + c.ImageBytes
+	if r.ReturnConditioning {
+		if c.ConditioningBytes = conditioningBytes(r.Prompt, policy); c.TrueCFGScale > 1 {
+			c.ConditioningBytes += conditioningBytes(r.NegativePrompt, policy)
+		}
+		c.ConditioningOfSample = (c.ConditioningBytes + r.GroupSize - 1) / r.GroupSize
+		c.ConditioningStored = c.ConditioningOfSample
+		c.TrajectoryBytes += 4 * tensorBytes
+	}
 	return c, nil
+}
+
+// templateTokens is about what families put around a text.
+const templateTokens = 8
+
+// conditioningBytes bounds what an encoded text takes, with its mask: a token is at least a byte of it.
+func conditioningBytes(text string, policy *schemas.Policy) int64 {
+	if policy.ConditioningTokenBytes == 0 {
+		return policy.ConditioningBytes
+	}
+	tokens := min(int64(len(text))+templateTokens, policy.ConditioningBytes/policy.ConditioningTokenBytes)
+	return tokens * (policy.ConditioningTokenBytes + 1)
 }
 
 // rolledEvaluations is how often a sample of scheduled sampling asks the model.
@@ -127,7 +152,7 @@ func rolledEvaluations(s *schemas.ScheduledSample, steps int64) int64 {
 func (c *Cost) sum(s *Cost, n int64) {
 	if !c.counted {
 		*c = *s
-		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.counted = 0, 0, 0, 0, 0, 0, 0, true
+		c.Steps, c.Stochastic, c.Evaluations, c.FlatEvaluations, c.StepBytes, c.TrajectoryBytes, c.ImageBytes, c.ConditioningStored, c.counted = 0, 0, 0, 0, 0, 0, 0, 0, true
 	}
 	same(&c.ImageSize, s.ImageSize)
 	same(&c.NumInferenceSteps, s.NumInferenceSteps)
@@ -139,6 +164,8 @@ func (c *Cost) sum(s *Cost, n int64) {
 	same(&c.Checkpoints, s.Checkpoints)
 	same(&c.LatentsDType, s.LatentsDType)
 	same(&c.BytesOfSample, s.BytesOfSample)
+	same(&c.ConditioningBytes, s.ConditioningBytes)
+	same(&c.ConditioningOfSample, s.ConditioningOfSample)
 	if !slices.Equal(c.LatentsShape, s.LatentsShape) {
 		c.LatentsShape = nil
 	}
@@ -149,6 +176,7 @@ func (c *Cost) sum(s *Cost, n int64) {
 	c.StepBytes += n * s.StepBytes
 	c.TrajectoryBytes += n * s.TrajectoryBytes
 	c.ImageBytes += n * s.ImageBytes
+	c.ConditioningStored += n * s.ConditioningStored
 }
 
 // same empties a value that another group has otherwise.

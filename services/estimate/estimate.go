@@ -149,7 +149,7 @@ func (p *Estimate) fill() {
 	p.Streams = []Stream{{Name: schemas.StreamPrompts, Bytes: p.promptBytes}}
 	if p.Cost != nil {
 		p.Streams = append(p.Streams, Stream{Name: schemas.StreamSteps, Bytes: p.StepBytes},
-			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: bus.BlobStream, Bytes: p.ImageBytes, AtMost: true})
+			Stream{Name: schemas.StreamTrajectories, Bytes: p.TrajectoryBytes}, Stream{Name: bus.BlobStream, Bytes: p.ImageBytes + p.ConditioningStored, AtMost: true})
 	}
 	for i, s := range p.Streams {
 		room := p.facts.Room[s.Name]

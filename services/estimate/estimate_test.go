@@ -79,6 +79,21 @@ func TestEstimate_Sum(t *testing.T) {
 	}
 }
 
+// Encoded texts are counted once for all samples of a prompt.
+func TestEstimate_Conditioning(t *testing.T) {
+	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4))}))
+	if p.ConditioningBytes != 0 || p.Streams[3].Bytes != p.ImageBytes {
+		t.Errorf("nobody asked: %+v", *p.Cost)
+	}
+	p = estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
+	p.Add(encode(t, &schemas.Prompt{Prompt: `a "b"`, GroupSize: new(int64(4)), TrueCFGScale: new(2.0), Rollout: schemas.Rollout{ReturnConditioning: true}}))
+	one := p.ConditioningBytes / 2 // the negative prompt has as many tokens: one
+	if one == 0 || p.ConditioningOfSample != (2*one+3)/4 || p.Streams[3].Bytes != p.ImageBytes+4*p.ConditioningOfSample {
+		t.Errorf("both texts: %+v", *p.Cost)
+	}
+}
+
 func TestEstimate_Refused(t *testing.T) {
 	p := estimate.New(&estimate.Facts{Policies: []*schemas.Policy{policy(t, "m")}})
 	p.Add([]byte("no prompt"))

@@ -64,7 +64,8 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 		Sigmas:       part.plan.Sigmas, Transitions: names(part.plan.Transitions), NoiseLevel: part.plan.NoiseLevel,
 		LogProbKind: string(part.plan.LogProb), Solver: string(part.plan.Solver), LatentsDType: string(part.plan.Storage),
 		ReturnStepIndices: part.returned, CheckpointStepIndices: part.checkpoints, Debug: slices.Clone(p.Rollout.Debug),
-		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion,
+		ReturnConditioning: p.Rollout.ReturnConditioning,
+		Priority:           *p.Priority, MinPolicyVersion: *p.MinPolicyVersion,
 		Prune: p.Prune, Group: *group,
 	}
 	if p.Prune != nil && len(within(part.stochastic, part.begin, min(part.end, int(p.Prune.StepIndex)))) == 0 {

@@ -253,6 +253,7 @@ func (p *flowEpisode) tensor(dtype string, x []float32) schemas.Tensor {
 // Finish decodes the latents that the rollout ended with, where there is to be an image.
 func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images Images, err error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
+	t.Conditioning = kept(p.req, p.cond, p.negCond)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
 	if !t.Decoded() {
 		return images, nil

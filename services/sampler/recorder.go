@@ -92,6 +92,9 @@ func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory,
 	if t.Image, err = r.storeImage(ctx, images.End); err != nil {
 		return nil, err
 	}
+	if err := r.storeConditioning(ctx, t.Conditioning); err != nil {
+		return nil, err
+	}
 	if err := r.rolled(ctx, t.Rolled, images); err != nil {
 		return nil, err
 	}

@@ -294,6 +294,8 @@ type service struct {
 	stopping context.Context
 	// loading is held by whoever has the states that a group starts with in memory.
 	loading chan struct{}
+	// encoded is held by whoever stores the texts' tensors.
+	encoded sync.Mutex
 	// token and count make the attempt token: unique per process and delivery, so
 	// that events of two attempts never share a subject.
 	token string
@@ -313,6 +315,7 @@ func PolicyOf(c model.Card) *schemas.Policy {
 		LatentChannels: int64(c.LatentChannels), PixelsPerToken: int64(c.PixelsPerToken),
 		Height: int64(c.Height), Width: int64(c.Width), NumInferenceSteps: int64(c.NumInferenceSteps),
 		TrueCFGScale: c.TrueCFGScale, NegativePrompt: c.NegativePrompt, MaxPixels: int64(c.MaxPixels), Reward: c.Reward,
+		ConditioningBytes: c.ConditioningBytes, ConditioningTokenBytes: c.ConditioningTokenBytes,
 	}
 }
 

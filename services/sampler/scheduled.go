@@ -305,6 +305,7 @@ func (p *rolledEpisode) Done() bool { return p.rolling.Done() }
 // Finish adds what the sample came to, and decodes its states where images were asked for.
 func (p *rolledEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images Images, err error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
+	t.Conditioning = kept(p.req, p.cond, p.negCond)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
 	if t.Rolled, err = p.rolling.Result(p.shape()); err != nil {
 		return images, bus.Terminal(schemas.CodeFailed, err)

@@ -19,6 +19,11 @@ type Report struct {
 	StepsGone int `json:"steps_gone"`
 	// StartsGone of the samples began with states that are stored no more.
 	StartsGone int `json:"starts_gone"`
+	// Conditionings are the stored tensors of texts that were compared with what the model makes of them,
+	// MaxConditioning the largest distance of one, in its lengths; ConditioningGone are stored no more.
+	Conditionings    int     `json:"conditionings,omitempty"`
+	MaxConditioning  float64 `json:"max_conditioning_distance,omitempty"`
+	ConditioningGone int     `json:"conditioning_gone,omitempty"`
 	// Rolled are states of scheduled sampling that were rolled again, MaxRolled the largest distance of
 	// one from its stored self, in its lengths.
 	Rolled    int     `json:"rolled,omitempty"`
@@ -49,6 +54,8 @@ func (r *Report) judge() {
 		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", events(r.StepsGone))
 	case r.StartsGone > 0:
 		r.Unproven = fmt.Sprintf("what %d of the samples started with is gone: removed by age or by hand", r.StartsGone)
+	case r.ConditioningGone > 0:
+		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand", r.ConditioningGone)
 	case r.Steps > 0 || r.Rolled > 0:
 	case r.Failed == r.Trajectories:
 		r.Unproven = "nothing was checked: every sample failed"
@@ -61,10 +68,10 @@ func (r *Report) judge() {
 
 // OK says whether the run is verified: every log-prob that it has latents for was recomputed,
 // at least one, and no ratio is further from 1 than tolerance; and no state of scheduled sampling
-// is further from the one that was rolled again. 0 is for the same build, model and backend; more
+// and no stored conditioning is further from the one that was made again. 0 is for the same build, model and backend; more
 // is for comparing them.
 func (r *Report) OK(tolerance float64) bool {
-	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.MaxRolled <= tolerance && r.Unproven == ""
+	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.MaxRolled <= tolerance && r.MaxConditioning <= tolerance && r.Unproven == ""
 }
 
 func events(n int) string {

@@ -136,6 +136,11 @@ func (s *sample) far(index int64, stored, again []float32) {
 		s.fault(index, "%d elements; made again %d", len(stored), len(again))
 		return
 	}
+	s.report.MaxRolled = max(s.report.MaxRolled, distance(stored, again))
+}
+
+// distance is that of what is stored from as many elements made again, in the length of these.
+func distance(stored, again []float32) float64 {
 	var d, length float64
 	for i, x := range again {
 		e := float64(stored[i]) - float64(x)
@@ -144,9 +149,9 @@ func (s *sample) far(index int64, stored, again []float32) {
 	}
 	off := math.Sqrt(d) / max(math.Sqrt(length), math.SmallestNonzeroFloat32)
 	if math.IsNaN(off) {
-		off = math.Inf(1)
+		return math.Inf(1)
 	}
-	s.report.MaxRolled = max(s.report.MaxRolled, off)
+	return off
 }
 
 // result compares what the sample came to: latents, and of the same backend also what is stored

@@ -52,7 +52,7 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 	if o.Models == nil {
 		o.Models = families.All()
 	}
-	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}}
+	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}, encoded: map[string][]byte{}}
 	defer v.close()
 	if err := v.run(ctx); err != nil {
 		return nil, err
@@ -69,6 +69,8 @@ type verifier struct {
 	velocities *sampler.Velocities
 	report     Report
 	states     *schemas.Tensor // those that a group was given last, with their ref and data
+	// encoded are stored tensors of texts that came last, by digest.
+	encoded map[string][]byte
 }
 
 func (v *verifier) close() {
@@ -148,6 +150,9 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	if err := s.encode(ctx); err != nil {
 		s.fault(-1, "encode prompt: %v", err)
 		return ctx.Err()
+	}
+	if err := s.conditioning(ctx); err != nil {
+		return err
 	}
 	if t.ScheduledSampling != nil {
 		return s.rolled(ctx)

@@ -93,7 +93,7 @@ func (s Suite) card(t *testing.T, c model.Card) {
 	i.WeightsDigest, i.Backend = c.WeightsDigest, c.Backend
 	if !slices.Equal(i.Conditioning, c.Conditioning) || !slices.Equal(i.Reward, c.Reward) || !slices.Equal(i.SchedulerConfig, c.SchedulerConfig) ||
 		i.Name != c.Name || i.Height != c.Height || i.Width != c.Width || i.PixelsPerToken != c.PixelsPerToken || i.LatentChannels != c.LatentChannels ||
-		i.NegativePrompt != c.NegativePrompt || i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
+		i.ConditioningBytes != c.ConditioningBytes || i.NegativePrompt != c.NegativePrompt || i.CFGRule != c.CFGRule || i.TrueCFGScale != c.TrueCFGScale || i.MaxPixels != c.MaxPixels {
 		t.Errorf("the card before it is opened is\n%+v, after\n%+v", i, c)
 	}
 }
@@ -106,8 +106,13 @@ func (s Suite) conditionings(t *testing.T, m model.Model) {
 			t.Errorf("conditioning %d is of %q, %d tokens cut; want %q, none", i, c.Prompt, c.Cut, prompts[i])
 		}
 		var names []string
+		var size int64
 		for _, x := range c.Tensors {
 			names = append(names, x.Name)
+			size += 4 * int64(len(x.Data))
+		}
+		if most := m.Card().ConditioningBytes; size > most {
+			t.Errorf("conditioning %d takes %d bytes; the card says at most %d", i, size, most)
 		}
 		if !slices.Equal(names, m.Card().Conditioning) {
 			t.Errorf("tensors %v, want %v", names, m.Card().Conditioning)

@@ -40,6 +40,10 @@ func (c *modelConfigs) card(dir string, o Options) model.Card {
 		CFGRule:           model.CFGRescaled,
 		Conditioning:      []string{promptEmbeds},
 	}
+	if c.text != nil {
+		card.ConditioningTokenBytes = 4 * int64(c.text.Width)
+		card.ConditioningBytes = card.ConditioningTokenBytes * int64(o.MaxPromptTokens)
+	}
 	if c.transformer != nil && c.vae != nil {
 		card.LatentChannels, card.PixelsPerToken = c.transformer.In, c.pixelsPerToken()
 	}

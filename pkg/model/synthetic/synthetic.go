@@ -163,7 +163,7 @@ func newModel(cfg Config) *Model {
 			LatentChannels: tokenChannels, PixelsPerToken: tokenEdge,
 			Height: 64, Width: 64, NumInferenceSteps: 10, TrueCFGScale: 1,
 			MaxPixels: 8192 * tokenEdge * tokenEdge, MaxPromptTokens: 1,
-			NegativePrompt: " ", CFGRule: model.CFGRescaled, Conditioning: []string{promptEmbeds}, Backend: "cpu",
+			NegativePrompt: " ", CFGRule: model.CFGRescaled, Conditioning: []string{promptEmbeds}, ConditioningBytes: 4 * embedWidth, ConditioningTokenBytes: 4 * embedWidth, Backend: "cpu",
 		},
 		cache: newMixtureCache(cacheElements),
 	}
