@@ -13,6 +13,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
 )
 
 // controlled is a pipeline with two samplers, whose server and services can be started again.
@@ -250,6 +251,69 @@ func TestControl_CancelWhatWaits(t *testing.T) {
 	batch := bustest.Decode[schemas.Batch](t, bustest.Await(t, w.Bus, 1, schemas.StreamAdvantages, subject)[subject])
 	if batch.Groups != 0 || batch.Expected != 2 || len(batch.Dropped) != 1 || batch.Status != schemas.StatusPartial {
 		t.Errorf("batch %+v", batch)
+	}
+}
+
+// A group that closes at its deadline while its run is paused asks for nothing any more: not when
+// the run is resumed, and no sampler takes a step for it.
+func TestControl_ClosedWhilePaused(t *testing.T) {
+	t.Parallel()
+	w := start(t, nil)
+	prompt := func(uid schemas.UID) *schemas.Prompt {
+		return &schemas.Prompt{UID: uid, Prompt: "a red fox", GroupSize: new(int64(8)), NumInferenceSteps: new(int64(4)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}
+	}
+	if _, err := w.client.Publish(t.Context(), "r", prompt("first")); err != nil {
+		t.Fatal(err)
+	}
+	w.advantages(t, "r", 1)
+	if _, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlPause}); err != nil {
+		t.Fatal(err)
+	}
+	late := prompt("late")
+	late.Deadline = new(time.Now().Add(time.Second).UnixNano())
+	if _, err := w.client.Publish(t.Context(), "r", late); err != nil {
+		t.Fatal(err)
+	}
+	if a := w.advantages(t, "r", 2)["late"]; a.Status == schemas.StatusComplete {
+		t.Fatalf("%+v", a)
+	}
+	bustest.Until(t, "nothing is parked", func() error {
+		s, err := w.client.Status(t.Context(), "r")
+		if err == nil && s.Parked+s.Waiting > 0 {
+			err = fmt.Errorf("%+v", s)
+		}
+		return err
+	})
+	if r, err := w.client.Control(t.Context(), &schemas.Control{Run: "r", Action: schemas.ControlResume}); err != nil || r.Requests != 0 || r.Status.State != schemas.RunDone {
+		t.Errorf("resumed: %+v, %v", r, err)
+	}
+	// What a sampler gets all the same, it lets be: here a request that comes once more.
+	policies, err := w.Policies(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := intake.Resolve("r", late, policies[0], intake.Origin{Created: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range again {
+		if _, err := w.Publish(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bustest.Until(t, "no request is left", func() error {
+		n, err := w.LaneBacklog(t.Context(), again[0].Lane)
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d", n)
+		}
+		return err
+	})
+	for stream, filter := range map[string]string{
+		schemas.StreamTrajectories: schemas.TrajectoryFilter("r", "late"), schemas.StreamSteps: schemas.StepsFilter("r", "late", "*"),
+	} {
+		if n, err := w.Subjects(t.Context(), stream, filter); err != nil || len(n) > 0 {
+			t.Errorf("%s: %d events of the group that has closed, %v", stream, len(n), err)
+		}
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 // steps a reader then frees.
 func TestRoom_MoreInHandThanFits(t *testing.T) {
 	t.Parallel()
-	const samples = 48
+	const groups, samples = 16, 48
 	w := newWorld(t)
 	limit := bus.StreamLimit{Stream: schemas.StreamSteps, MaxBytes: 1 << 20}
 	if err := w.SetLimits(t.Context(), limit); err != nil {
@@ -32,9 +32,11 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 		w.Serve(t, c.run(name))
 	}
 	w.Serve(t, c.run("sampler"))
-	p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples)), NumInferenceSteps: new(int64(40))}
-	if _, err := w.client.Publish(t.Context(), "r1", p); err != nil {
-		t.Fatal(err)
+	for range groups {
+		p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples / groups)), NumInferenceSteps: new(int64(40))}
+		if _, err := w.client.Publish(t.Context(), "r1", p); err != nil {
+			t.Fatal(err)
+		}
 	}
 	ctx, moved := bustest.WhileItMoves(t)
 	n := 0

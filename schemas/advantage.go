@@ -1,5 +1,7 @@
 package schemas
 
+import "fmt"
+
 // Advantage is the result of one group, stored exactly once per uid.
 type Advantage struct {
 	V     int64  `msgpack:"v"`
@@ -106,6 +108,15 @@ type Member struct {
 	StepAdvantages []float64 `msgpack:"step_advantages,omitempty" size:"0..MaxSteps"`
 	// Error says why the sample was pruned.
 	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+}
+
+// Of says what is wrong with a stored result as that of a group of so many samples, in a batch;
+// nil: nothing.
+func (e *Advantage) Of(size int64, batch string) error {
+	if e.GroupSize != size || int64(len(e.Members)) != size || e.Batch != batch {
+		return fmt.Errorf("group_size, members and batch: %d, %d items and %s; must be %d, as many and %s", e.GroupSize, len(e.Members), e.Batch, size, batch)
+	}
+	return nil
 }
 
 // Batch says that all groups of an explicit batch have closed.

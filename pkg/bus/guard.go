@@ -163,6 +163,17 @@ func (b *Bus) Group(ctx context.Context, run schemas.Run, uid schemas.UID) (*sch
 	return record, nil
 }
 
+// Result reads the result of a group of so many samples in a batch, or returns ErrNotFound while
+// it has none.
+func (b *Bus) Result(ctx context.Context, run schemas.Run, uid schemas.UID, size int64, batch string) (*schemas.Advantage, error) {
+	a := &schemas.Advantage{}
+	check := func() (fault, err error) { return a.Of(size, batch), nil }
+	if _, err := b.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid), a, check); err != nil {
+		return nil, fmt.Errorf("look up the result of group %s of run %s: %w", uid, run, err)
+	}
+	return a, nil
+}
+
 // CheckSteps says what is wrong with the steps that a completed trajectory names: each
 // must be stored on the subject of its attempt. What its age has removed is not missed.
 // The steps are not read; that each is the one named, its digest says to who reads it.

@@ -69,6 +69,13 @@ func (m *Message) NakWithDelay(d time.Duration) error {
 	return m.send("nak", ackNak+` {"delay":`+strconv.FormatInt(max(0, d).Nanoseconds(), 10)+"}")
 }
 
+// Withdrawal returns what takes back a message that has been handed back with a delay: it counts as
+// done, and does not come again. It keeps nothing of the message but where it came from.
+func (m *Message) Withdrawal() (withdraw func() error) {
+	nc, reply := m.nc, m.reply
+	return func() error { return nc.Publish(reply, []byte(ackAck)) }
+}
+
 // Term settles the message as never to be delivered again. The reason goes into the
 // server's advisory; the dead letter must have been written before (Bus.Dead).
 func (m *Message) Term(reason string) error {

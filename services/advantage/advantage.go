@@ -285,27 +285,9 @@ func (w *worker) late(ctx context.Context, m *bus.Message) error {
 	return w.bus.Dead(ctx, "advantage", schemas.CodeLate, "the group closed without this sample", m)
 }
 
-// stored is the result of a group that is there, or bus.ErrNotFound.
-func (w *worker) stored(ctx context.Context, run schemas.Run, uid schemas.UID, size int64, batch string) (*schemas.Advantage, error) {
-	a := &schemas.Advantage{}
-	check := func() (fault, err error) { return resultFor(a, size, batch), nil }
-	if _, err := w.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(run, uid), a, check); err != nil {
-		return nil, fmt.Errorf("look up advantage of %s: %w", uid, err)
-	}
-	return a, nil
-}
-
-// resultFor says what is wrong with a stored result of a group.
-func resultFor(a *schemas.Advantage, size int64, batch string) error {
-	if a.GroupSize != size || int64(len(a.Members)) != size || a.Batch != batch {
-		return fmt.Errorf("group_size, members and batch: %d, %d items and %s; must be %d, as many and %s", a.GroupSize, len(a.Members), a.Batch, size, batch)
-	}
-	return nil
-}
-
 // against lets the result that a worker before has stored stay.
 func against(a *schemas.Advantage) bus.PublishOption {
-	return bus.Against(func(first *schemas.Advantage) (fault, err error) { return resultFor(first, a.GroupSize, a.Batch), nil })
+	return bus.Against(func(first *schemas.Advantage) (fault, err error) { return first.Of(a.GroupSize, a.Batch), nil })
 }
 
 // close sends the result of a group that is its own batch on its way.
@@ -420,7 +402,7 @@ func (w *worker) collect(ctx, wait context.Context) {
 		g.sent = false
 		a := g.verdict
 		if err == nil && ack.Duplicate {
-			a, err = w.stored(ctx, g.run, g.uid, g.size, g.spec.Batch)
+			a, err = w.bus.Result(ctx, g.run, g.uid, g.size, g.spec.Batch)
 		}
 		if hopeless(err) {
 			err = w.bury(ctx, g, g.verdict, err)
@@ -439,7 +421,7 @@ func (w *worker) publish(ctx context.Context, a *schemas.Advantage) (*schemas.Ad
 		return nil, fmt.Errorf("publish advantage of %s: %w", a.UID, err)
 	}
 	if ack.Duplicate {
-		return w.stored(ctx, a.Run, a.UID, a.GroupSize, a.Batch)
+		return w.bus.Result(ctx, a.Run, a.UID, a.GroupSize, a.Batch)
 	}
 	return a, nil
 }

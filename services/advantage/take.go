@@ -238,7 +238,7 @@ func (w *worker) afterwards(ctx context.Context, m *bus.Message, r *schemas.Rewa
 // resultOf is that of a group whose batch has closed. One that has none gets one: whoever
 // waits for the group must not wait for ever.
 func (w *worker) resultOf(ctx context.Context, r *schemas.Opening, opened time.Time) (*schemas.Advantage, error) {
-	a, err := w.stored(ctx, r.Run, r.UID, r.GroupSize, r.Group.Batch)
+	a, err := w.bus.Result(ctx, r.Run, r.UID, r.GroupSize, r.Group.Batch)
 	if errors.Is(err, bus.ErrNotFound) {
 		g := newGroup(r, opened)
 		w.heed(g)
@@ -257,7 +257,7 @@ func (w *worker) seen(g *group) {
 // recognise looks up whether a group that is open here has a result already: it closed
 // under another worker, or what is held came too late for it.
 func (w *worker) recognise(ctx context.Context, g *group) error {
-	a, err := w.stored(ctx, g.run, g.uid, g.size, g.spec.Batch)
+	a, err := w.bus.Result(ctx, g.run, g.uid, g.size, g.spec.Batch)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil
 	}

@@ -109,18 +109,11 @@ func sameGroup(first, mine *schemas.GroupRecord) error {
 // stored and does not answer a request is none: the sampler takes its place.
 func (s *service) missing(ctx context.Context, requests []*schemas.Request) ([]*schemas.Request, error) {
 	first := requests[0]
-	var result schemas.Advantage
-	_, err := s.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(first.Run, first.UID), &result, func() (fault, err error) {
-		if result.GroupSize != first.GroupSize || result.Batch != first.Group.Batch {
-			return fmt.Errorf("group_size and batch: %d and %s; must be %d and %s", result.GroupSize, result.Batch, first.GroupSize, first.Group.Batch), nil
-		}
-		return nil, nil
-	})
-	switch {
+	switch _, err := s.bus.Result(ctx, first.Run, first.UID, first.GroupSize, first.Group.Batch); {
 	case err == nil:
 		return nil, nil
 	case !errors.Is(err, bus.ErrNotFound):
-		return nil, fmt.Errorf("look up advantage of %s: %w", first.UID, err)
+		return nil, err
 	}
 	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(first.Run, first.UID)})
 	if err != nil {

@@ -57,10 +57,15 @@ func (s *service) control(ctx context.Context, m *bus.Message) error {
 			}
 		}
 	}
+	resumed := c.Action == schemas.ControlResume && r.Unchanged == ""
+	if resumed {
+		if err := s.dropClosed(ctx, schemas.KindParked, c.Run); err != nil {
+			return err
+		}
+	}
 	if r.Status, err = s.bus.RunStatus(ctx, c.Run); err != nil {
 		return err
 	}
-	resumed := c.Action == schemas.ControlResume && r.Unchanged == ""
 	if resumed {
 		r.Requests = r.Status.Parked
 	}
@@ -137,9 +142,9 @@ func (s *service) finished(ctx context.Context, c *schemas.Control, status *sche
 	_, err := s.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(c.Run, c.UID), a, nil)
 	switch {
 	case err == nil && a.RefilledBy != "":
-		return fmt.Sprintf("group %s has its result, %s; group %s stands in for it", c.UID, a.Status, a.RefilledBy), nil
+		return fmt.Sprintf("%s; group %s stands in for it", closedAs(a), a.RefilledBy), nil
 	case err == nil:
-		return fmt.Sprintf("group %s has its result, %s", c.UID, a.Status), nil
+		return closedAs(a), nil
 	case !errors.Is(err, bus.ErrNotFound):
 		return "", err
 	}
@@ -384,5 +389,5 @@ func (s *service) park(ctx context.Context, r *schemas.Request) error {
 		return r.SameSample((*schemas.Request)(waiting)), nil
 	})
 	_, err := s.bus.Publish(ctx, (*schemas.Parked)(r), mine)
-	return err
+	return parkedFull(r.Run, err)
 }

@@ -116,6 +116,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g.Go(func() error { return b.Consume(ctx, consumer, handle) })
 	g.Go(func() error { return b.Consume(ctx, controls, rule) })
 	g.Go(func() error { return s.strays(ctx) })
+	g.Go(func() error { return s.closings(ctx) })
 	return g.Wait()
 }
 
@@ -185,6 +186,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if err := s.branch(ctx, requests[0], policy); err != nil {
+		return err
+	}
+	if err := s.hasRoom(ctx, run, requests, policy); err != nil {
 		return err
 	}
 	todo, err := s.claim(ctx, requests)

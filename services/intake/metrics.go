@@ -16,6 +16,7 @@ type instruments struct {
 	requests      prometheus.Counter
 	resolving     prometheus.Gauge
 	held          prometheus.Gauge
+	dropped       prometheus.Counter
 	stalled       prometheus.Gauge
 	stall         prometheus.Counter
 	promptSeconds prometheus.Observer
@@ -30,6 +31,7 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		requests:      s.Counter("requests_total", "requests published, one per sample").WithLabelValues(),
 		resolving:     s.Gauge("resolving_prompts", "prompts that are worked on, those that wait for room included").WithLabelValues(),
 		held:          s.Gauge("held_prompts", "prompts in hand that wait for a sampler or a reward service").WithLabelValues(),
+		dropped:       s.Counter("dropped_requests_total", "requests removed because their group had its result").WithLabelValues(),
 		stalled:       s.Gauge("stalled_publishes", "publishes that wait now because the stream of requests is full").WithLabelValues(),
 		stall:         s.Counter("publish_stall_seconds_total", "time that publishes waited because the stream of requests was full").WithLabelValues(),
 		probability:   s.Gauge("scheduled_probability", "probability of scheduled sampling in the newest plan").WithLabelValues(),

@@ -92,6 +92,9 @@ func (s *service) abandon(ctx context.Context, g *schemas.GroupRecord, reason st
 	if _, err := s.bus.Publish(ctx, (*schemas.Opening)(g), bus.WaitForSpace()); err != nil {
 		return fmt.Errorf("open group %s: %w", g.UID, err)
 	}
+	if _, err := s.sweep(ctx, g.Run, g.UID); err != nil { // those that were asked for by then
+		return err
+	}
 	if over(g) {
 		return nil // it closes with what there is
 	}

@@ -122,6 +122,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.controls.Follow(ctx) })
+	g.Go(func() error { return s.recalls(ctx) })
 	instance := "reward-" + strings.ToLower(rand.Text()[:8])
 	g.Go(func() error {
 		return b.Announce(ctx, func() *schemas.Presence { return s.catalog.presence(instance) }, nil)
@@ -162,6 +163,7 @@ type service struct {
 	// controls are what operators asked of runs: what was cancelled is not scored.
 	controls *bus.Controls
 	memory   *memory
+	away     *away
 	room     *room
 	// grouping is held by whoever rates a group as a whole.
 	grouping chan struct{}
@@ -182,7 +184,7 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 		c.close()
 		return nil, err
 	}
-	return &service{cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, memory: newMemory(), room: newRoom(cfg.ImageMiB), grouping: make(chan struct{}, 1)}, nil
+	return &service{cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, memory: newMemory(), away: newAway(), room: newRoom(cfg.ImageMiB), grouping: make(chan struct{}, 1)}, nil
 }
 
 // handle scores one trajectory and publishes its reward, or puts it back.
@@ -191,6 +193,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := bus.Fits(m, &t); err != nil {
 		return bus.Garbage(schemas.CodeDecode, err)
 	}
+	s.away.here(group{t.Run, t.UID}, m.Seq)
 	if s.controls.Of(t.Run, t.UID).Cancelled() != nil {
 		return nil // its group has closed
 	}
@@ -206,10 +209,14 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return bus.Garbage(schemas.CodeInvalid, fault)
 	}
 	p, err := s.advance(ctx, &t, m.Seq)
-	if err != nil {
-		return err
+	if err == nil {
+		err = putBack(ctx, m, p)
 	}
-	return putBack(ctx, m, p)
+	if err == nil && p.woken {
+		s.away.add(&t, m)
+		s.recall()
+	}
+	return err
 }
 
 // check says what is wrong with a trajectory: it must be one of the group that the prompt
@@ -280,6 +287,7 @@ func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	if err != nil {
 		return fmt.Errorf("publish reward: %w", err)
 	}
+	s.away.done(r)
 	if ack.Duplicate {
 		return nil // somebody was first
 	}

@@ -137,7 +137,13 @@ func (s *service) heed(ctx context.Context, m *bus.Message, req *schemas.Request
 		return m.AckAsync() // it may have been removed already, which nobody confirms
 	}
 	same := bus.Against(func(p *schemas.Parked) (fault, err error) { return req.SameSample((*schemas.Request)(p)), nil })
-	if _, err := s.bus.Publish(ctx, (*schemas.Parked)(req), same); err != nil {
+	_, err := s.bus.Publish(ctx, (*schemas.Parked)(req), same)
+	if errors.Is(err, bus.ErrStreamFull) {
+		// It waits in the queue instead, and its place here is for other runs.
+		log.Warn().Err(err).Msg("not parked: " + c.Says() + "; give the stream more with 'meander streams limit --max-parked-bytes SIZE'")
+		return putBack(ctx, m)
+	}
+	if err != nil {
 		return fmt.Errorf("park the request: %w", err)
 	}
 	log.Info().Msg("parked: " + c.Says())

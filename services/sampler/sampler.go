@@ -343,6 +343,14 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case !errors.Is(err, bus.ErrNotFound):
 		return fmt.Errorf("look up trajectory: %w", err)
 	}
+	switch closed, err := s.bus.Result(ctx, req.Run, req.UID, req.GroupSize, req.Group.Batch); {
+	case err == nil: // at its deadline for instance: nobody waits for the sample any more
+		zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
+			Str("status", closed.Status).Msg("let go: its group has its result")
+		return nil
+	case !errors.Is(err, bus.ErrNotFound):
+		return err
+	}
 	work, release := s.reins.take(ctx, &req)
 	defer release()
 	t, leave, err := s.inRoom(ctx, work, &req)

@@ -152,7 +152,7 @@ func (s *service) unborn(ctx context.Context, req *schemas.Request) error {
 	return fmt.Errorf("start.branch: sample %d of the group is neither made nor asked for", at.SampleIndex)
 }
 
-// putBack hands back a request whose parent is on its way. It comes again after an eighth of
+// putBack hands back a request that waits, for its parent for instance. It comes again after an eighth of
 // the time that it has waited, so that the waits of a day are fewer than the deliveries that
 // end without a result.
 func putBack(ctx context.Context, m *bus.Message) error {
@@ -160,7 +160,7 @@ func putBack(ctx context.Context, m *bus.Message) error {
 	for range min(m.Delivered, 90) {
 		d += d / 8
 	}
-	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back: the sample to branch from is not made yet")
+	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back")
 	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrSettled) {
 		return fmt.Errorf("put back: %w", err)
 	}
