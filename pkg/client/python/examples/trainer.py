@@ -1,10 +1,11 @@
-"""The rollout side of a training step: one batch, its groups, and the loss that an unmoved policy has.
+"""The rollout side of training: batches as arrays, the check that the first ratio is 1, and the loss of a policy that has not moved.
 
     meander up --model synthetic &
     python examples/trainer.py
 """
 
 import asyncio
+import secrets
 
 import numpy as np
 
@@ -13,31 +14,32 @@ import meander
 PROMPTS = ["a red fox", "a blue fox", "a green fox"]
 
 
+def log_probs(batch: meander.Batch) -> np.ndarray:
+    """Those of the trainer's policy, [B, W]. A trainer evaluates its network on batch["latents"] here, at batch["sigmas"] and
+    with batch["prompt_embeds"]; this one takes the velocities that the sampler stored for debugging."""
+    velocity = [[meander.tensor(step["debug"][0]["tensor"]) for step in sample.trained] for sample in batch.samples]
+    return batch.recompute_log_prob(np.array(velocity))
+
+
 async def main() -> None:
     async with meander.connect() as client:
-        run = "trainer"
-        batch_id = f"step-{np.random.randint(1 << 30)}"
-        for i, prompt in enumerate(PROMPTS):
-            await client.publish(
-                run, prompt, uid=f"{batch_id}-{i}", group_size=4, reward=[{"name": "synthetic"}],
-                rollout={"sde_window": {"size": 2, "range": [0, 5]}, "latents_dtype": "BF16"},
-                advantage={"std": "global"}, batch={"id": batch_id, "groups": len(PROMPTS)},
-            )
-        async for batch in client.batches(run):
-            if batch["batch"] == batch_id:
+        run = "trainer-" + secrets.token_hex(4)
+        for step in range(2):
+            for i, prompt in enumerate(PROMPTS):
+                await client.publish(
+                    run, prompt, uid=f"{step}-{i}", group_size=4, reward=[{"name": "synthetic"}],
+                    rollout={"sde_window": {"size": 2, "range": [0, 5]}, "debug": ["model_output"], "return_conditioning": True},
+                    advantage={"std": "global"}, batch={"id": f"step-{step}", "groups": len(PROMPTS), "step": step},
+                )
+        batches = client.batches(run, "trainer", log_probs=log_probs, timeout=60)
+        async for batch in batches:
+            out = meander.loss.ppo(batch["log_probs"].ravel(), log_probs(batch).ravel(), batch["advantages"].ravel())
+            print(f"{batch.name}: {batch.size} samples, latents {batch['latents'].shape}, embeddings {batch['prompt_embeds'].shape}, "
+                  f"mean reward {batch['rewards'].mean():.4f}, loss {out['loss']:+.2e}, ratio {out['ratio_mean']:.9f}")
+            if batch.name == "step-1":
+                await batches.done(batch)  # going on does it, too; what is not done comes again
                 break
-        print(f"batch {batch['batch']}: {batch['samples']} samples, mean reward {batch['mean']:.4f}")
-        old, advantages = [], []
-        for uid in batch["uids"]:
-            group = await client.group(run, uid)
-            for sample in group.samples:
-                print(f"  {uid} #{sample.member['sample_index']}  reward {sample.member['reward']:.4f}  advantage {sample.advantage:+.3f}  steps {[s['step_index'] for s in sample.trained]}")
-                for step in sample.trained:
-                    # A trainer evaluates its policy on step["latents"] here.
-                    old.append(step["log_prob"])
-                    advantages.append(sample.advantage)
-        out = meander.loss.ppo(old, old, advantages)
-        print(f"loss {out['loss']:+.6f}, ratio {out['ratio_mean']:.6f} over {len(old)} steps")
+        print(batches.health)
 
 
 asyncio.run(main())

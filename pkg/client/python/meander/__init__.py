@@ -1,14 +1,21 @@
-"""Rollouts of a meander pipeline in Python: publish prompts, read groups as they close, give verdicts, check a loss.
+"""Rollouts of a meander pipeline in Python: publish prompts, read batches to train on, control runs, give verdicts, check a loss.
 
     async with meander.connect("nats://127.0.0.1:4222") as client:
         await client.publish("demo", 'a blue sign that says "4071"', group_size=8)
-        async for advantage in client.advantages("demo"):
-            group = await client.group("demo", advantage["uid"])
+        async for batch in client.batches("demo", "trainer", groups=1):
+            print(batch["latents"].shape, batch["log_probs"], batch["advantages"])
 
 Events are plain dicts with the names of the contract (schemas/jsonschema in the repository).
 """
 
-from . import loss, scheduled
-from .client import Client, EventError, Group, Judged, Refused, Sample, connect, tensor
+from . import loss, noise, scheduled, transition
+from .batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
+from .client import Client, Judged, Refused, connect
+from .cursor import CursorError, Taken
+from .events import EventError, Gone, tensor
+from .reader import Batches, Groups, Health
 
-__all__ = ["Client", "EventError", "Group", "Judged", "Refused", "Sample", "connect", "loss", "scheduled", "tensor"]
+__all__ = [
+    "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "Ratio", "RatioOff", "Refused",
+    "Sample", "Taken", "connect", "fresh", "loss", "noise", "scheduled", "tensor", "transition",
+]

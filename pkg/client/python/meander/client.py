@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
+import io
 import logging
 import math
-import re
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgpack
 import nats
 import numpy as np
+import numpy.typing as npt
+from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
+from .batch import Group, Keep, Sample
 from .control import Controls
+from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TRAJECTORY, Event, EventError, Gone, checked, decode, fitting, tensor
+from .reader import Batches, Groups, LogProbs
 
 _log = logging.getLogger("meander")
 
-PREFIX = "mdr.v1."
-MAX_EVENT = 8 << 20
-_TOKEN = re.compile("[A-Za-z0-9_-]{1,64}")
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1"}
-
-
-class EventError(ValueError):
-    """An event, or what it points to, is not what it says."""
+_GETS = 32  # requests for stored messages at once
+_HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
 
 
 class Refused(ValueError):
@@ -45,73 +44,30 @@ class Judged(ValueError):
     """The sample has a verdict of that name, another one: the first counts."""
 
 
-@dataclasses.dataclass
-class Sample:
-    """One sample of a group: its place in the advantage event, its trajectory and the steps of the attempt that counts."""
-
-    member: dict
-    trajectory: dict | None
-    steps: list[dict]
-
-    @property
-    def advantage(self) -> float | None:
-        return self.member["advantage"]
-
-    @property
-    def trained(self) -> list[dict]:
-        """The stochastic steps: those that have a log-prob."""
-        return [s for s in self.steps if s["log_prob"] is not None]
-
-
-@dataclasses.dataclass
-class Group:
-    """A closed group with all its samples, by sample_index."""
-
-    advantage: dict
-    samples: list[Sample]
-
-
-def decode(data: bytes) -> dict:
-    """One event. Extension types are no part of the contract."""
-    if len(data) > MAX_EVENT:
-        raise EventError(f"event of {len(data)} bytes; at most {MAX_EVENT} are read")
-    event = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extension)
-    if not isinstance(event, dict):
-        raise EventError(f"event is a {type(event).__name__}; want a map")
-    return event
-
-
-def _finite(x: object) -> bool:
-    """Whether all numbers of an event are finite, as the contract has them."""
-    if isinstance(x, dict):
-        return all(_finite(v) for v in x.values())
-    if isinstance(x, list):
-        return all(_finite(v) for v in x)
-    return not isinstance(x, float) or math.isfinite(x)
-
-
-def _no_extension(code: int, _data: bytes) -> None:
-    raise EventError(f"msgpack extension {code}; events have none")
-
-
-def tensor(t: dict) -> np.ndarray:
-    """A tensor whose bytes are in the event (Client.load fetches the others). BF16 becomes float32."""
-    data, shape = t["data"], tuple(t["shape"])
-    if t["dtype"] == "BF16":
-        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
-    if t["dtype"] not in _DTYPES:
-        raise EventError(f"dtype {t['dtype']!r}; want one of {', '.join(_DTYPES)}, BF16")
-    return np.frombuffer(data, _DTYPES[t["dtype"]]).reshape(shape)
-
-
 @contextlib.asynccontextmanager
-async def connect(url: str = "nats://127.0.0.1:4222", token: str | None = None) -> AsyncIterator["Client"]:
-    """A client of the pipeline behind a NATS server."""
-    nc = await nats.connect(url, token=token, name="meander-python")
+async def connect(url: str = "nats://127.0.0.1:4222", token: str | None = None, patience: float = 10) -> AsyncIterator["Client"]:
+    """A client of the pipeline behind a NATS server.
+
+    ConnectionError: nobody answers for patience seconds. A connection that is lost later comes back by itself; calls that
+    need it wait, or raise.
+    """
+    last: list[Exception] = []
+
+    async def note(e: Exception) -> None:
+        last.append(e)
+        _log.debug("connection: %s", e)
+
+    options: dict[str, Any] = {"token": token, "name": "meander-python", "error_cb": note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
+    try:
+        nc = await asyncio.wait_for(nats.connect(url, **options), patience)
+    except (asyncio.TimeoutError, OSError, nats.errors.Error) as e:
+        why = last[-1] if last else e
+        raise ConnectionError(f"{url}: {why or type(why).__name__}; is a pipeline up? 'meander up' starts one") from None
     try:
         yield Client(nc)
     finally:
-        await nc.drain()
+        with contextlib.suppress(Exception):
+            await nc.drain()
 
 
 class Client(Controls):
@@ -120,6 +76,8 @@ class Client(Controls):
     def __init__(self, nc: nats.NATS):
         self.nc = nc
         self.js = nc.jetstream()
+        self._gets = asyncio.Semaphore(_GETS)
+        self._texts: dict[str, asyncio.Future[bytes]] = {}
 
     async def publish(self, run: str, prompt: str, timeout: float = 10, **fields) -> dict:
         """Stores a prompt and returns intake's receipt; fields are those of a Prompt, such as group_size=8.
@@ -151,88 +109,163 @@ class Client(Controls):
             raise Refused(receipt)
         return receipt
 
-    async def _events(self, subject: str) -> AsyncIterator[dict]:
-        sub = await self.js.subscribe(subject, ordered_consumer=True)
+    async def _events(self, subject: str, stored: str) -> AsyncIterator[Event]:
+        sub = await self.js.subscribe(PREFIX + subject, stream=stored, ordered_consumer=True)
         try:
             async for m in sub.messages:
                 # Whatever a stranger stored: the services take it off the stream, and its true event comes.
                 try:
-                    event = decode(m.data)
-                except (ValueError, msgpack.exceptions.UnpackException) as e:
+                    yield decode(m.data)
+                except EventError as e:
                     _log.warning("skipped %s: %s", m.subject, e)
-                    continue
-                if _finite(event):
-                    yield event
-                else:
-                    _log.warning("skipped %s: it has a number that is not finite", m.subject)
         finally:
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
 
-    def advantages(self, run: str) -> AsyncIterator[dict]:
-        """The results of a run's groups, those stored first, then as they close."""
-        return self._events(f"{PREFIX}advantage.{run}.*")
+    def advantages(self, run: str) -> AsyncIterator[Event]:
+        """The results of a run's groups as events, those stored first, then as they close."""
+        return self._events(f"advantage.{run}.*", "MDR_ADVANTAGES")
 
-    def batches(self, run: str) -> AsyncIterator[dict]:
-        """The batches of a run, those stored first, then as they close."""
-        return self._events(f"{PREFIX}batch.{run}.*")
+    def batch_events(self, run: str) -> AsyncIterator[Event]:
+        """The batches of a run as events, with verl's metrics, those stored first, then as they close."""
+        return self._events(f"batch.{run}.*", "MDR_ADVANTAGES")
 
-    def trajectories(self, run: str) -> AsyncIterator[dict]:
+    def stream_trajectories(self, run: str) -> AsyncIterator[Event]:
         """The trajectories of a run, those stored first, then as they are made."""
-        return self._events(f"{PREFIX}trajectory.{run}.*.*")
+        return self._events(f"trajectory.{run}.*.*", "MDR_TRAJECTORIES")
 
-    def steps(self, run: str) -> AsyncIterator[dict]:
+    def steps(self, run: str) -> AsyncIterator[Event]:
         """The denoising steps of a run while they happen, of all attempts; parts of large tensors are left out."""
-        return self._events(f"{PREFIX}step.{run}.*.*.*.*")
+        return self._events(f"step.{run}.*.*.*.*", "MDR_STEPS")
 
-    async def group(self, run: str, uid: str) -> Group:
-        """A closed group with its trajectories and steps. Digests are checked, and tensors are whole."""
-        advantage = decode((await self.js.get_last_msg("MDR_ADVANTAGES", f"{PREFIX}advantage.{run}.{uid}")).data)
+    def stream_groups(
+        self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0,
+        follow: bool = True,
+    ) -> Groups:
+        """Groups with advantages in the order in which they closed, whole: trajectories, steps, latents, texts, all digests checked.
+
+        With a name the server keeps the place: a group is acknowledged when the next one is asked for, or by done(), and comes
+        again until then, in this process or a later one. after is the cursor of a group that was read: what comes starts behind
+        it, whatever was acknowledged; kept in a trainer's checkpoint it makes reading exactly once. shared: processes of one name
+        share the groups. keep says of a group why it is left out (see fresh). faults: `raise`, or `skip` what cannot be read
+        whole. timeout seconds without anything raise TimeoutError, which says what the run waits for; 0 waits on, and the log
+        says it. follow=False ends with what is stored.
+        """
+        return Groups(self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow)
+
+    def batches(
+        self, run: str, name: str = "", *, groups: int = 0, log_probs: LogProbs | None = None, tolerance: float = 1e-5, after: str = "",
+        shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
+    ) -> Batches:
+        """Batches to train on: of so many groups as they close, or, with groups=0, as the prompts' batch ids name them.
+
+        log_probs(batch), a function or coroutine function, gives the log-probs [B, W] of the trainer's policy; the first batch
+        is checked with it: a ratio further than tolerance from 1 raises RatioOff. The other options are those of stream_groups.
+        A batch with a batch id has its groups sorted, so that equal prompts and seeds give equal batches; one of which no sample
+        can be trained on comes with size 0.
+        """
+        return Batches(
+            self, run, name, groups, log_probs, tolerance, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow)
+
+    async def group(self, run: str, uid: str, advantage: Event | None = None) -> Group:
+        """A closed group with its trajectories, steps and texts. Digests are checked, and tensors are whole.
+
+        Gone: something of it is stored no more. EventError: something is not what it is named.
+        """
+        subject = f"{PREFIX}advantage.{run}.{uid}"
+        if advantage is None:
+            try:
+                m = await self.js.get_last_msg("MDR_ADVANTAGES", subject)
+            except NotFoundError:
+                raise Gone(f"{subject}: the group has not closed, or its result is stored no more") from None
+            advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
         source = advantage.get("source_run") or run
         samples = await asyncio.gather(*(self._sample(source, uid, m) for m in advantage["members"]))
         return Group(advantage, list(samples))
 
-    async def _sample(self, run: str, uid: str, member: dict) -> Sample:
-        try:
-            m = await self.js.get_last_msg("MDR_TRAJECTORIES", f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}")
-        except NotFoundError:
+    async def _sample(self, run: str, uid: str, member: Event) -> Sample:
+        if not member["trajectory_seq"]:
             return Sample(member, None, [])
-        trajectory = decode(m.data)
-        steps = []
-        for ref in trajectory["steps"]:
-            m = await self.js.get_msg("MDR_STEPS", ref["seq"])
-            if hashlib.sha256(m.data).hexdigest() != ref["digest"]:
-                raise EventError(f"step {ref['seq']} of {uid} is not the one that the trajectory names")
-            step = decode(m.data)
-            for named in (step["latents"] or []) + (step["debug"] or []):
-                await self._complete(named["tensor"], m.subject)
-            if checkpoint := step.get("checkpoint"):
-                await self._complete(checkpoint, m.subject)
-            steps.append(step)
-        return Sample(member, trajectory, steps)
+        subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
+        m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
+        trajectory = fitting(m.data or b"", TRAJECTORY, subject, "run", "uid", "sample_index")
+        steps = await asyncio.gather(*(self._step(f"{PREFIX}step.{run}.{uid}.{member['sample_index']}.", ref) for ref in trajectory["steps"]))
+        texts = trajectory.get("conditioning") or []
+        for t in texts:
+            await self.load(t["tensor"])
+        return Sample(member, trajectory, list(steps), {t["name"]: tensor(t["tensor"]) for t in texts})
 
-    async def _complete(self, t: dict, subject: str) -> None:
-        """Puts the bytes of a tensor that travelled apart into it."""
-        if t.get("ref"):
-            t["data"] = await self.blob(t["ref"])
-        elif t.get("parts"):
-            parts = t["parts"]
+    async def _stored(self, stream: str, seq: int, subject: str) -> RawStreamMsg:
+        """The message of a sequence, of a subject that begins so."""
+        try:
+            async with self._gets:
+                m = await self.js.get_msg(stream, seq)
+        except NotFoundError:
+            raise Gone(f"{subject}: sequence {seq} of {stream} is stored no more: read earlier, or let retention wait for a named reader") from None
+        if not (m.subject or "").startswith(subject):
+            raise EventError(f"{subject}: sequence {seq} of {stream} holds {m.subject}")
+        return m
+
+    async def _step(self, subject: str, ref: Event) -> Event:
+        m = await self._stored("MDR_STEPS", ref["seq"], subject)
+        data = m.data or b""
+        if hashlib.sha256(data).hexdigest() != ref["digest"]:
+            raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
+        step = fitting(data, STEP, m.subject or "")
+        for named in (step["latents"] or []) + (step.get("debug") or []):
+            await self.load(named["tensor"], m.subject or "")
+        if checkpoint := step.get("checkpoint"):
+            await self.load(checkpoint, m.subject or "")
+        return step
+
+    async def load(self, t: Event, subject: str = "") -> None:
+        """Puts the bytes of a tensor into it that travelled apart: as a blob, or in parts beside the event of that subject."""
+        if ref := t.get("ref"):
+            key = ref["digest"]
+            if key not in self._texts:
+                if len(self._texts) >= _HELD_BLOBS:
+                    self._texts.clear()
+                self._texts[key] = asyncio.ensure_future(self.blob(ref))
+            try:
+                t["data"] = await asyncio.shield(self._texts[key])
+            except BaseException:
+                self._texts.pop(key, None)
+                raise
+        elif parts := t.get("parts"):
             pieces = []
             for k in range(parts["first"], parts["first"] + parts["count"]):
-                pieces.append((await self.js.get_last_msg("MDR_STEPS", f"{subject}.{k}")).data)
-            t["data"] = _checked(b"".join(pieces), parts)
+                try:
+                    pieces.append((await self.js.get_last_msg("MDR_STEPS", f"{subject}.{k}")).data or b"")
+                except NotFoundError:
+                    raise Gone(f"{subject}.{k}: a part of a tensor is stored no more") from None
+            t["data"] = checked(b"".join(pieces), parts)
 
-    async def blob(self, ref: dict) -> bytes:
+    async def blob(self, ref: Event) -> bytes:
         """An object of the blob bucket, checked against its digest."""
-        store = await self.js.object_store(ref["bucket"])
-        return _checked((await store.get(ref["digest"])).data, ref)
+        try:
+            store = await self.js.object_store(ref["bucket"])
+            return checked((await store.get(ref["digest"])).data, ref)
+        except NotFoundError:
+            raise Gone(f"blob {ref['digest']:.12} is stored no more") from None
 
-    async def image(self, trajectory: dict) -> bytes:
-        """The PNG file of a sample."""
+    async def image(self, trajectory: Event) -> bytes:
+        """The PNG file of a sample (see pixels)."""
         image = trajectory.get("image")
         if not image:
             raise EventError(f"sample {trajectory['sample_index']} has no image: it {trajectory['stop_reason']}")
         return image["data"] if image.get("data") else await self.blob(image["ref"])
+
+    async def pixels(self, trajectory: Event) -> npt.NDArray[np.uint8]:
+        """The image of a sample, [height, width, 3] uint8, checked against its digest. Needs Pillow: meander-client[images]."""
+        try:
+            from PIL import Image
+        except ImportError:
+            raise ImportError("to decode images, install Pillow: pip install 'meander-client[images]'") from None
+        data = await self.image(trajectory)
+        out = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        if hashlib.sha256(out.tobytes()).hexdigest() != trajectory["image"]["digest"]:
+            raise EventError(f"the image of {trajectory['uid']} #{trajectory['sample_index']} has other pixels than its digest says")
+        return out
 
     async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "", timeout: float = 10) -> None:
         """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).
@@ -278,7 +311,7 @@ class Client(Controls):
             raise refusal from None  # the stream is full
         try:
             first = decode(m.data)
-        except (ValueError, msgpack.exceptions.UnpackException):
+        except EventError:
             return None
         named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
         return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
@@ -287,7 +320,7 @@ class Client(Controls):
 def verdict_fault(event: dict) -> str:
     """What is wrong with a verdict, by the rules of its schema; empty when nothing is."""
     for field in ("run", "uid", "name"):
-        if not _TOKEN.fullmatch(str(event.get(field))):
+        if not TOKEN.fullmatch(str(event.get(field))):
             return f"{field}: {event.get(field)!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -"
     index, value, error = event.get("sample_index"), event.get("value"), event.get("error", "")
     if type(index) is not int or not 0 <= index < 1024:
@@ -303,9 +336,3 @@ def verdict_fault(event: dict) -> str:
         if not isinstance(text, str) or len(text.encode()) > most:
             return f"{field}: must be at most {most} bytes of UTF-8"
     return ""
-
-
-def _checked(data: bytes, ref: dict) -> bytes:
-    if len(data) != ref["size"] or hashlib.sha256(data).hexdigest() != ref["digest"]:
-        raise EventError(f"{len(data)} bytes that are not those of digest {ref['digest']:.12}")
-    return data

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meander
-from meander.client import decode
+from meander.events import decode
 
 URL = os.environ.get("MEANDER_URL")
 pipeline = pytest.mark.skipif(not URL, reason="MEANDER_URL is not set: start one with 'meander up --model synthetic'")
@@ -72,12 +72,12 @@ def test_verdicts_and_batches():
             name, "a red fox", uid="fox", group_size=2, num_inference_steps=2, reward=[{"name": "external:human"}], batch={"id": "b", "groups": 1, "step": 7},
         )
         seen = 0
-        async for t in client.trajectories(name):
+        async for t in client.stream_trajectories(name):
             await client.verdict(name, t["uid"], t["sample_index"], t["sample_index"] * 0.5, name="human", author="lin")
             seen += 1
             if seen == 2:
                 break
-        batch = await first(client.batches(name))
+        batch = await first(client.batch_events(name))
         metrics = {m["name"]: m["value"] for m in batch["metrics"]}
         assert metrics["critic/rewards/mean"] == 0.25 and metrics["training/global_step"] == 7
         assert (await first(client.steps(name)))["run"] == name
@@ -105,7 +105,7 @@ def test_second_verdict():
 def test_malformed_verdict_is_replaced():
     async def test(client, name):
         await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}])
-        await first(client.trajectories(name))
+        await first(client.stream_trajectories(name))
         subject = f"mdr.v1.verdict.{name}.fox.0.human"
         nan = {"v": 1, "run": name, "uid": "fox", "sample_index": 0, "name": "human", "value": float("nan"), "at": 1}
         await client.js.publish(subject, msgpack.packb(nan), headers={"Nats-Msg-Id": subject.removeprefix("mdr.v1.")})

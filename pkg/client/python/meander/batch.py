@@ -1,0 +1,310 @@
+"""What a trainer gets: samples, groups, and batches as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .events import Event, EventError, tensor
+from .transition import Kernel, kernel
+
+if TYPE_CHECKING:
+    import torch
+
+Array = npt.NDArray[Any]
+
+
+@dataclasses.dataclass
+class Sample:
+    """One sample of a group: its place in the advantage event, its trajectory and the steps of the attempt that counts."""
+
+    member: Event
+    trajectory: Event | None
+    steps: list[Event]
+    # The encoded texts that the trajectory names, where they were kept: float32 [tokens, width], masks uint8 [tokens].
+    conditioning: dict[str, Array] = dataclasses.field(default_factory=dict)
+
+    @property
+    def advantage(self) -> float | None:
+        return self.member["advantage"]
+
+    @property
+    def trained(self) -> list[Event]:
+        """The stochastic steps: those that have a log-prob."""
+        return [s for s in self.steps if s["log_prob"] is not None]
+
+    def latents(self, index: int) -> Array:
+        """The state before step index, or behind the last one: [S, C] float32 (F16 and BF16 are widened, which is exact)."""
+        for step in self.steps:
+            for kept in step["latents"] or []:
+                if kept["index"] == index:
+                    return tensor(kept["tensor"]).astype(np.float32)
+            if step["step_index"] == index and step.get("checkpoint"):
+                return tensor(step["checkpoint"]).astype(np.float32)
+        t = self.trajectory or {}
+        raise EventError(f"{t.get('uid')} #{self.member['sample_index']}: latents {index} were not kept; ask for them with return_step_indices")
+
+    def kernel(self, step_index: int) -> Kernel:
+        """The transition that the step ran."""
+        t = self.trajectory
+        if t is None:
+            raise EventError(f"sample {self.member['sample_index']} has no trajectory")
+        return kernel(t["transitions"][step_index], t["noise_level"], t["sigmas"], step_index)
+
+
+@dataclasses.dataclass
+class Group:
+    """A closed group with all its samples, by sample_index. cursor is its place in the stream, where it was streamed."""
+
+    advantage: Event
+    samples: list[Sample]
+    cursor: str = ""
+
+    @property
+    def uid(self) -> str:
+        return str(self.advantage["uid"])
+
+    @property
+    def trained(self) -> list[Sample]:
+        """The samples that have an advantage and stochastic steps."""
+        return [s for s in self.samples if s.advantage is not None and s.trained]
+
+
+class RatioOff(ValueError):
+    """Log-probs that are recomputed with the weights which made the batch are not those of the batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """How far the ratios exp(new - old) are from 1: the largest distance, and that of each trained step by its index."""
+
+    max_abs: float
+    per_step: dict[int, float]
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        return self.max_abs <= self.tolerance
+
+
+class Batch(Mapping[str, Any]):
+    """Whole groups as arrays: B samples with an advantage, W trained steps each, latents of S tokens and C channels.
+
+    | name | shape | |
+    |---|---|---|
+    | latents, next_latents | [B, W, S, C] float32 | the states before and behind each trained step |
+    | log_probs | [B, W] float64 | of the sampler, nats: means over S x C |
+    | sigmas, next_sigmas, timesteps | [B, W] float32 | timesteps = 1000 sigma |
+    | step_indices | [B, W] int64 | |
+    | noise_std, std_dev_t, x_coefficient, v_coefficient | [B, W] float64 | next = x_coefficient x + v_coefficient v + noise_std eps |
+    | mask | [B, W] bool | False where a sample has fewer trained steps than W |
+    | advantages | [B, W] float64 | |
+    | rewards, true_cfg_scale | [B] float64 | |
+    | uid, prompt, negative_prompt, cfg_rule, weights_digest | [B] str | |
+    | sample_index, policy_version, group_index | [B] int64 | group_index counts the groups of the batch |
+    | sample_seed, noise_seed | [B] uint64 | |
+    | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where they were kept (return_conditioning), zero padded |
+    | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
+
+    Encoded texts are held once per group; asking for them by name repeats them. `conditioning` has them by group, [G, L, D].
+    Samples are sorted by uid and sample_index, so that equal groups give equal batches, in whatever order they closed.
+    """
+
+    def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = ""):
+        self.name, self.cursor = name, cursor
+        self.groups = sorted(groups, key=lambda g: g.uid)
+        self.samples = [s for g in self.groups for s in g.trained]
+        self.arrays = _collate(self.groups)
+        self.conditioning = _conditioning(self.groups)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.conditioning:
+            return self.conditioning[key][self.arrays["group_index"]]
+        return self.arrays[key]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.arrays
+        yield from self.conditioning
+
+    def __len__(self) -> int:
+        return len(self.arrays) + len(self.conditioning)
+
+    @property
+    def size(self) -> int:
+        """B, the samples."""
+        return len(self.samples)
+
+    def digest(self) -> str:
+        """A SHA-256 over the content: uids, rollouts and advantages, without times and names of processes. Equal batches have equal ones."""
+        h = hashlib.sha256(b"meander batch 1")
+        for g in self.groups:
+            for s in g.samples:
+                t = s.trajectory or {}
+                for text in (g.uid, str(t.get("content_digest", "")), s.member["status"]):
+                    h.update(struct.pack("<Q", len(text)) + text.encode())
+                advantages = s.member.get("step_advantages") or [s.advantage]
+                h.update(struct.pack(f"<q{len(advantages)}d", s.member["sample_index"], *(float("nan") if a is None else a for a in advantages)))
+        return h.hexdigest()
+
+    def recompute_log_prob(self, velocity: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """The log-probs [B, W] under other velocities [B, W, S, C], guided as the sampler guides; 0 where mask is False."""
+        v = np.asarray(velocity)
+        if v.shape != self["latents"].shape:
+            raise ValueError(f"velocity: shape {list(v.shape)}; must be {list(self['latents'].shape)}, as latents")
+        out = np.zeros(self["mask"].shape)
+        for b, s in enumerate(self.samples):
+            for w, step in enumerate(s.trained):
+                k, kind = s.kernel(step["step_index"]), (s.trajectory or {})["log_prob_kind"]
+                out[b, w] = k.log_prob(self["latents"][b, w], v[b, w], self["next_latents"][b, w], kind)
+        return out
+
+    def ratio(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
+        """How far log-probs [B, W] are from those of the sampler, as ratios; NaN is infinitely far."""
+        new = np.asarray(log_probs, np.float64)
+        if new.shape != self["log_probs"].shape:
+            raise ValueError(f"log_probs: shape {list(new.shape)}; must be {list(self['log_probs'].shape)}")
+        off = np.abs(np.exp(new - self["log_probs"]) - 1)
+        off = np.where(self["mask"], np.where(np.isnan(off), np.inf, off), 0)
+        steps = self["step_indices"]
+        per_step = {int(i): float(off[(steps == i) & self["mask"]].max()) for i in np.unique(steps[self["mask"]])}
+        return Ratio(float(off.max(initial=0)), per_step, tolerance)
+
+    def check(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
+        """The ratio of log-probs that were recomputed with the weights which made the batch; RatioOff where it is not 1."""
+        r = self.ratio(log_probs, tolerance)
+        if not r.ok:
+            steps = ", ".join(f"step {i}: {d:.3g}" for i, d in r.per_step.items())
+            raise RatioOff(
+                f"the ratio is {r.max_abs:.3g} from 1, more than {tolerance:g} ({steps}): other weights, another guidance, other text embeddings or "
+                "a lower precision than the sampler's")
+        return r
+
+    def torch(self, device: Any = None, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+        """The arrays (all of numbers, or those named) as torch tensors of the same dtypes; seeds become int64, bit for bit."""
+        import torch
+
+        out = {}
+        for name in names or [n for n in self if self[n].dtype.kind in "fiub"]:
+            a = np.ascontiguousarray(self[name])
+            out[name] = torch.from_numpy(a.view(np.int64) if a.dtype == np.uint64 else a).to(device)
+        return out
+
+    def dataproto(self) -> dict[str, dict[str, Any]]:
+        """The batch under the names that verl's diffusion trainer reads: {batch, non_tensor_batch, meta_info}, in numpy.
+
+        all_latents is [B, W+1, S, C]: the trained steps must follow one another, as those of a window do.
+        """
+        steps = self["step_indices"]
+        if not self["mask"].all() or (np.diff(steps, axis=1) != 1).any():
+            raise ValueError("all_latents: the trained steps must follow one another, in equal number; take latents and next_latents")
+        batch = {
+            "all_latents": np.concatenate([self["latents"], self["next_latents"][:, -1:]], axis=1),
+            "all_timesteps": self["timesteps"],
+            "rollout_log_probs": self["log_probs"].astype(np.float32),
+            "old_log_probs": self["log_probs"].astype(np.float32),
+            "response_mask": self["mask"].astype(np.int64),
+            "advantages": self["advantages"].astype(np.float32),
+            "returns": self["advantages"].astype(np.float32),
+            "rm_scores": self["rewards"].astype(np.float32)[:, None],
+            **{name: self[name] for name in self.conditioning},
+        }
+        other = {
+            "uid": self["uid"].astype(object), "raw_prompt": self["prompt"].astype(object), "raw_negative_prompt": self["negative_prompt"].astype(object),
+            "sample_index": self["sample_index"], "global_steps": self["policy_version"],
+        }
+        return {"batch": batch, "non_tensor_batch": other, "meta_info": {"batch": self.name, "cursor": self.cursor, "digest": self.digest()}}
+
+
+_STEP: dict[str, tuple[str, Any]] = {
+    "log_probs": ("log_prob", np.float64), "sigmas": ("sigma", np.float32), "next_sigmas": ("sigma_next", np.float32),
+    "timesteps": ("timestep", np.float32), "step_indices": ("step_index", np.int64), "noise_std": ("noise_std", np.float64),
+    "std_dev_t": ("std_dev_t", np.float64),
+}
+_SAMPLE: dict[str, tuple[str, Any]] = {
+    "true_cfg_scale": ("true_cfg_scale", np.float64), "prompt": ("prompt", np.str_), "negative_prompt": ("negative_prompt", np.str_),
+    "cfg_rule": ("cfg_rule", np.str_), "weights_digest": ("weights_digest", np.str_), "policy_version": ("policy_version_max", np.int64),
+    "sample_seed": ("sample_seed", np.uint64), "noise_seed": ("noise_seed", np.uint64),
+}
+
+
+def _collate(groups: Sequence[Group]) -> dict[str, Array]:
+    rows = [(i, g, s, s.trajectory) for i, g in enumerate(groups) for s in g.trained if s.trajectory is not None]
+    if not rows:
+        return {}
+    shape = tuple(rows[0][3]["latents_shape"])
+    for _, g, s, t in rows:
+        if tuple(t["latents_shape"]) != shape:
+            raise ValueError(f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch must be of one size")
+    b, w = len(rows), max(len(s.trained) for _, _, s, _ in rows)
+    out: dict[str, Array] = {
+        "latents": np.zeros((b, w, *shape), np.float32), "next_latents": np.zeros((b, w, *shape), np.float32),
+        **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
+        "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)),
+    }
+    for i, (_, _, s, _) in enumerate(rows):
+        for k, step in enumerate(s.trained):
+            at = step["step_index"]
+            out["latents"][i, k], out["next_latents"][i, k], out["mask"][i, k] = s.latents(at), s.latents(at + 1), True
+            transition = s.kernel(at)
+            out["x_coefficient"][i, k], out["v_coefficient"][i, k] = transition.x_coefficient, transition.v_coefficient
+            for name, (field, _) in _STEP.items():
+                out[name][i, k] = step[field]
+        n = len(s.trained)
+        out["advantages"][i, :n] = s.member.get("step_advantages") or s.advantage
+    for name, (field, dtype) in _SAMPLE.items():
+        out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
+    out["uid"] = np.array([g.uid for _, g, _, _ in rows])
+    out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
+    out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
+    out["group_index"] = np.array([i for i, _, _, _ in rows], np.int64)
+    return out
+
+
+def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
+    """The encoded texts by group, zero padded to the longest; empty unless all groups have them."""
+    of = [next((s.conditioning for s in g.samples if s.conditioning), {}) for g in groups]
+    out: dict[str, Array] = {}
+    for name in of[0] if of else ():
+        if not all(name in c for c in of):
+            continue
+        longest = max(c[name].shape[0] for c in of)
+        first = of[0][name]
+        padded = np.zeros((len(of), longest, *first.shape[1:]), np.int64 if name.endswith("_mask") else np.float32)
+        for i, c in enumerate(of):
+            if c[name].shape[1:] != first.shape[1:]:
+                raise ValueError(f"{groups[i].uid}: {name} {list(c[name].shape)}, of other groups {list(first.shape)}; must be as wide")
+            padded[i, : len(c[name])] = c[name]
+        out[name] = padded
+    return out
+
+
+Keep = Callable[[Group], str]
+"""Why a group is left out of the batches; empty: it is not."""
+
+
+def fresh(min_policy_version: int = 0, max_age: float = 0, weights_digest: str = "", max_policy_span: int | None = None) -> Keep:
+    """A rule that leaves out groups that are off the policy: made with weights older than min_policy_version or of another
+    digest, closed more than max_age seconds ago (0: any), or whose samples' versions span more than max_policy_span."""
+    import time
+
+    def rule(group: Group) -> str:
+        a = group.advantage
+        oldest, newest = a["policy_version_min"], a["policy_version_max"]
+        if oldest < min_policy_version:
+            return f"policy version {oldest}; wanted are {min_policy_version} and newer"
+        if max_policy_span is not None and newest - oldest > max_policy_span:
+            return f"policy versions {oldest} to {newest}; they may differ by {max_policy_span}"
+        if max_age and time.time() - a["closed"] / 1e9 > max_age:
+            return f"closed {time.time() - a['closed'] / 1e9:.0f} s ago; wanted are at most {max_age:g} s"
+        others = {s.trajectory["weights_digest"] for s in group.samples if s.trajectory} - {weights_digest}
+        if weights_digest and others:
+            return f"weights {others.pop():.16}; wanted are {weights_digest:.16}"
+        return ""
+
+    return rule

@@ -1,0 +1,291 @@
+"""A place of one's own among the results of a run: a durable consumer, and how it is taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import contextlib
+import dataclasses
+import json
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+import nats
+from nats.aio.msg import Msg
+from nats.js.errors import APIError, NotFoundError
+
+from .events import PREFIX, TOKEN, Event, EventError, Gone
+
+_log = logging.getLogger("meander")
+
+STREAM = "MDR_ADVANTAGES"
+_SLICE = 2.0  # seconds that one request waits for what comes
+_HOUR = 3600
+_SHARED_WAIT, _HEARTBEAT = 60, 15  # seconds after which another process gets what one holds and says nothing of
+_TAKEN = 10148  # the server's error for a consumer that is there
+
+
+class Taken(EventError):
+    """Another process reads under the same name now."""
+
+
+class CursorError(ValueError):
+    """A cursor of another store, or of events that are gone."""
+
+
+async def api(nc: nats.NATS, subject: str, body: object = None) -> dict[str, Any]:
+    """A request of the JetStream API; NotFoundError and APIError are the server's refusals."""
+    reply = await nc.request(f"$JS.API.{subject}", json.dumps(body).encode() if body is not None else b"", timeout=5)
+    answer = json.loads(reply.data)
+    if "error" in answer:
+        raise APIError.from_error(answer["error"])
+    return dict(answer)
+
+
+def _nanoseconds(stamp: str) -> int:
+    """Unix nanoseconds of a time as the server writes it, 2026-11-22T10:00:00.123456789Z."""
+    m = re.fullmatch(r"(\d+-\d+-\d+T\d+:\d+:\d+)(?:\.(\d+))?Z", stamp)
+    if m is None:
+        raise EventError(f"time {stamp!r} of the server")
+    return calendar.timegm(time.strptime(m[1], "%Y-%m-%dT%H:%M:%S")) * 10**9 + int((m[2] or "0").ljust(9, "0"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A sequence of the stream, and the stream's own age: one that was made anew counts from 1 again."""
+
+    seq: int
+    made: int
+
+    def __str__(self) -> str:
+        return f"{self.seq}@{self.made}"
+
+
+class Cursor:
+    """The messages of one subject filter in the order in which they were stored, each once.
+
+    With a name the server keeps the place: what was acknowledged does not come again, to this process or a later one, and
+    retention waits for it. A later process that opens the same name takes over, from what was acknowledged last, and this one
+    gets Taken. shared: processes that open the same name share the messages, and what a dead one held comes to another.
+    Without a name the place is that of the caller: after is where to go on.
+    """
+
+    def __init__(self, nc: nats.NATS, run: str, name: str, filter_subject: str, after: str = "", shared: bool = False):
+        for field, value in (("run", run), ("name", name)):
+            if not (TOKEN.fullmatch(value) or field == "name" and not value):
+                raise ValueError(f"{field}: {value!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -")
+        if shared and (not name or after):
+            raise ValueError("shared: needs a name, and no cursor to start after")
+        self.nc, self.js, self.filter, self.name, self.after, self.shared = nc, nc.jetstream(), filter_subject, name, after, shared
+        self.stem = f"reader-{run}-{name}-"
+        self.consumer = ""
+        self.made = self.last = 0  # of the stream; of the messages that came
+        self.expected = 0  # sequence of the next message in this consumer
+        self.waiting = 0  # how many more are stored
+        self.redelivered = 0
+        self.hand: dict[int, Msg] = {}
+        self._sub: Any = None
+        self._beat: asyncio.Task[None] | None = None
+
+    def place(self, seq: int) -> str:
+        """The cursor of a message that came."""
+        return str(Place(seq, self.made))
+
+    async def _info(self) -> dict[str, Any]:
+        return await api(self.nc, f"STREAM.INFO.{STREAM}")
+
+    def _start(self, info: dict[str, Any]) -> int:
+        """The sequence behind `after`; 0 where there is none."""
+        if not self.after:
+            return 0
+        m = re.fullmatch(r"(\d+)@(\d+)", self.after)
+        if m is None:
+            raise CursorError(f"after: {self.after!r}; must be the cursor of a batch or group that was read")
+        seq, state = int(m[1]), info["state"]
+        if int(m[2]) != self.made or seq > state["last_seq"]:
+            raise CursorError(f"after: {self.after!r} is of another store than this one, which was made at {info['created']}; start without it")
+        if seq + 1 < state["first_seq"]:
+            raise CursorError(f"after: {seq + 1} to {state['first_seq'] - 1} are gone; what is left begins without it")
+        return seq + 1
+
+    async def open(self) -> None:
+        """Finds or makes the consumer. What is in hand comes once more, to be acknowledged there, and is not yielded again."""
+        info = await self._info()
+        self.made = _nanoseconds(info["created"])
+        start = min(self.hand, default=self.last + 1) if self.last else self._start(info)
+        if not self.name:
+            made = await self._create("", start)
+        elif self.shared:
+            made = await self._join()
+        else:
+            made = await self._take(start)
+        self.consumer, self.expected = made["name"], 1
+        self._sub = await self.js.pull_subscribe_bind(consumer=self.consumer, stream=STREAM)
+        if self.shared and self._beat is None:
+            self._beat = asyncio.create_task(self._keep())
+        for seq in [] if self.shared else sorted(self.hand):
+            (m,) = await self._sub.fetch(1, timeout=5)
+            if m.metadata.sequence.stream != seq:
+                raise Gone(f"event {seq} of {STREAM}, which is in hand, is stored no more")
+            self.hand[seq], self.expected = m, self.expected + 1
+
+    async def _create(self, name: str, start: int) -> dict[str, Any]:
+        config: Event = {
+            "filter_subject": self.filter, "ack_policy": "explicit" if self.name else "none", "max_deliver": -1, "replay_policy": "instant",
+            "deliver_policy": "by_start_sequence" if start else "all", "description": "a reader of results, " + secrets.token_hex(8),
+        }
+        if start:
+            config["opt_start_seq"] = start
+        if self.name:
+            wait = _SHARED_WAIT if self.shared else _HOUR
+            config |= {"durable_name": name, "ack_wait": wait * 10**9, "max_ack_pending": 1 << 20}
+        else:
+            name = "reader-" + secrets.token_hex(8)
+            config["inactive_threshold"] = _HOUR * 10**9
+        config["name"] = name
+        body = {"stream_name": STREAM, "config": config, "action": "create"}
+        return await api(self.nc, f"CONSUMER.CREATE.{STREAM}.{name}.{self.filter}", body)
+
+    async def _join(self) -> dict[str, Any]:
+        name = self.stem + "shared"
+        try:
+            return await api(self.nc, f"CONSUMER.INFO.{STREAM}.{name}")
+        except NotFoundError:
+            pass
+        try:
+            return await self._create(name, 0)
+        except APIError as e:
+            if e.err_code != _TAKEN:
+                raise
+            return await api(self.nc, f"CONSUMER.INFO.{STREAM}.{name}")
+
+    async def _take(self, start: int) -> dict[str, Any]:
+        """Goes on where the name's last consumer was acknowledged, in a new one, and removes that.
+
+        There is one from the first moment on, so that a process which dies here loses no place, and what the last process
+        had in hand comes at once and in order.
+        """
+        while True:
+            old = await self._generations()
+            newest = max(old, default=0)
+            begin = start
+            if newest and not begin:
+                begin = old[newest]["ack_floor"]["stream_seq"] + 1
+            try:
+                made = await self._create(f"{self.stem}{newest + 1}", begin)
+            except APIError as e:
+                if e.err_code == _TAKEN:
+                    continue  # another process did it at the same moment
+                raise
+            for generation in old:
+                with contextlib.suppress(NotFoundError):
+                    await api(self.nc, f"CONSUMER.DELETE.{STREAM}.{self.stem}{generation}")
+            return made
+
+    async def _generations(self) -> dict[int, dict[str, Any]]:
+        """The consumers of the name, by generation."""
+        out: dict[int, dict[str, Any]] = {}
+        offset = 0
+        while True:
+            page = await api(self.nc, f"CONSUMER.LIST.{STREAM}", {"offset": offset})
+            consumers = page.get("consumers") or []
+            for c in consumers:
+                tail = c["name"].removeprefix(self.stem)
+                if tail != c["name"] and tail.isdigit():
+                    out[int(tail)] = c
+            offset += len(consumers)
+            if not consumers or offset >= page["total"]:
+                return out
+
+    async def next(self) -> Msg | None:
+        """The next message, None where none came for a while. Connection failures are waited out."""
+        if self._sub is None:
+            await self.open()
+        try:
+            (m,) = await self._sub.fetch(1, timeout=_SLICE)
+        except (nats.errors.TimeoutError, asyncio.TimeoutError):
+            await self._inspect()
+            return None
+        except (APIError, nats.errors.Error) as e:
+            if self.nc.is_closed:
+                raise
+            _log.debug("reader %s: %s", self.consumer, e)
+            await asyncio.sleep(0.2)
+            await self._inspect()
+            return None
+        meta = m.metadata
+        seq = meta.sequence.stream
+        self.waiting = meta.num_pending
+        if self.shared:
+            self.redelivered += meta.num_delivered > 1
+        elif seq <= self.last:  # once more, after a long time
+            self.expected = meta.sequence.consumer + 1
+            if seq in self.hand:
+                self.hand[seq] = m
+            return None
+        elif meta.sequence.consumer != self.expected:
+            await self._reopen("a message was lost on the way")
+            return None
+        else:
+            self.expected += 1
+        self.last = max(self.last, seq)
+        self.hand[seq] = m
+        return m
+
+    async def _inspect(self) -> None:
+        """Looks whether the consumer is there, and has sent nothing that did not arrive."""
+        try:
+            info = await api(self.nc, f"CONSUMER.INFO.{STREAM}.{self.consumer}")
+        except NotFoundError:
+            if self.name and not self.shared:
+                raise Taken(f"another process reads as {self.name} now, or the cursor was removed") from None
+            await self._reopen("its consumer is gone")
+            return
+        except (nats.errors.Error, asyncio.TimeoutError):
+            return  # the server is away; the connection comes back
+        self.waiting = info["num_pending"]
+        if not self.shared and info["delivered"]["consumer_seq"] >= self.expected:
+            await self._reopen("a message was lost on the way")
+
+    async def _reopen(self, why: str) -> None:
+        _log.info("reader %s: %s; reads on behind %d", self.consumer, why, self.last)
+        await self.open()
+
+    async def done(self, upto: int) -> None:
+        """Acknowledges what is in hand up to a sequence, and waits until the server has it."""
+        seqs = sorted(s for s in self.hand if s <= upto)
+        for seq in seqs:
+            m = self.hand[seq]
+            if self.name:
+                try:
+                    await m.ack_sync(timeout=5)
+                except (nats.errors.TimeoutError, nats.errors.NoRespondersError) as e:
+                    await self._inspect()  # raises Taken
+                    raise TimeoutError(f"the server did not confirm what was read up to {seq}: {e or 'no answer'}") from None
+            del self.hand[seq]
+
+    async def _keep(self) -> None:
+        """Says of what is in hand that it is worked on."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT)
+            for m in list(self.hand.values()):
+                with contextlib.suppress(Exception):
+                    await m.in_progress()
+
+    async def close(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        if self._sub is not None:
+            with contextlib.suppress(Exception):
+                await self._sub.unsubscribe()
+        if not self.name and self.consumer and not self.nc.is_closed:
+            with contextlib.suppress(Exception):
+                await api(self.nc, f"CONSUMER.DELETE.{STREAM}.{self.consumer}")
+
+
+def results(run: str, kind: str) -> str:
+    """The subjects of a run's advantages or batches."""
+    return f"{PREFIX}{kind}.{run}.*"

@@ -1,0 +1,145 @@
+"""Events as they are on the subjects: msgpack maps, of which nothing is believed before it is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import Any
+
+import msgpack
+import numpy as np
+
+PREFIX = "mdr.v1."
+MAX_EVENT = 8 << 20
+TOKEN = re.compile("[A-Za-z0-9_-]{1,64}")
+_DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U64": "<u8", "I32": "<i4", "U32": "<u4", "I16": "<i2", "U16": "<u2", "I8": "i1", "U8": "u1",
+    "BOOL": "?",
+}
+
+Event = dict[str, Any]
+
+
+class EventError(ValueError):
+    """An event, or what it points to, is not what it says."""
+
+
+class Gone(EventError):
+    """What an event points to is stored no more: retention took it."""
+
+
+def decode(data: bytes) -> Event:
+    """One event. Extension types are no part of the contract, and every number is finite."""
+    if len(data) > MAX_EVENT:
+        raise EventError(f"event of {len(data)} bytes; at most {MAX_EVENT} are read")
+    try:
+        event = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_no_extension)
+    except EventError:
+        raise
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as e:
+        raise EventError(f"no msgpack: {e or type(e).__name__}") from None
+    if not isinstance(event, dict):
+        raise EventError(f"event is a {type(event).__name__}; want a map")
+    if not _finite(event):
+        raise EventError("it has a number that is not finite")
+    return event
+
+
+def _finite(x: object) -> bool:
+    """Whether all numbers of an event are finite, as the contract has them."""
+    if isinstance(x, dict):
+        return all(_finite(v) for v in x.values())
+    if isinstance(x, list):
+        return all(_finite(v) for v in x)
+    return not isinstance(x, float) or math.isfinite(x)
+
+
+def _no_extension(code: int, _data: bytes) -> None:
+    raise EventError(f"msgpack extension {code}; events have none")
+
+
+class Maybe:
+    """A field that may be absent or null."""
+
+    def __init__(self, of: Any):
+        self.of = of
+
+
+NUMBER = (int, float)
+_REF: Event = {"bucket": str, "digest": str, "size": int}
+_TENSOR: Event = {
+    "dtype": str, "shape": [int], "data": Maybe(bytes), "ref": Maybe(_REF), "parts": Maybe({"first": int, "count": int, "size": int, "digest": str}),
+}
+_MEMBER: Event = {
+    "sample_index": int, "reward": Maybe(NUMBER), "advantage": Maybe(NUMBER), "status": str, "trajectory_seq": int, "step_advantages": Maybe([NUMBER]),
+}
+# What this package reads of each kind. The services check all of it, and take what is faulty off the streams.
+ADVANTAGE: Event = {
+    "run": str, "uid": str, "batch": str, "status": str, "group_size": int, "members": [_MEMBER], "source_run": Maybe(str),
+    "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str),
+}
+BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}
+TRAJECTORY: Event = {
+    "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "negative_prompt": str, "height": int, "width": int,
+    "true_cfg_scale": NUMBER, "cfg_rule": str, "sample_seed": int, "noise_seed": int, "sigmas": [NUMBER], "timesteps": [NUMBER], "transitions": [str],
+    "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER, "latent_step_indices": [int], "latents_shape": [int],
+    "steps": [{"seq": int, "digest": str}], "content_digest": str, "conditioning": Maybe([{"name": str, "tensor": _TENSOR}]), "weights_digest": str,
+    "policy_version_min": int, "policy_version_max": int, "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
+}
+STEP: Event = {
+    "uid": str, "sample_index": int, "step_index": int, "transition": str, "sigma": NUMBER, "sigma_next": NUMBER, "timestep": NUMBER,
+    "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER), "latents": Maybe([{"index": int, "tensor": _TENSOR}]),
+    "debug": Maybe([{"name": str, "tensor": _TENSOR}]), "checkpoint": Maybe(_TENSOR), "policy_version": int,
+}
+
+
+def fault(value: object, spec: Any, field: str = "") -> str:
+    """What is wrong with the form of a value; empty when nothing is."""
+    if isinstance(spec, Maybe):
+        return "" if value is None else fault(value, spec.of, field)
+    if isinstance(spec, dict):
+        if not isinstance(value, dict):
+            return f"{field or 'event'}: {type(value).__name__}; must be a map"
+        return next(filter(None, (fault(value.get(k), s, f"{field}.{k}" if field else k) for k, s in spec.items())), "")
+    if isinstance(spec, list):
+        if not isinstance(value, list):
+            return f"{field}: {type(value).__name__}; must be a list"
+        return next(filter(None, (fault(v, spec[0], f"{field}[{i}]") for i, v in enumerate(value))), "")
+    if not isinstance(value, spec) or isinstance(value, bool):
+        names = spec if isinstance(spec, tuple) else (spec,)
+        return f"{field}: {value!r:.60}; must be {' or '.join(t.__name__ for t in names)}"
+    return ""
+
+
+def fitting(data: bytes, spec: Event, subject: str, *named: str) -> Event:
+    """A decoded event of that form, whose named fields are the last tokens of its subject, in that order."""
+    event = decode(data)
+    if wrong := fault(event, spec):
+        raise EventError(f"{subject}: {wrong}")
+    tokens = subject.split(".")[3:]
+    if named and [str(event[f]) for f in named] != tokens[: len(named)]:
+        raise EventError(f"{subject}: says that it is of {' '.join(str(event[f]) for f in named)}")
+    return event
+
+
+def tensor(t: Event) -> np.ndarray:
+    """A tensor whose bytes are in the event (Client.load fetches the others). BF16 becomes float32."""
+    data, shape = t.get("data"), tuple(t["shape"])
+    if data is None:
+        raise EventError("the tensor's bytes are not in the event: Client.load fetches them")
+    dtype = np.dtype("<u2") if t["dtype"] == "BF16" else np.dtype(_DTYPES.get(t["dtype"], "V1"))
+    if dtype.kind == "V":
+        raise EventError(f"dtype {t['dtype']!r}; want one of {', '.join(_DTYPES)}, BF16")
+    if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(data):
+        raise EventError(f"tensor of {len(data)} bytes; {t['dtype']} {list(shape)} has {math.prod(shape) * dtype.itemsize}")
+    if t["dtype"] == "BF16":
+        return (np.frombuffer(data, dtype).astype("<u4") << 16).view("<f4").reshape(shape)
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def checked(data: bytes | None, ref: Event) -> bytes:
+    """The bytes, if they are those that a reference names."""
+    if data is None or len(data) != ref["size"] or hashlib.sha256(data).hexdigest() != ref["digest"]:
+        raise EventError(f"{len(data or b'')} bytes that are not those of digest {ref['digest']:.12}")
+    return data

@@ -1,0 +1,236 @@
+"""Streams of trajectories, groups and batches, each with a cursor of its own."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import nats
+import numpy.typing as npt
+from nats.aio.msg import Msg
+
+from .batch import Batch, Group, Keep, Ratio
+from .cursor import Cursor, results
+from .events import ADVANTAGE, BATCH, Event, EventError, fitting
+
+if TYPE_CHECKING:
+    from .client import Client
+
+_log = logging.getLogger("meander")
+
+COUNTED = ("complete", "partial")  # the statuses of groups that have advantages
+_SAY = 30.0  # seconds without anything after which a reader says what it waits for
+
+LogProbs = Callable[[Batch], "npt.ArrayLike | Awaitable[npt.ArrayLike]"]
+
+
+@dataclasses.dataclass
+class Health:
+    """What a reader has seen. left_out counts groups by the reason why they are in no batch, faulty events by what is wrong."""
+
+    groups: int = 0
+    samples: int = 0
+    batches: int = 0
+    left_out: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    faulty: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    # The ratio of the first batch, where the reader has log-probs to check it with.
+    first_ratio: Ratio | None = None
+    # How many results are stored that have not been read yet, and when the last one came (Unix seconds; 0: none yet).
+    waiting: int = 0
+    last: float = 0
+
+    def __str__(self) -> str:
+        parts = [f"{self.batches} batches, {self.groups} groups, {self.samples} samples read, {self.waiting} results waiting"]
+        for what, counter in (("left out", self.left_out), ("faulty", self.faulty)):
+            parts += [f"{what}: {n} x {why}" for why, n in counter.most_common(3)]
+        if self.first_ratio is not None:
+            parts.append(f"first ratio {self.first_ratio.max_abs:.2g} from 1")
+        return "; ".join(parts)
+
+
+class _Reader:
+    """What readers of groups and of batches have in common."""
+
+    def __init__(self, client: Client, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str, timeout: float, follow: bool):
+        if faults not in ("raise", "skip"):
+            raise ValueError(f"faults: {faults!r}; must be raise or skip")
+        self.client, self.run, self.keep, self.faults, self.timeout, self.follow = client, run, keep, faults, timeout, follow
+        self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared)
+        self.health = Health()
+
+    async def _message(self) -> Msg | None:
+        """The next event; None at the end of what is stored, where the reader does not follow."""
+        began = said = time.monotonic()
+        while True:
+            m = await self.cursor.next()
+            self.health.waiting = self.cursor.waiting
+            if m is not None:
+                self.health.last = time.time()
+                return m
+            if not self.follow and self.cursor.waiting == 0 and self.cursor.consumer:
+                return None
+            now = time.monotonic()
+            if self.timeout and now - began > self.timeout:
+                raise TimeoutError(f"run {self.run}: nothing came for {self.timeout:g} s; {await self._waits()}")
+            if now - said > _SAY:
+                said = now
+                _log.info("run %s: nothing came for %.0f s; %s", self.run, now - began, await self._waits())
+
+    async def _waits(self) -> str:
+        """What a reader waits for, as intake knows it."""
+        try:
+            s = await self.client.status(self.run, timeout=2)
+        except (ValueError, TimeoutError, nats.errors.Error) as e:
+            return f"no word of how the run is doing: {e or type(e).__name__}"
+        return ", ".join(f"{k} {v}" for k, v in s.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v)
+
+    async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
+        """A group that counts; None where it is left out, which is counted and said."""
+        try:
+            group = await self.client.group(run, uid, advantage)
+        except EventError as e:
+            if self.faults == "raise":
+                raise
+            self._leave(uid, f"fault: {type(e).__name__}")
+            _log.warning("group %s: %s", uid, e)
+            return None
+        group.cursor = place
+        status = group.advantage["status"]
+        if status not in COUNTED:
+            self._leave(uid, f"status {status}")
+            return None
+        if self.keep is not None and (why := self.keep(group)):
+            self._leave(uid, why)
+            return None
+        self.health.groups += 1
+        self.health.samples += len(group.trained)
+        return group
+
+    def _leave(self, uid: str, why: str) -> None:
+        self.health.left_out[why] += 1
+        _log.info("group %s is left out: %s", uid, why)
+
+    def _garbage(self, m: Msg, e: EventError) -> None:
+        # Whatever a stranger stored: the services take it off the stream, and its true event comes.
+        self.health.faulty[str(e)[:80]] += 1
+        _log.warning("skipped %s: %s", m.subject, e)
+
+    async def close(self) -> None:
+        """Ends the reading; a named cursor stays."""
+        await self.cursor.close()
+
+
+class Groups(_Reader):
+    """Groups as they close. Iterating on, or done(), acknowledges the one before."""
+
+    def __init__(self, client: Client, run: str, name: str, **options: Any):
+        super().__init__(client, run, name, "advantage", **options)
+
+    def __aiter__(self) -> AsyncIterator[Group]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Group]:
+        try:
+            while (read := await self._next()) is not None:
+                seq, group = read
+                if group is not None:
+                    yield group
+                await self.cursor.done(seq)
+        finally:
+            await self.close()
+
+    async def _next(self) -> tuple[int, Group | None] | None:
+        m = await self._message()
+        if m is None:
+            return None
+        seq = m.metadata.sequence.stream
+        try:
+            advantage = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
+        except EventError as e:
+            self._garbage(m, e)
+            return seq, None
+        return seq, await self._group(advantage["run"], advantage["uid"], self.cursor.place(seq), advantage)
+
+    async def done(self, group: Group) -> None:
+        """Acknowledges the group and those before: it does not come again."""
+        await self.cursor.done(int(group.cursor.partition("@")[0]))
+
+
+class Batches(_Reader):
+    """Batches of whole groups. Iterating on, or done(), acknowledges the one before."""
+
+    def __init__(self, client: Client, run: str, name: str, groups: int, log_probs: LogProbs | None, tolerance: float, **options: Any):
+        super().__init__(client, run, name, "advantage" if groups else "batch", **options)
+        self.size, self.log_probs, self.tolerance = groups, log_probs, tolerance
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Batch]:
+        try:
+            while (read := await (self._fill() if self.size else self._whole())) is not None:
+                seq, batch = read
+                if batch is not None:
+                    await self._check(batch)
+                    self.health.batches += 1
+                    yield batch
+                await self.cursor.done(seq)
+        finally:
+            await self.close()
+
+    async def _fill(self) -> tuple[int, Batch] | None:
+        """As many groups as were asked for."""
+        groups: list[Group] = []
+        seq = 0
+        while len(groups) < self.size:
+            m = await self._message()
+            if m is None:
+                if groups:
+                    _log.info("run %s: %d groups are left, too few for a batch of %d; they are not acknowledged", self.run, len(groups), self.size)
+                return None
+            seq = m.metadata.sequence.stream
+            try:
+                advantage = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
+            except EventError as e:
+                self._garbage(m, e)
+                continue
+            group = await self._group(advantage["run"], advantage["uid"], self.cursor.place(seq), advantage)
+            if group is not None and not group.trained:
+                self._leave(group.uid, "no sample with an advantage and a stochastic step")
+            elif group is not None:
+                groups.append(group)
+        return seq, Batch(groups, cursor=self.cursor.place(seq))
+
+    async def _whole(self) -> tuple[int, Batch | None] | None:
+        """A batch as its prompts named it. One whose groups are all left out has size 0."""
+        m = await self._message()
+        if m is None:
+            return None
+        seq = m.metadata.sequence.stream
+        place = self.cursor.place(seq)
+        try:
+            event = fitting(m.data, BATCH, m.subject, "run", "batch")
+        except EventError as e:
+            self._garbage(m, e)
+            return seq, None
+        groups = [g for uid in event["uids"] if (g := await self._group(event["run"], uid, place)) is not None]
+        return seq, Batch(groups, event["batch"], place)
+
+    async def _check(self, batch: Batch) -> None:
+        """The ratio of the first batch must be 1: its log-probs, made again with the same weights, are those of the sampler."""
+        if self.log_probs is None or self.health.first_ratio is not None or not batch.size:
+            return
+        new = self.log_probs(batch)
+        if inspect.isawaitable(new):
+            new = await new
+        self.health.first_ratio = batch.check(new, self.tolerance)
+        _log.info("run %s: log-probs of the first batch agree, the ratio is %.3g from 1", self.run, self.health.first_ratio.max_abs)
+
+    async def done(self, batch: Batch) -> None:
+        """Acknowledges the batch and those before: it does not come again."""
+        await self.cursor.done(int(batch.cursor.partition("@")[0]))

@@ -1,0 +1,89 @@
+"""Transitions of the sampler in float64: coefficients, means and log-probs of steps, as the services compute them.
+
+A step goes from sigma to sigma_next by next = mean + noise_std * eps with mean = x_coefficient * x + v_coefficient * v, where x
+are the latents, v the guided velocity at (x, sigma) and eps standard normal. With a the noise level and d = sigma_next - sigma:
+
+    sde        g = a sqrt(sigma / (1 - sigma)), noise_std = g sqrt(-d); at sigma 1 the denominator has the schedule's second sigma
+    dance_sde  g = a, noise_std = a sqrt(-d)
+    cps        g = noise_std = sigma_next sin(a pi/2)
+    ode        no noise, and no log-prob
+
+Sources: Flow-GRPO (Liu et al. 2025), DanceGRPO (Xue et al. 2025), coefficients-preserving sampling (Wang and Yu 2025).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+TRANSITIONS = ("sde", "dance_sde", "cps", "ode")
+LOG_PROB_KINDS = ("density", "scaled", "squared")
+_NEAR_ONE = 1e-5
+_HALF_LN_2_PI = 0.5 * math.log(2 * math.pi)
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The transition of one step. The coefficients are float32 numbers, as the sampler has them."""
+
+    transition: str
+    sigma: float
+    sigma_next: float
+    x_coefficient: float
+    v_coefficient: float
+    std_dev_t: float
+    noise_std: float
+
+    def mean(self, latents: npt.ArrayLike, velocity: npt.ArrayLike) -> Floats:
+        """The mean of what comes next, in float64; any shape."""
+        return np.asarray(self.x_coefficient * np.asarray(latents, np.float64) + self.v_coefficient * np.asarray(velocity, np.float64))
+
+    def log_prob(self, latents: npt.ArrayLike, velocity: npt.ArrayLike, next_latents: npt.ArrayLike, kind: str = "density") -> float:
+        """The log-prob of next_latents, the mean over all elements, as step events have it.
+
+        kind is density, -(next - mean)^2 / (2 n^2) - ln n - ln(2 pi)/2; scaled, without the logarithms; or squared,
+        -(next - mean)^2. It agrees with the event's to some 1e-8: the sampler rounds each mean to float32.
+        """
+        if kind not in LOG_PROB_KINDS:
+            raise ValueError(f"kind: {kind!r}; must be one of {', '.join(LOG_PROB_KINDS)}")
+        if self.noise_std == 0 and kind != "squared" or self.transition == "ode":
+            raise ValueError(f"transition: {self.transition} draws no noise here; it has no log-prob")
+        mean = self.mean(latents, velocity).astype(np.float32).astype(np.float64)
+        value = -float(np.square(np.asarray(next_latents, np.float64) - mean).mean())
+        if kind != "squared":
+            value /= 2 * self.noise_std**2
+        return value - (math.log(self.noise_std) + _HALF_LN_2_PI if kind == "density" else 0)
+
+
+def kernel(transition: str, noise_level: float, sigmas: Sequence[float], step_index: int) -> Kernel:
+    """The transition of a step of the schedule sigmas [T+1]. Errors name the field, its value and the rule."""
+    if transition not in TRANSITIONS:
+        raise ValueError(f"transition: {transition!r}; must be one of {', '.join(TRANSITIONS)}")
+    if not 0 <= step_index < len(sigmas) - 1:
+        raise ValueError(f"step_index: {step_index}; must be 0 to {len(sigmas) - 2}")
+    if not 0 <= noise_level < math.inf or transition == "cps" and noise_level > 1:
+        raise ValueError(f"noise_level: {noise_level}; must be a finite number of at least 0, of cps at most 1")
+    s, p = (float(np.float32(sigmas[i])) for i in (step_index, step_index + 1))
+    d = p - s
+    x, v, g, n = 1.0, d, 0.0, 0.0
+    if transition in ("sde", "dance_sde"):
+        g = noise_level
+        if transition == "sde":
+            patched = s if 1 - s > _NEAR_ONE else float(np.float32(sigmas[1]))
+            if 1 - patched <= _NEAR_ONE:
+                raise ValueError(f"sigmas[1]: {sigmas[1]}; must be less than {1 - _NEAR_ONE} for sde at sigma {s}")
+            g = noise_level * math.sqrt(s / (1 - patched))
+        n = g * math.sqrt(-d)
+        c = g * g / (2 * s)
+        x, v = 1 + c * d, d * (1 + c * (1 - s))
+    elif transition == "cps":
+        g = n = p * math.sin(noise_level * math.pi / 2)
+        keep = p * math.cos(noise_level * math.pi / 2)
+        x, v = (1 - p) + keep, keep * (1 - s) - s * (1 - p)
+    return Kernel(transition, s, p, float(np.float32(x)), float(np.float32(v)), g, n)
