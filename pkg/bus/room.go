@@ -388,7 +388,7 @@ func (r *Room) revoke(granted []*Claim) {
 }
 
 // waiting adds to the stream of steps what the samplers say of it: while samples have waited for
-// room for a while, it is full.
+// a while for room that there is not, it is full.
 func (b *Bus) waiting(ctx context.Context, s *StreamStats) error {
 	present, _, err := b.present(ctx)
 	if err != nil {
@@ -405,7 +405,9 @@ func (b *Bus) waiting(ctx context.Context, s *StreamStats) error {
 			first, s.Need, s.OnDisk = p.Room.Since, p.Room.Need, p.Room.Disk
 		}
 	}
-	if s.Waiting > 0 && time.Since(time.Unix(0, first)) > roomAlarm {
+	// What fits is only slow to be granted, on a busy machine.
+	fits := !s.OnDisk && (s.MaxBytes <= 0 || int64(s.Bytes)+s.Held+s.Need <= s.MaxBytes)
+	if s.Waiting > 0 && !fits && time.Since(time.Unix(0, first)) > roomAlarm {
 		s.State = StateFull
 	}
 	return nil

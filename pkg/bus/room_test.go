@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -144,6 +145,28 @@ func TestRoom_InTurn(t *testing.T) {
 	}
 	if a := <-got; a != "too large" {
 		t.Errorf("served %s", a)
+	}
+}
+
+// A stream is full when what waits does not fit, not when it is slow to be granted.
+func TestRoom_SlowIsNotFull(t *testing.T) {
+	for need, want := range map[int64]string{1000: bus.StateOK, 2 << 20: bus.StateFull} {
+		p := limited(t, 1<<20)
+		entry := p.Announcement(func() *schemas.Presence {
+			return &schemas.Presence{
+				Service: schemas.ServiceSampler, Instance: "s1", Lane: "tiny",
+				Room: &schemas.Room{Waiting: 1, Need: need, Wants: need, Turn: 1, Since: time.Now().Add(-time.Minute).UnixNano()},
+			}
+		}, nil)
+		p.Serve(t, func(ctx context.Context, _ *bus.Bus) error { return entry.Run(ctx) })
+		bustest.Until(t, "the one that waits", func() error {
+			stats, err := p.Stats(t.Context())
+			i := slices.IndexFunc(stats, func(s bus.StreamStats) bool { return s.Name == schemas.StreamSteps && s.Waiting == 1 })
+			if err == nil && (i < 0 || stats[i].State != want) {
+				err = fmt.Errorf("%d bytes wanted: %+v, want %s", need, stats, want)
+			}
+			return err
+		})
 	}
 }
 
