@@ -54,6 +54,7 @@ func readSources(t *testing.T) []*source {
 }
 
 func TestCode_Lengths(t *testing.T) {
+	sequential(t)
 	for _, s := range readSources(t) {
 		if n := s.set.File(s.file.Pos()).LineCount(); n > longestFile {
 			t.Errorf("%s: %d lines; must be at most %d", s.name, n, longestFile)
@@ -73,6 +74,7 @@ func TestCode_Lengths(t *testing.T) {
 // The same lines in two functions are one function that is missing. Lines of brackets alone
 // and blank ones do not count.
 func TestCode_NothingIsSaidTwice(t *testing.T) {
+	sequential(t)
 	const window = mostRepeated + 1
 	type place struct {
 		file  string

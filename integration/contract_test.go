@@ -15,6 +15,7 @@ import (
 // Subjects are put together and taken apart in package schemas alone, so that nobody
 // miscounts their tokens.
 func TestContract_SubjectsAreMadeInSchemas(t *testing.T) {
+	sequential(t)
 	files := 0
 	walkFiles(t, func(name string) {
 		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") || strings.HasPrefix(name, "schemas/") {
@@ -41,6 +42,7 @@ var otherDialects = regexp.MustCompile(`\bwant\b|\bexpected\b|\bgot\b| = %`)
 
 // An error names the field, its value and the rule, in the same words everywhere.
 func TestContract_ErrorsSpeakOneDialect(t *testing.T) {
+	sequential(t)
 	errors := 0
 	walkFiles(t, func(name string) {
 		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") || strings.Contains(name, "test/") {

@@ -80,6 +80,7 @@ func expand(text string) string {
 }
 
 func TestDeploy_Compose(t *testing.T) {
+	sequential(t)
 	c := readCompose(t)
 	for _, name := range []string{"nats", "intake", "sampler", "reward", "advantage", "meander"} {
 		if _, ok := c.Services[name]; !ok {
@@ -153,6 +154,7 @@ func TestDeploy_Compose(t *testing.T) {
 
 // Whatever is started together listens on ports of its own.
 func TestDeploy_Ports(t *testing.T) {
+	sequential(t)
 	taken := map[string]string{}
 	for name, s := range readCompose(t).Services {
 		for _, p := range s.Ports {
@@ -171,6 +173,7 @@ func TestDeploy_Ports(t *testing.T) {
 // The programs take what compose gives them: no variable that they do not know, no flag
 // that is not there. Prometheus finds each where it serves its metrics.
 func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
+	sequential(t)
 	t.Parallel()
 	c := readCompose(t)
 	var scrape struct {
@@ -223,6 +226,7 @@ func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
 
 // make stops what any profile started, and says which Compose it needs.
 func TestDeploy_Make(t *testing.T) {
+	sequential(t)
 	t.Parallel()
 	profiles := map[string]bool{}
 	for _, s := range readCompose(t).Services {
@@ -260,6 +264,7 @@ func TestDeploy_Make(t *testing.T) {
 // The images are made of what the Makefile builds and of Debian's packages, and each
 // leaves root. Compose names programs and stages that exist.
 func TestDeploy_Dockerfile(t *testing.T) {
+	sequential(t)
 	text, makefile := read(t, "deploy/Dockerfile"), read(t, "Makefile")
 	for _, target := range regexp.MustCompile(`\bmake ([a-z-]+) VERSION=`).FindAllStringSubmatch(text, -1) {
 		recipe := regexp.MustCompile(`(?m)^` + target[1] + `: .*\n((?:\t.*\n)+)`).FindString(makefile)
@@ -312,6 +317,7 @@ func TestDeploy_Dockerfile(t *testing.T) {
 
 // The server that the tests embed reads the configuration that compose mounts.
 func TestDeploy_NATSConfig(t *testing.T) {
+	sequential(t)
 	t.Setenv("MEANDER_NATS_TOKEN", "secret-of-the-test")
 	options, err := server.ProcessConfigFile(filepath.Join(root, "deploy/nats.conf"))
 	if err != nil {

@@ -34,6 +34,7 @@ func TestDevice_NotThere(t *testing.T) {
 // The page for operators has the memory that the model's published size takes, as `model info`
 // computes it from headers alone.
 func TestDevice_MemoryTable(t *testing.T) {
+	sequential(t)
 	dir := filepath.Join(t.TempDir(), "published")
 	all := families.All()
 	i := slices.IndexFunc(all, func(f model.Family) bool { return f.Random != nil })
@@ -52,6 +53,7 @@ func TestDevice_MemoryTable(t *testing.T) {
 // The script for a machine with a GPU runs to its end on one without, and says for each line what
 // that would need.
 func TestDevice_ScriptWithoutGPU(t *testing.T) {
+	sequential(t)
 	programs := filepath.Dir(program(t, "meander"))
 	report := filepath.Join(t.TempDir(), "gpu.md")
 	c := exec.Command("bash", filepath.Join(root, "deploy", "bench", "gpu.sh"), programs, report)

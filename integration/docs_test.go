@@ -41,6 +41,7 @@ func read(t *testing.T, name string) string {
 var fences = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
 
 func TestDocs_AreThere(t *testing.T) {
+	sequential(t)
 	docs := documents(t)
 	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
 		if docs[name] == "" {
@@ -50,6 +51,7 @@ func TestDocs_AreThere(t *testing.T) {
 }
 
 func TestDocs_LinksLeadSomewhere(t *testing.T) {
+	sequential(t)
 	link := regexp.MustCompile(`\]\(([^()\s]+)\)`)
 	reference := regexp.MustCompile(`(?m)^\[[^\]]+\]:\s*(\S+)`)
 	image := regexp.MustCompile(`(?:src|href)="([^"]+)"`)
@@ -94,6 +96,7 @@ func anchors(text string) []string {
 }
 
 func TestDocs_MakeTargetsExist(t *testing.T) {
+	sequential(t)
 	target := regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
 	var targets []string
 	for _, m := range target.FindAllStringSubmatch(read(t, "Makefile"), -1) {
@@ -128,6 +131,7 @@ func TestDocs_MakeTargetsExist(t *testing.T) {
 
 // A path of somebody's machine means nothing to a reader.
 func TestDocs_NoAbsolutePaths(t *testing.T) {
+	sequential(t)
 	local := regexp.MustCompile("(?m)(?:^|[\\s`'\"(=])(/(?:home|root|Users|work|mnt|private)/[^\\s`'\")]*)")
 	for name, text := range documents(t) {
 		for _, m := range local.FindAllStringSubmatch(text, -1) {
@@ -143,6 +147,7 @@ func TestDocs_NoAbsolutePaths(t *testing.T) {
 
 // Every package says what it is for, and every exported name what it does.
 func TestDocs_GoIsDocumented(t *testing.T) {
+	sequential(t)
 	type source struct {
 		name string
 		set  *token.FileSet
@@ -260,6 +265,7 @@ func exportedReceiver(d *ast.FuncDecl) bool {
 
 // What is left to do is said in the open, not in a comment.
 func TestDocs_NoLeftovers(t *testing.T) {
+	sequential(t)
 	marks := regexp.MustCompile(`\b(?:TO` + `DO|FIX` + `ME|XX` + `X)\b`)
 	text := []string{".go", ".md", ".py", ".yml", ".yaml", ".conf", ".s", ".cu"}
 	walkFiles(t, func(name string) {
@@ -276,6 +282,7 @@ func TestDocs_NoLeftovers(t *testing.T) {
 
 // The Go examples of the documents compile against the packages as they are.
 func TestDocs_GoExamplesCompile(t *testing.T) {
+	sequential(t)
 	for _, name := range []string{"README.md", "schemas/README.md"} {
 		goExample(t, name, "build")
 	}
@@ -345,9 +352,7 @@ func main() {
 
 // Each command line of the documents names a program, a subcommand and flags that exist.
 func TestDocs_CommandLinesExist(t *testing.T) {
-	if raceEnabled {
-		t.Skip("--help has nothing to race with")
-	}
+	sequential(t)
 	line := regexp.MustCompile(`bin/(meander[a-z-]*)((?: [^&#|\n]+)?)`)
 	flag := regexp.MustCompile(`(--[a-z][a-z-]*)`)
 	help := map[string]string{}

@@ -11,6 +11,7 @@ import (
 // The examples of run and publish, in their help and in the README, work as they are: their
 // plans have no prompt that would be refused.
 func TestExamples_Plan(t *testing.T) {
+	sequential(t)
 	text := read(t, "README.md")
 	for _, command := range []string{"", "run", "publish", "verdict"} {
 		args := []string{"--help"}

@@ -61,6 +61,7 @@ func words(t *testing.T, name string) []string {
 }
 
 func TestExtend_TouchesOnlyItsPlaces(t *testing.T) {
+	sequential(t)
 	found := make([]map[string]bool, len(extensions))
 	for i := range found {
 		found[i] = map[string]bool{}
@@ -104,6 +105,7 @@ func place(name string, places []string) string {
 }
 
 func TestExtend_Document(t *testing.T) {
+	sequential(t)
 	var table strings.Builder
 	table.WriteString("| one more | as | touches |\n|---|---|---|\n")
 	for _, x := range extensions {

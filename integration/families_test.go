@@ -134,6 +134,7 @@ func folderOf(t *testing.T, class string) string {
 }
 
 func TestFamilies_ASecondOneIsAModel(t *testing.T) {
+	sequential(t)
 	modeltest.Run(t, modeltest.Suite{
 		Family: tintFamily(), Dir: folderOf(t, "TintPipeline"), Prompts: [3]string{"red", "blue", "grey"}, Height: 8, Width: 12,
 	})
@@ -142,6 +143,7 @@ func TestFamilies_ASecondOneIsAModel(t *testing.T) {
 // A family that the project does not know goes the whole way, from its folder to advantages
 // and back through verify: nothing outside a family's package says how a model is.
 func TestFamilies_ASecondOne(t *testing.T) {
+	sequential(t)
 	dir := folderOf(t, "TintPipeline")
 	known := append(families.All(), tintFamily())
 	w := start(t, func(c *config) { c.sampler.Model, c.sampler.Models = dir, known })
@@ -189,6 +191,7 @@ func TestFamilies_ASecondOne(t *testing.T) {
 // What a family is called, and so what is peculiar to it, is written in its package and in
 // the list of families, and nowhere else.
 func TestFamilies_AreNamedInTheirPackagesAlone(t *testing.T) {
+	sequential(t)
 	plain := strings.NewReplacer("-", "", "_", "").Replace
 	for _, f := range families.All() {
 		if f.Class == "" {

@@ -250,6 +250,7 @@ func walkFiles(t *testing.T, visit func(name string)) {
 
 // ARCHITECTURE.md shows both tables, from the top down, as they are here.
 func TestImports_Document(t *testing.T) {
+	sequential(t)
 	var code, modules strings.Builder
 	height := map[string]int{} // of the tower of packages below
 	var measure func(dir string) int
@@ -314,6 +315,7 @@ func inDocument(t *testing.T, document, name, text string) {
 }
 
 func TestImports_Layers(t *testing.T) {
+	sequential(t)
 	packages := readPackages(t)
 	for _, dir := range slices.Sorted(maps.Keys(packages)) {
 		if dir == "integration" {
@@ -339,6 +341,7 @@ func TestImports_Layers(t *testing.T) {
 
 // The table itself must keep the promises the architecture makes, whatever is added to it.
 func TestImports_LayersKeepTheirPromises(t *testing.T) {
+	sequential(t)
 	for dir, allowed := range layers {
 		for _, below := range allowed {
 			if _, known := layers[below]; !known {
@@ -370,6 +373,7 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 
 // The server is large and opens files and sockets: programs that only talk to one do not carry it.
 func TestImports_NoServerInClients(t *testing.T) {
+	sequential(t)
 	packages := readPackages(t)
 	below := func(dir string) []string {
 		var dirs []string
@@ -417,6 +421,7 @@ func reachable(from string, below func(string) []string) map[string]bool {
 }
 
 func TestImports_Dependencies(t *testing.T) {
+	sequential(t)
 	packages := readPackages(t)
 	used := map[string]bool{}
 	for _, dir := range slices.Sorted(maps.Keys(packages)) {
@@ -464,6 +469,7 @@ func mayUse(dir string, dep dependency) bool {
 
 // go.mod's direct requirements and the table are the same list.
 func TestImports_GoMod(t *testing.T) {
+	sequential(t)
 	data, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
 		t.Fatal(err)

@@ -126,8 +126,12 @@ func made(t *testing.T, dir string, run schemas.Run, want int, x *task) (got int
 // longRun is the arguments of a run of 2 groups x 8 samples, which takes seconds. Were a
 // killed process's work not taken back at once, it would never end.
 func longRun(id string, more ...string) []string {
+	steps := "40"
+	if raceEnabled {
+		steps = "10" // each takes several times as long
+	}
 	return append([]string{
-		"run", "--run", id, "--json", "--out", "-", "--seed", "3", "-n", "8", "--steps", "40", "--height", "256", "--width", "256", "--sde-steps", "0-4",
+		"run", "--run", id, "--json", "--out", "-", "--seed", "3", "-n", "8", "--steps", steps, "--height", "256", "--width", "256", "--sde-steps", "0-4",
 	}, append(more, "a red fox", "two owls")...)
 }
 

@@ -28,7 +28,7 @@ type interruption struct {
 func TestResume_Programs(t *testing.T) {
 	t.Parallel()
 	for _, c := range []interruption{
-		{"killed", "1s", func(_ *testing.T, _ *world, v *victim) { v.end(syscall.SIGKILL) }},
+		{"killed", "5s", func(_ *testing.T, _ *world, v *victim) { v.end(syscall.SIGKILL) }},
 		{"stopped", "1h", func(_ *testing.T, _ *world, v *victim) { v.end(syscall.SIGTERM) }},
 		{"cut off", "1s", func(_ *testing.T, _ *world, v *victim) { v.pause(4 * time.Second) }},
 		{"paused", "1h", func(t *testing.T, w *world, _ *victim) {

@@ -112,12 +112,9 @@ func stepLaw(kind flow.Transition, sigmas []float32, i int, s, v float64) float6
 // its variance follows stepLaw. The mean is tested element by element, the variance
 // over all elements, both within 5 standard errors.
 func TestSynthetic_GaussianChain(t *testing.T) {
+	sequential(t)
 	t.Parallel()
-	const steps, std = 20, 0.5
-	samples := 1500
-	if raceEnabled {
-		samples = 300
-	}
+	const steps, samples, std = 20, 1500, 0.5
 	velocity, mix := oneField(t, synthetic.Config{Components: 1, MinStd: std, MaxStd: std, Contrast: 1}, "a green hill")
 	sigmas := even(steps)
 	for _, kind := range []flow.Transition{flow.ODE, flow.SDE, flow.CPS, flow.DanceSDE} {
@@ -163,6 +160,7 @@ func TestSynthetic_GaussianChain(t *testing.T) {
 // past, too: the law holds once the chain has forgotten the first steps, where the
 // components are not yet told apart, which takes more steps than sde needs.
 func TestSynthetic_MixtureMarginals(t *testing.T) {
+	sequential(t)
 	t.Parallel()
 	cases := []struct {
 		kind  flow.Transition
@@ -177,10 +175,7 @@ func TestSynthetic_MixtureMarginals(t *testing.T) {
 		{flow.CPS, 50, -1},
 		{flow.SDE, 10, -1},
 	}
-	samples := 2000
-	if raceEnabled {
-		samples = 200
-	}
+	const samples = 2000
 	velocity, mix := field(t, synthetic.New(), "a blue cat")
 	for _, c := range cases {
 		t.Run(fmt.Sprintf("%s, %d steps", c.kind, c.steps), func(t *testing.T) {
@@ -317,6 +312,7 @@ func largest(x []float64) int {
 // that the field bends. The path from 0.9 to 0.1, in the open interval: every solver
 // is special at sigma 0 and 1. The truth is a fine Runge-Kutta run in float64.
 func TestSynthetic_ConvergenceOrder(t *testing.T) {
+	sequential(t)
 	t.Parallel()
 	const first, last = 0.9, 0.1
 	velocity, mix := oneField(t, synthetic.Config{Components: 3, MinStd: 0.4, MaxStd: 0.6, Contrast: 0.3}, "orange and teal")

@@ -23,6 +23,7 @@ var otherWords = []struct {
 }
 
 func TestDocs_OneWordForOneThing(t *testing.T) {
+	sequential(t)
 	kinds := []string{".go", ".md", ".py", ".yaml", ".yml"}
 	// What says the other words on purpose; tests of readers have lanes of their own.
 	spared := []string{"CHANGELOG.md", "integration/words_test.go", "services/command/help_test.go"}
