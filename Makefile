@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
+.PHONY: help build build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage \
 	generate generate-check ptx golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -33,6 +33,9 @@ TEST_LIMIT ?= -timeout 30m
 FUZZTIME ?= 30s
 SOAK ?= 1
 SOAK_TESTS ?= .
+# SEED=0 draws other faults each time.
+SEED   ?= 0
+FAULTS ?= 100
 BENCH    ?= .
 REF      ?= HEAD~1
 CLANG    ?= clang-19
@@ -92,8 +95,15 @@ fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 integration: ## whole-pipeline tests only
 	go test -count=1 $(TEST_LIMIT) ./integration/...
 
-soak: ## kill, terminal, memory and CUDA kernel tests in their long form, for an hour or so; SOAK=7 draws other kills
+soak: ## terminal, memory and CUDA kernel tests in their long form, for an hour or so
 	MEANDER_SOAK=$(SOAK) go test -v -count=1 -timeout 4h -run '$(SOAK_TESTS)' ./integration/... ./pkg/tensor/cuda/...
+
+# CHAOS is what a longer form adds.
+chaos: ## FAULTS=100 of processes, network, disk and server under load, then an audit of the streams; SEED=7 draws others
+	go test -v -count=1 -timeout 4h -run '^TestChaos$$' ./integration/chaos -args -seed $(SEED) -faults $(FAULTS) $(CHAOS)
+
+chaos-long: ## the same with 1000 faults; figures to deploy/bench/chaos.md
+	$(MAKE) chaos FAULTS=1000 CHAOS='-figures $(CURDIR)/deploy/bench/chaos.md'
 
 onnx-test: ## tests of ONNX reward functions (needs a C compiler and ONNXRUNTIME_LIB, the path of libonnxruntime.so)
 	CGO_ENABLED=1 go test -tags onnx ./pkg/scorer/onnxscore/... ./pkg/scorer/scorerfile/...

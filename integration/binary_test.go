@@ -15,33 +15,13 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 )
-
-// binaries builds the programs once per test run, as a user would.
-var binaries = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "meander-bin-")
-	if err != nil {
-		return "", err
-	}
-	args := []string{"build", "-o", dir + string(filepath.Separator)}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	cmd := exec.Command("go", append(args, "../services/cmd/...")...)
-	if !raceEnabled {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", errors.Join(err, errors.New(string(out)))
-	}
-	return dir, nil
-})
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -49,21 +29,7 @@ func TestMain(m *testing.M) {
 	if n := flag.Lookup("test.parallel"); n.Value.String() == n.DefValue {
 		_ = n.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0)))
 	}
-	code := m.Run()
-	if dir, err := binaries(); err == nil {
-		_ = os.RemoveAll(dir)
-	}
-	os.Exit(code)
-}
-
-// program is the path of one built binary.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	dir, err := binaries()
-	if err != nil {
-		t.Fatalf("build: %v", err)
-	}
-	return filepath.Join(dir, name)
+	harness.Main(m)
 }
 
 // output is what one command line did.

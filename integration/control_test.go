@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -133,7 +134,7 @@ func (c *controlled) none(t *testing.T, run schemas.Run, boundary uint64) {
 func (c *controlled) contents(t *testing.T, run schemas.Run) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	each(t, c.Bus, schemas.StreamTrajectories, "trajectory."+string(run)+".*.*", func(e *schemas.Trajectory) {
+	harness.Each(t, c.Bus, schemas.StreamTrajectories, "trajectory."+string(run)+".*.*", func(e *schemas.Trajectory) {
 		out[fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)] = e.ContentDigest
 	})
 	return out
@@ -483,6 +484,6 @@ func TestPrune_Control(t *testing.T) {
 func trajectoriesOf(t *testing.T, b *bus.Bus, run schemas.Run) map[int]*schemas.Trajectory {
 	t.Helper()
 	out := map[int]*schemas.Trajectory{}
-	each(t, b, schemas.StreamTrajectories, "trajectory."+string(run)+".g.*", func(e *schemas.Trajectory) { out[int(e.SampleIndex)] = e })
+	harness.Each(t, b, schemas.StreamTrajectories, "trajectory."+string(run)+".g.*", func(e *schemas.Trajectory) { out[int(e.SampleIndex)] = e })
 	return out
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
@@ -67,7 +68,7 @@ func launch(t *testing.T, dir, path string, args ...string) *process {
 // natsServer runs the server that go.mod names, as a process of its own.
 func natsServer(t *testing.T) (url string) {
 	t.Helper()
-	url, _ = mortalServer(t)
+	url, _ = harness.Server(t, t.TempDir())
 	return url
 }
 

@@ -72,6 +72,8 @@ var layers = map[string][]string{
 	"pkg/bus":                           {"schemas"},
 	"pkg/archive":                       {"schemas", "pkg/bus"}, // a run as a file
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
+	"integration/harness":               {"schemas", "pkg/bus", "pkg/bus/bustest"}, // what tests of the whole stand on
+	"integration/chaos":                 nil,                                       // faults; its tests have the pipeline
 	"pkg/client/policyloss":             nil,
 	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor"},
 
@@ -143,6 +145,7 @@ var testLayers = map[string][]string{
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
+	"integration/chaos":            {"integration/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 }
 
 // dependency is a module outside the project: why it is here, and who may import it.
@@ -172,7 +175,7 @@ var dependencies = map[string]dependency{
 	"gorgonia.org/cu":                       {why: "the calls of the CUDA driver, with the tag cuda only", users: []string{"pkg/tensor/cuda/internal/gpu", "pkg/tensor/cuda/internal/cuext"}},
 	"golang.org/x/image":                    {why: "text and scaling on contact sheets, images enlarged for tesseract", users: []string{"pkg/sheet", "pkg/scorer", "pkg/scorer/onnxscore"}},
 	"golang.org/x/sync":                     {why: "errgroup: goroutines with an owner", users: []string{"pkg/...", "services/...", "integration"}},
-	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration"}},
+	"golang.org/x/sys":                      {why: "mmap, file locks, CPU features; pseudo-terminals in tests", users: []string{"pkg/safetensors", "pkg/tensor/cpu", "pkg/natsd", "integration/..."}},
 	"golang.org/x/term":                     {why: "is this a terminal, and how wide", users: []string{"services/internal/boot", "services/command"}},
 	"golang.org/x/time":                     {why: "rate limits of remote reward functions", users: []string{"pkg/scorer/httpscore"}},
 	"golang.org/x/text":                     {why: "Unicode normal forms of the tokenizer", users: []string{"pkg/model/tokenizer"}},

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -32,7 +33,7 @@ func (c *crew) batch(t *testing.T, run schemas.Run, id string) *schemas.Batch {
 		_, err := c.Last(t.Context(), schemas.StreamAdvantages, subject)
 		return err
 	})
-	return readBooks(t, c.Bus, run).batches[id]
+	return harness.ReadBooks(t, c.Bus, run).Batches[id]
 }
 
 const pairSize = 3
@@ -41,7 +42,7 @@ const pairSize = 3
 var pairValues = map[schemas.UID][]float64{"a": {1, 2, 3}, "b": {10, 14, 18}}
 
 // pairTest publishes the rewards of the batch in many orders.
-type pairTest struct{ want *books }
+type pairTest struct{ want *harness.Books }
 
 func (*pairTest) publish(t *testing.T, c *crew, run schemas.Run, uid schemas.UID, samples ...int64) {
 	t.Helper()
@@ -60,18 +61,18 @@ func (*pairTest) open(t *testing.T, c *crew, run schemas.Run) {
 	}
 	c.reward(t, rewardOf(run+"-after", uid, 0, 1, 1))
 	c.advantages(t, run+"-after", 1)
-	if k := readBooks(t, c.Bus, run); len(k.advantages)+len(k.batches) != 0 {
-		t.Errorf("%d advantages and %d batches before the batch is complete", len(k.advantages), len(k.batches))
+	if k := harness.ReadBooks(t, c.Bus, run); len(k.Advantages)+len(k.Batches) != 0 {
+		t.Errorf("%d advantages and %d batches before the batch is complete", len(k.Advantages), len(k.Batches))
 	}
 }
 
 func (x *pairTest) check(t *testing.T, c *crew, run schemas.Run) {
 	t.Helper()
 	b := c.batch(t, run, "pair")
-	settled(t, c.Bus)
-	k := readBooks(t, c.Bus, run)
-	if len(k.batches) != 1 || len(k.advantages) != 2 || len(k.twice) != 0 {
-		t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.batches), len(k.advantages), k.twice)
+	harness.Settled(t, c.Bus)
+	k := harness.ReadBooks(t, c.Bus, run)
+	if len(k.Batches) != 1 || len(k.Advantages) != 2 || len(k.Twice) != 0 {
+		t.Errorf("%d batches, %d advantages, twice: %v; want 1, 2, none", len(k.Batches), len(k.Advantages), k.Twice)
 	}
 	if b.Groups != 2 || b.Samples != 2*pairSize || !slices.Equal(b.UIDs, []schemas.UID{"a", "b"}) {
 		t.Errorf("batch %+v; want 2 groups, 6 samples, uids a and b", b)
@@ -86,7 +87,7 @@ func (x *pairTest) check(t *testing.T, c *crew, run schemas.Run) {
 		square += (v - mean) * (v - mean) / float64(len(all)-1)
 	}
 	for uid, v := range pairValues {
-		a := k.advantages[uid]
+		a := k.Advantages[uid]
 		if a == nil || a.Status != schemas.StatusComplete {
 			t.Errorf("group %s: %+v; want complete", uid, a)
 			continue
@@ -97,11 +98,11 @@ func (x *pairTest) check(t *testing.T, c *crew, run schemas.Run) {
 			}
 		}
 	}
-	noDead(t, c.Bus)
+	harness.NoDead(t, c.Bus)
 	if x.want == nil {
 		x.want = k
 	}
-	k.same(t, x.want)
+	k.Same(t, x.want)
 }
 
 // The groups of a batch with one scale close together, with one Batch event and the
@@ -139,19 +140,19 @@ func TestBatch_ClosesTogether(t *testing.T) {
 	c.serving["advantage"].Stop()
 	t.Run("worker killed between the groups", func(t *testing.T) {
 		listening := assemble(t)
-		v := raise(t, &victim{name: "advantage", path: program(t, "meander-advantage"), dir: t.TempDir(), args: []string{
+		v := harness.Raise(t, &harness.Process{Name: "advantage", Path: program(t, "meander-advantage"), Dir: t.TempDir(), Args: []string{
 			"--nats-url", listening.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1s",
 		}})
 		x.publish(t, listening, "killed", "a", 0, 1, 2)
 		x.publish(t, listening, "killed", "b", 1)
 		x.open(t, listening, "killed")
-		v.kill()
+		v.Kill()
 		x.open(t, listening, "killed")
 		x.publish(t, listening, "killed", "b", 0)
-		v.kill()
+		v.Kill()
 		x.publish(t, listening, "killed", "b", 2)
 		x.check(t, listening, "killed")
-		v.end(syscall.SIGTERM)
+		v.End(syscall.SIGTERM)
 	})
 }
 
@@ -190,13 +191,13 @@ func TestBatch_LateGroup(t *testing.T) {
 			t.Errorf("dead letter %s of %q; want %s of b", d.Code, d.UID, schemas.CodeLate)
 		}
 	}
-	settled(t, c.Bus)
-	k := readBooks(t, c.Bus, "late")
-	if len(k.advantages) != 2 || k.advantages["a"].Status != schemas.StatusComplete || len(k.batches) != 1 {
-		t.Errorf("advantages %v, %d batches; want a complete, 1", k.advantages, len(k.batches))
+	harness.Settled(t, c.Bus)
+	k := harness.ReadBooks(t, c.Bus, "late")
+	if len(k.Advantages) != 2 || k.Advantages["a"].Status != schemas.StatusComplete || len(k.Batches) != 1 {
+		t.Errorf("advantages %v, %d batches; want a complete, 1", k.Advantages, len(k.Batches))
 	}
 	// Whoever waits for the late group is told, too.
-	if a := k.advantages["b"]; a == nil || a.Status != schemas.StatusFailed || !strings.Contains(a.Error, "had closed without the group") {
+	if a := k.Advantages["b"]; a == nil || a.Status != schemas.StatusFailed || !strings.Contains(a.Error, "had closed without the group") {
 		t.Errorf("late group: %+v", a)
 	}
 }
@@ -219,11 +220,11 @@ func TestBatch_IncompleteGroup(t *testing.T) {
 	if b := c.batch(t, "short", "pair"); b.Groups != 2 || b.Samples != 4 {
 		t.Errorf("batch %+v; want 2 groups, 4 samples", b)
 	}
-	k := readBooks(t, c.Bus, "short")
-	if k.advantages["a"].Status != schemas.StatusComplete || k.advantages["b"].Status != schemas.StatusPartial {
-		t.Errorf("a is %s, b is %s; want complete, partial", k.advantages["a"].Status, k.advantages["b"].Status)
+	k := harness.ReadBooks(t, c.Bus, "short")
+	if k.Advantages["a"].Status != schemas.StatusComplete || k.Advantages["b"].Status != schemas.StatusPartial {
+		t.Errorf("a is %s, b is %s; want complete, partial", k.Advantages["a"].Status, k.Advantages["b"].Status)
 	}
-	if m := k.advantages["b"].Members; len(m) != 3 || m[1].Status != schemas.StatusMissing || *m[2].Advantage <= 0 {
+	if m := k.Advantages["b"].Members; len(m) != 3 || m[1].Status != schemas.StatusMissing || *m[2].Advantage <= 0 {
 		t.Errorf("members of b: %+v; want the second missing", m)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -24,18 +25,18 @@ type drainTest struct {
 	asked        map[schemas.UID]int64 // samples by uid
 }
 
-func (d *drainTest) run(t *testing.T, name, version string, args ...string) *victim {
+func (d *drainTest) run(t *testing.T, name, version string, args ...string) *harness.Process {
 	t.Helper()
-	return raise(t, &victim{
-		name: name + "-" + version, path: program(t, "meander-"+name), dir: d.dir,
-		args: append([]string{"--nats-url", d.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1h"}, args...),
+	return harness.Raise(t, &harness.Process{
+		Name: name + "-" + version, Path: program(t, "meander-"+name), Dir: d.dir,
+		Args: append([]string{"--nats-url", d.Server.ClientURL(), "--health-addr", "", "--ack-wait", "1h"}, args...),
 	})
 }
 
-func (*drainTest) stop(t *testing.T, v *victim) {
+func (*drainTest) stop(t *testing.T, v *harness.Process) {
 	t.Helper()
-	if v.bury(t); len(v.deaths) > 0 {
-		t.Errorf("%s ended with %q; want status 0", v.name, v.deaths)
+	if v.Bury(t); len(v.Deaths()) > 0 {
+		t.Errorf("%s ended with %q; want status 0", v.Name, v.Deaths())
 	}
 }
 
@@ -195,13 +196,13 @@ func (d *drainTest) groups(t *testing.T) {
 		}
 		return nil
 	})
-	if a := readBooks(t, b, "half").advantages["h"]; a == nil || a.Status != schemas.StatusComplete {
+	if a := harness.ReadBooks(t, b, "half").Advantages["h"]; a == nil || a.Status != schemas.StatusComplete {
 		t.Errorf("half group: %+v; want complete", a)
 	}
 	delete(d.asked, "h")
-	settled(t, b)
-	readBooks(t, b, "r").check(t, d.asked, d.steps)
-	noDead(t, b)
+	harness.Settled(t, b)
+	harness.ReadBooks(t, b, "r").Check(t, d.asked, d.steps)
+	harness.NoDead(t, b)
 }
 
 // oneStep makes the rollout of a trajectory one of a single step, which is stored.

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -66,7 +67,7 @@ func slowPrompt(uid schemas.UID, n, steps int64) *schemas.Prompt {
 // finish what it has in hand, and started again.
 func TestPipeline_RestartInMidGroup(t *testing.T) {
 	const groups, size, steps = 4, 8, 40
-	run := func(t *testing.T, restarted ...string) *books {
+	run := func(t *testing.T, restarted ...string) *harness.Books {
 		c := assemble(t)
 		c.config.intake.DrainTimeout, c.config.sampler.DrainTimeout, c.config.reward.DrainTimeout = time.Millisecond, time.Millisecond, time.Millisecond
 		c.config.sampler.Batch, c.config.sampler.Workers = 2, 1
@@ -84,24 +85,24 @@ func TestPipeline_RestartInMidGroup(t *testing.T) {
 				}
 				return nil
 			})
-			if len(subjects(t, c.Bus, schemas.StreamAdvantages, schemas.Prefix+"advantage.>")) == groups {
+			if len(harness.Subjects(t, c.Bus, schemas.StreamAdvantages, schemas.Prefix+"advantage.>")) == groups {
 				t.Errorf("every group had closed before %s was stopped; make it longer", name)
 			}
 			c.serving[name].Stop()
 			c.up(t, name)
 		}
 		c.advantages(t, "r", groups)
-		settled(t, c.Bus)
-		k := readBooks(t, c.Bus, "r")
-		k.check(t, asked, steps)
-		noDead(t, c.Bus)
+		harness.Settled(t, c.Bus)
+		k := harness.ReadBooks(t, c.Bus, "r")
+		k.Check(t, asked, steps)
+		harness.NoDead(t, c.Bus)
 		return k
 	}
 	calm := run(t)
 	for _, name := range stages {
-		t.Run(name, func(t *testing.T) { run(t, name).same(t, calm) })
+		t.Run(name, func(t *testing.T) { run(t, name).Same(t, calm) })
 	}
-	t.Run("all", func(t *testing.T) { run(t, stages...).same(t, calm) })
+	t.Run("all", func(t *testing.T) { run(t, stages...).Same(t, calm) })
 }
 
 // A prompt that is published again, and everything delivered again from the start,
@@ -117,9 +118,9 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 	}
 	c.advantages(t, "r", 2)
 	c.publish(t, "r", slowPrompt("a", size, steps)) // of a group that has closed
-	settled(t, c.Bus)
-	first := readBooks(t, c.Bus, "r")
-	first.check(t, asked, steps)
+	harness.Settled(t, c.Bus)
+	first := harness.ReadBooks(t, c.Bus, "r")
+	first.Check(t, asked, steps)
 
 	for _, name := range stages {
 		c.serving[name].Stop()
@@ -155,14 +156,14 @@ func TestPipeline_EverythingDeliveredAgain(t *testing.T) {
 		}
 		return nil
 	})
-	settled(t, c.Bus)
-	again := readBooks(t, c.Bus, "r")
-	again.check(t, asked, steps)
-	again.same(t, first)
-	if again.steps != first.steps {
-		t.Errorf("%d steps, before %d: samples that were there were made again", again.steps, first.steps)
+	harness.Settled(t, c.Bus)
+	again := harness.ReadBooks(t, c.Bus, "r")
+	again.Check(t, asked, steps)
+	again.Same(t, first)
+	if again.Steps != first.Steps {
+		t.Errorf("%d steps, before %d: samples that were there were made again", again.Steps, first.Steps)
 	}
-	noDead(t, c.Bus)
+	harness.NoDead(t, c.Bus)
 }
 
 // putReward stores a reward, and before it, as intake does, the record of its group.
@@ -247,18 +248,18 @@ func TestPipeline_RewardsReorderedAndDuplicated(t *testing.T) {
 		t.Errorf("%d duplicates were refused, want %d", n, (publishers-1)*len(rewards))
 	}
 	c.advantages(t, "wild", groups)
-	settled(t, c.Bus)
-	calm, wild := readBooks(t, c.Bus, "calm"), readBooks(t, c.Bus, "wild")
-	wild.same(t, calm)
-	if len(wild.advantages) != groups {
-		t.Errorf("%d advantages, want %d", len(wild.advantages), groups)
+	harness.Settled(t, c.Bus)
+	calm, wild := harness.ReadBooks(t, c.Bus, "calm"), harness.ReadBooks(t, c.Bus, "wild")
+	wild.Same(t, calm)
+	if len(wild.Advantages) != groups {
+		t.Errorf("%d advantages, want %d", len(wild.Advantages), groups)
 	}
-	for uid, a := range wild.advantages {
+	for uid, a := range wild.Advantages {
 		if a.Status != schemas.StatusComplete || len(a.Members) != size {
 			t.Errorf("group %s: %s with %d members", uid, a.Status, len(a.Members))
 		}
 	}
-	noDead(t, c.Bus)
+	harness.NoDead(t, c.Bus)
 }
 
 // A reader that takes its time gets every step, in order, and holds up nobody.
@@ -301,7 +302,7 @@ func TestPipeline_SlowReader(t *testing.T) {
 	if n := c.Server.SlowConsumers(); n != 0 {
 		t.Errorf("%d clients were cut off for being slow", n)
 	}
-	noDead(t, c.Bus)
+	harness.NoDead(t, c.Bus)
 }
 
 // resize changes how many messages a stream may hold.
@@ -383,16 +384,16 @@ func TestPipeline_RequestsFull(t *testing.T) {
 	}
 	c.up(t, "sampler")
 	c.advantages(t, "r", groups)
-	settled(t, c.Bus)
-	k := readBooks(t, c.Bus, "r")
-	k.check(t, asked, steps)
-	if k.steps != groups*size*steps {
-		t.Errorf("%d steps, want %d: some sample was made twice", k.steps, groups*size*steps)
+	harness.Settled(t, c.Bus)
+	k := harness.ReadBooks(t, c.Bus, "r")
+	k.Check(t, asked, steps)
+	if k.Steps != groups*size*steps {
+		t.Errorf("%d steps, want %d: some sample was made twice", k.Steps, groups*size*steps)
 	}
 	if now, all := gathered(t, registry, "meander_intake_stalled_publishes"), gathered(t, registry, "meander_intake_publish_stall_seconds_total"); now != 0 || all <= 0 {
 		t.Errorf("%v publishes stalled at the end and %v s of stalls; want none and some", now, all)
 	}
-	noDead(t, c.Bus)
+	harness.NoDead(t, c.Bus)
 }
 
 // gathered is the sum of a counter or gauge.
@@ -452,13 +453,13 @@ func TestPipeline_StepsFull(t *testing.T) {
 	purged := map[schemas.UID]bool{}
 	waited, larger := 0, int64(room)
 	bustest.Until(t, "every group closed", func() error {
-		k := readBooks(t, c.Bus, "r")
+		k := harness.ReadBooks(t, c.Bus, "r")
 		s, err := c.JetStream().Stream(t.Context(), schemas.StreamSteps)
 		if err != nil {
 			return err
 		}
 		waited++
-		for uid := range k.advantages {
+		for uid := range k.Advantages {
 			if !purged[uid] {
 				purged[uid], waited = true, 0
 				if err := s.Purge(t.Context(), jetstream.WithPurgeSubject(string(schemas.Prefix+"step.r."+uid+".>"))); err != nil {
@@ -471,16 +472,16 @@ func TestPipeline_StepsFull(t *testing.T) {
 			c.resize(t, schemas.StreamSteps, larger)
 		}
 		if len(purged) < groups {
-			return fmt.Errorf("%d of %d; %d steps stored", len(purged), groups, k.steps)
+			return fmt.Errorf("%d of %d; %d steps stored", len(purged), groups, k.Steps)
 		}
 		return nil
 	})
-	settled(t, c.Bus)
-	k := readBooks(t, c.Bus, "r")
-	k.steps = groups * size * steps // purged on the way
-	k.check(t, asked, steps)
+	harness.Settled(t, c.Bus)
+	k := harness.ReadBooks(t, c.Bus, "r")
+	k.Steps = groups * size * steps // purged on the way
+	k.Check(t, asked, steps)
 	if info := c.consumer(t, schemas.StreamRequests, "sampler-synthetic"); info.Delivered.Consumer != groups*size {
 		t.Errorf("%d deliveries of %d requests: waiting cost tries", info.Delivered.Consumer, groups*size)
 	}
-	noDead(t, c.Bus)
+	harness.NoDead(t, c.Bus)
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -64,7 +65,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 	// A file that says what it is not, and one that is larger than all there is room for.
 	put("bomb", 0, 1, 16, 16, large)
 	put("huge", 0, 1, schemas.MaxSide, schemas.MaxSide*2/3/16*16, []byte("not even looked at"))
-	v := raise(t, &victim{name: "reward", path: program(t, "meander-reward"), dir: t.TempDir(), args: []string{
+	v := harness.Raise(t, &harness.Process{Name: "reward", Path: program(t, "meander-reward"), Dir: t.TempDir(), Args: []string{
 		"--nats-url", c.Server.ClientURL(), "--health-addr", "", "--workers", strconv.Itoa(samples), "--image-mib", strconv.Itoa(mib),
 	}})
 	wanted := samples + 2
@@ -118,9 +119,9 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		{"meander-reward", nil, 512 + beside},
 		{"meander-advantage", []string{"--max-held", "2000"}, 256 + 16*2000*7/10>>10},
 	}
-	var running []*victim
+	var running []*harness.Process
 	for _, p := range programs {
-		running = append(running, raise(t, &victim{name: p.name, path: program(t, p.name), dir: t.TempDir(), args: append(p.args, server...)}))
+		running = append(running, harness.Raise(t, &harness.Process{Name: p.name, Path: program(t, p.name), Dir: t.TempDir(), Args: append(p.args, server...)}))
 	}
 	long := strings.Repeat("a long prompt ", schemas.MaxPromptBytes/14)
 	prompts := 0
@@ -168,12 +169,9 @@ func flatImage(t *testing.T, width, height int) []byte {
 }
 
 // peakMiB is the most memory that a running program has had.
-func peakMiB(t *testing.T, v *victim) int {
+func peakMiB(t *testing.T, v *harness.Process) int {
 	t.Helper()
-	v.mu.Lock()
-	pid := v.process.Pid
-	v.mu.Unlock()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", v.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -228,7 +229,7 @@ func TestMetrics_Programs(t *testing.T) {
 		t.Fatal(err)
 	}
 	littleRun(t, b)
-	settled(t, b)
+	harness.Settled(t, b)
 
 	all := map[string]*family{}
 	for service, p := range programs {
@@ -371,7 +372,7 @@ func TestMetrics_CopiesAddUp(t *testing.T) {
 	}
 	defer b.Close()
 	littleRun(t, b)
-	settled(t, b)
+	harness.Settled(t, b)
 	families := scrape(t, addr)
 	checkLittleRun(t, families)
 	if got := total(families, "meander_sampler_batch_places"); got != 8 {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
@@ -81,10 +82,10 @@ func oneImage(uid schemas.UID, model schemas.Lane) *schemas.Prompt {
 func TestLane_Ghost(t *testing.T) {
 	w, url := plane(t)
 	w.intake(t, func(c *intake.Config) { c.Hold = time.Hour })
-	sampler := func(name string, lane string) *victim {
-		return raise(t, &victim{
-			name: name, path: program(t, "meander-sampler"), dir: t.TempDir(),
-			args: []string{"--nats-url", url, "--model", "synthetic", "--lane", lane, "--health-addr", ""},
+	sampler := func(name string, lane string) *harness.Process {
+		return harness.Raise(t, &harness.Process{
+			Name: name, Path: program(t, "meander-sampler"), Dir: t.TempDir(),
+			Args: []string{"--nats-url", url, "--model", "synthetic", "--lane", lane, "--health-addr", ""},
 		})
 	}
 	ghost := sampler("ghost", "ghost")
@@ -93,7 +94,7 @@ func TestLane_Ghost(t *testing.T) {
 	if _, err := w.client.Publish(t.Context(), "r", oneImage("first", "ghost")); err != nil {
 		t.Fatal(err)
 	}
-	ghost.end(syscall.SIGKILL)
+	ghost.End(syscall.SIGKILL)
 	w.services(t, schemas.ServiceSampler, 1)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -176,10 +177,10 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 // Intake asks the reward services that run what they can score, before an image is made.
 func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 	w, url := plane(t)
-	service := func(name string, args ...string) *victim {
-		return raise(t, &victim{
-			name: name, path: program(t, "meander-"+name), dir: t.TempDir(), env: []string{"PATH="}, // without tesseract
-			args: append([]string{"--nats-url", url, "--health-addr", ""}, args...),
+	service := func(name string, args ...string) *harness.Process {
+		return harness.Raise(t, &harness.Process{
+			Name: name, Path: program(t, "meander-"+name), Dir: t.TempDir(), Env: []string{"PATH="}, // without tesseract
+			Args: append([]string{"--nats-url", url, "--health-addr", ""}, args...),
 		})
 	}
 	service("intake", "--hold", "1h")
@@ -213,7 +214,7 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 			t.Errorf("dead letter of %s: %s: %s", d.Stage, d.Code, d.Reason)
 		}
 	}
-	dead.end(syscall.SIGKILL)
+	dead.End(syscall.SIGKILL)
 	w.services(t, schemas.ServiceReward, 0)
 	publish(1, "no reward service runs to say whether it has \"ocr\"", "--wait", "5s", "--reward", "ocr", `a sign that says "B"`)
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/meander-rl/meander/integration/harness"
 )
 
 // The Python client, with its own tests, against a pipeline.
@@ -93,7 +95,7 @@ func TestPythonWorker_Credentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	url, _ := mortalServer(t, "-c", config)
+	url, _ := harness.Server(t, t.TempDir(), "-c", config)
 	startWorker(t, "--url", url, "--creds", creds)
 	nc, err := nats.Connect(url, nats.UserCredentials(creds))
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
@@ -18,7 +19,7 @@ const cutSteps, cutEvery = 50, 5
 
 type interruption struct {
 	name, ackWait string
-	cut           func(t *testing.T, w *world, v *victim)
+	cut           func(t *testing.T, w *world, v *harness.Process)
 }
 
 // Half way through fifty steps the program that makes them is killed, asked to stop with no time
@@ -28,10 +29,10 @@ type interruption struct {
 func TestResume_Programs(t *testing.T) {
 	t.Parallel()
 	for _, c := range []interruption{
-		{"killed", "5s", func(_ *testing.T, _ *world, v *victim) { v.end(syscall.SIGKILL) }},
-		{"stopped", "1h", func(_ *testing.T, _ *world, v *victim) { v.end(syscall.SIGTERM) }},
-		{"cut off", "1s", func(_ *testing.T, _ *world, v *victim) { v.pause(4 * time.Second) }},
-		{"paused", "1h", func(t *testing.T, w *world, _ *victim) {
+		{"killed", "5s", func(_ *testing.T, _ *world, v *harness.Process) { v.End(syscall.SIGKILL) }},
+		{"stopped", "1h", func(_ *testing.T, _ *world, v *harness.Process) { v.End(syscall.SIGTERM) }},
+		{"cut off", "1s", func(_ *testing.T, _ *world, v *harness.Process) { v.Pause(4 * time.Second) }},
+		{"paused", "1h", func(t *testing.T, w *world, _ *harness.Process) {
 			for _, verb := range []string{"pause", "resume"} {
 				meander(t, t.TempDir(), verb, "cut", "--nats", w.Server.ClientURL()).must(t, 0)
 			}
@@ -53,9 +54,9 @@ func (c interruption) happens(t *testing.T, side int64) bool {
 	t.Helper()
 	w := newWorld(t, bustest.TCP)
 	w.Serve(t, defaults().run("intake"))
-	replicas, dir := map[string]*victim{}, t.TempDir()
+	replicas, dir := map[string]*harness.Process{}, t.TempDir()
 	for _, instance := range []string{"a", "b"} {
-		replicas[instance] = raise(t, &victim{name: "sampler-" + instance, path: program(t, "meander-sampler"), dir: dir, args: []string{
+		replicas[instance] = harness.Raise(t, &harness.Process{Name: "sampler-" + instance, Path: program(t, "meander-sampler"), Dir: dir, Args: []string{
 			"--nats-url", w.Server.ClientURL(), "--health-addr", "", "--model", "synthetic", "--instance", instance,
 			"--ack-wait", c.ackWait, "--drain-timeout", "10ms", "--batch", "1", "--workers", "1",
 		}})

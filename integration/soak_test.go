@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"math/rand/v2"
 	"os"
 	"strconv"
 	"testing"
@@ -29,16 +28,4 @@ func soak(t *testing.T, short, long int) int {
 		return long
 	}
 	return short
-}
-
-// disturbance draws what is killed, and when: the same for the same seed of a soak, another
-// each time without.
-func disturbance(t *testing.T) *rand.Rand {
-	t.Helper()
-	seed := soakSeed(t)
-	if seed == 0 {
-		seed = rand.Uint64N(1_000_000) + 1
-	}
-	t.Logf("MEANDER_SOAK=%d draws the same", seed)
-	return rand.New(rand.NewPCG(seed, 0))
 }

@@ -62,6 +62,10 @@ const (
 	apiTimeout = 5 * time.Second
 	// closeTimeout bounds the drain of a closing connection.
 	closeTimeout = 10 * time.Second
+	// A server that left that many pings unanswered is gone, though nobody closed the connection:
+	// a machine that lost its power, a firewall that forgot the connection. Nothing else tells who
+	// waits for messages.
+	pingEvery, pingsLost = 4 * time.Second, 2
 )
 
 // Bus is one connection with its streams. Safe for concurrent use.
@@ -178,7 +182,7 @@ func (b *Bus) options(cfg Config) []nats.Option {
 		// A publish during an outage fails at once and is tried again by us: buffered,
 		// it would be sent once by the buffer and once more by the retry.
 		nats.ReconnectBufSize(-1),
-		nats.DrainTimeout(closeTimeout),
+		nats.DrainTimeout(closeTimeout), nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsLost),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			b.link.Swap(newLink()).end()
 			if lost.allow() && err != nil {

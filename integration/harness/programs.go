@@ -1,0 +1,125 @@
+// Package harness has what tests of the whole stand on: the programs, built once; processes
+// that are killed, paused and started again, as by a supervisor; and books of what the streams
+// hold at the end, with what is lost, doubled or wrong in them.
+package harness
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+)
+
+const serverModule = "github.com/nats-io/nats-server/v2"
+
+var made string // the folder of what is built, once it is
+
+// built has the programs, built once per test run, as a user would.
+var built = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "meander-bin-")
+	if err != nil {
+		return "", err
+	}
+	made = dir
+	return dir, build(dir, "github.com/meander-rl/meander/services/cmd/...")
+})
+
+// builtServer has the server that go.mod names beside them.
+var builtServer = sync.OnceValues(func() (string, error) {
+	dir, err := built()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "nats-server"), build(dir, serverModule)
+})
+
+func build(dir, packages string) error {
+	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	if Race && packages != serverModule {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, packages)...)
+	if !Race {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return errors.Join(err, errors.New(string(out)))
+	}
+	return nil
+}
+
+// Program is the path of one built program.
+func Program(t testing.TB, name string) string {
+	t.Helper()
+	dir, err := built()
+	if err != nil {
+		t.Fatalf("build: %v", err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// Main runs the tests of a package, removes what was built for them, and ends the program.
+func Main(m *testing.M) {
+	code := m.Run()
+	if dir := made; dir != "" {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// Server is the server that go.mod names, as a process with its store in a folder: on a port and
+// a store that stay when it is killed. It listens when Server returns.
+func Server(t testing.TB, dir string, more ...string) (url string, v *Process) {
+	t.Helper()
+	path, err := builtServer()
+	if err != nil {
+		t.Fatalf("build nats-server: %v", err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().(*net.TCPAddr)
+	_ = l.Close()
+	v = Raise(t, &Process{Name: "nats-server", Path: path, Dir: t.TempDir(), Args: append([]string{
+		"-a", "127.0.0.1", "-p", strconv.Itoa(address.Port), "-js", "-sd", filepath.Join(dir, "store"),
+	}, more...)})
+	bustest.Until(t, "the server listens", func() error {
+		c, err := net.Dial("tcp", address.String())
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
+	return "nats://" + address.String(), v
+}
+
+// Verify runs the program that recomputes every log-prob and every digest of a run.
+func Verify(t testing.TB, url string, run schemas.Run, trajectories int) {
+	t.Helper()
+	var report struct {
+		Trajectories int               `json:"trajectories"`
+		Steps        int               `json:"steps"`
+		Max          float64           `json:"max_abs_ratio_minus_1"`
+		Mismatches   []json.RawMessage `json:"mismatches"`
+	}
+	out, err := exec.CommandContext(t.Context(), Program(t, "meander"), "verify", "--nats", url, "--run", string(run), "--json").Output()
+	if len(out) == 0 {
+		t.Fatalf("verify: %v", err)
+	}
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatalf("verify: %v\n%s", err, out)
+	}
+	if err != nil || report.Trajectories != trajectories || report.Steps == 0 || report.Max != 0 || len(report.Mismatches) != 0 {
+		t.Errorf("verify: %v, %d trajectories, %d log-probs, max |ratio-1| %g, mismatches %s; want success, %d, some, 0, none",
+			err, report.Trajectories, report.Steps, report.Max, report.Mismatches, trajectories)
+	}
+}

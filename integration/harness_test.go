@@ -1,0 +1,24 @@
+package integration_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/meander-rl/meander/integration/harness"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+)
+
+const raceEnabled = harness.Race
+
+// program is the path of one built program.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	return harness.Program(t, name)
+}
+
+// limited bounds a context by a test's patience.
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
