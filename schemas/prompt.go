@@ -87,7 +87,7 @@ type Rollout struct {
 	SDEStepIndices []int64 `msgpack:"sde_step_indices" size:"0..MaxSteps,unique" range:"0..MaxSteps-1" absent:"all steps" flag:"sde-steps"`
 	// SDEWindow draws the stochastic steps instead of naming them; the two exclude each other.
 	SDEWindow *SDEWindow `msgpack:"sde_window,omitempty" flag:"sde-window"`
-	// ReturnStepIndices are the latents kept; T is the final one.
+	// ReturnStepIndices are the latents kept: i is the state before step i, and the number of steps the final one.
 	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps" absent:"those before and after each stochastic step where these are a list or a window, and what a sample stops with before T; else all that it has" flag:"return-steps"`
 	// CheckpointEvery is k: a state is stored at least every k steps, so that a sample whose sampler
 	// died goes on from the last one and redoes k steps at most. Solvers that look back (dpm, unipc)

@@ -45,6 +45,9 @@ type Score struct {
 	DurationNS int64 `msgpack:"duration_ns" range:"0.."`
 	// Detail is what the function saw, for people: the text that was read.
 	Detail string `msgpack:"detail,omitempty" size:"0..MaxDetail"`
+	// Exact says of a reader whether what it read is the target and nothing else, white space and case
+	// aside; absent: the function reads no text, or failed.
+	Exact *bool `msgpack:"exact,omitempty"`
 }
 
 // Verdict is a reward from outside: of a person, or of a batch job that takes hours.

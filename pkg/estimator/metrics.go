@@ -45,6 +45,16 @@ type BatchStats struct {
 	Devices                                    int
 }
 
+// ExactMetric is a sample's part in the share of texts that the reward function of that name, a reader, read
+// exactly: critic/NAME/exact/mean, of an evaluation val-aux/SOURCE/NAME/exact/mean@N.
+func ExactMetric(name string, exact bool) Metric {
+	m := Metric{Name: name + "/exact"}
+	if exact {
+		m.Value = 1
+	}
+	return m
+}
+
 // Metrics returns the metrics of verl's diffusion trainer that a rollout can know,
 // sorted by name. One whose input is missing is left out, as there. Those of advantages
 // are over all B*T elements; timing_s/reward is the sum of all scorings, which may have

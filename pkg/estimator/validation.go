@@ -31,6 +31,16 @@ type ValidationGroup struct {
 	Answers []string
 }
 
+// Add adds a sample's value to the variable of that name.
+func (g *ValidationGroup) Add(name string, value float64) {
+	k := slices.IndexFunc(g.Variables, func(v Variable) bool { return v.Name == name })
+	if k < 0 {
+		k = len(g.Variables)
+		g.Variables = append(g.Variables, Variable{Name: name})
+	}
+	g.Variables[k].Values = append(g.Variables[k].Values, value)
+}
+
 // Validation returns the metrics of an evaluation as verl names them, sorted:
 //
 //	val-core/{source}/{variable}/mean@N    and val-aux/... for all others

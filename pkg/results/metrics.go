@@ -25,6 +25,9 @@ func (x *measures) sample(a *schemas.Advantage, m *schemas.Member, r *schemas.Re
 		if score.Value != nil {
 			s.Scores = append(s.Scores, estimator.Metric{Name: score.Name, Value: *score.Value})
 		}
+		if score.Exact != nil {
+			s.Scores = append(s.Scores, estimator.ExactMetric(score.Name, *score.Exact))
+		}
 	}
 	if r.SampleFinished > 0 {
 		s.GenerateSeconds = float64(r.SampleFinished-r.SampleStarted) / 1e9
@@ -47,7 +50,6 @@ func (x *measures) group(a *schemas.Advantage, rewards map[Sample]*schemas.Rewar
 			g.Source = s
 		}
 	}
-	at := map[string]int{}
 	reader := "" // the reward function whose readings are the answers to vote on
 	for i := range a.Members {
 		r := rewards[Sample{a.UID, a.Members[i].SampleIndex}]
@@ -66,13 +68,11 @@ func (x *measures) group(a *schemas.Advantage, rewards map[Sample]*schemas.Rewar
 			if s.Name == reader {
 				g.Answers[len(g.Answers)-1] = s.Detail
 			}
-			k, ok := at[s.Name]
-			if !ok {
-				k = len(g.Variables)
-				at[s.Name] = k
-				g.Variables = append(g.Variables, estimator.Variable{Name: s.Name})
+			g.Add(s.Name, *s.Value)
+			if s.Exact != nil {
+				exact := estimator.ExactMetric(s.Name, *s.Exact)
+				g.Add(exact.Name, exact.Value)
 			}
-			g.Variables[k].Values = append(g.Variables[k].Values, *s.Value)
 		}
 	}
 	if reader == "" {

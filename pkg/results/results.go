@@ -62,10 +62,46 @@ type Member struct {
 	Latents     []int64    `json:"latent_step_indices"`
 	Seed        uint64     `json:"sample_seed,string"`
 	Digest      string     `json:"content_digest"`
-	Image       string     `json:"image,omitempty"`
+	// What a log-prob is recomputed with: nil where there is no trajectory.
+	Rollout *Rollout `json:"rollout,omitempty"`
+	Image   string   `json:"image,omitempty"`
 	// Roll is there where the sample is one of scheduled sampling.
 	Roll       *Roll `json:"scheduled_sampling,omitempty"`
 	trajectory *schemas.Trajectory
+}
+
+// Rollout is what a trainer needs besides the latents to recompute the log-probs of a sample, and to tell the
+// weights apart that made it.
+type Rollout struct {
+	// Sigmas [T+1] decrease to 0.
+	Sigmas     []float32 `json:"sigmas"`
+	NoiseLevel float64   `json:"noise_level"`
+	// StdDevT and NoiseStd [T] are those of the step events: the diffusion coefficient, and the standard
+	// deviation of the transition; 0 on ode steps.
+	StdDevT          []float64 `json:"std_dev_t"`
+	NoiseStd         []float64 `json:"noise_std"`
+	LogProbKind      string    `json:"log_prob_kind"`
+	TrueCFGScale     float64   `json:"true_cfg_scale"`
+	ScheduleDigest   string    `json:"schedule_digest"`
+	WeightsDigest    string    `json:"weights_digest"`
+	PolicyVersionMin int64     `json:"policy_version_min"`
+	PolicyVersionMax int64     `json:"policy_version_max"`
+}
+
+func (m *Member) takeRollout(t *schemas.Trajectory) error {
+	r := &Rollout{
+		Sigmas: t.Sigmas, NoiseLevel: t.NoiseLevel, LogProbKind: t.LogProbKind, TrueCFGScale: t.TrueCFGScale, ScheduleDigest: t.ScheduleDigest,
+		WeightsDigest: t.WeightsDigest, PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax,
+	}
+	for i, transition := range t.Transitions {
+		k, err := flow.NewKernel(flow.Transition(transition), t.NoiseLevel, t.Sigmas, i)
+		if err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+		r.StdDevT, r.NoiseStd = append(r.StdDevT, k.StdDevT), append(r.NoiseStd, k.NoiseStd)
+	}
+	m.Rollout = r
+	return nil
 }
 
 // Score is the outcome of one reward function.
@@ -76,6 +112,7 @@ type Score struct {
 	Value   *float64 `json:"value"`
 	Error   string   `json:"error,omitempty"`
 	Detail  string   `json:"detail,omitempty"`
+	Exact   *bool    `json:"exact,omitempty"`
 	Seconds float64  `json:"seconds"`
 }
 
@@ -213,6 +250,9 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 			c.evaluated(t)
 			member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
 			member.Error = cmp.Or(t.Error, member.Error)
+			if err := member.takeRollout(t); err != nil {
+				member.Error = cmp.Or(member.Error, err.Error())
+			}
 			member.Roll = rollOf(t)
 			c.rolling.take(member.Roll)
 			member.Transitions, member.Latents, member.Digest = t.Transitions, t.LatentStepIndices, t.ContentDigest
@@ -278,6 +318,16 @@ const mostRead = 14
 // empty: none said.
 func (m *Member) Read() string { return readIn(m.Scores) }
 
+// ReadBy is what the reward function of that name read, as Read has it.
+func (m *Member) ReadBy(name string) string {
+	for i, s := range m.Scores {
+		if s.Name == name {
+			return readIn(m.Scores[i : i+1])
+		}
+	}
+	return ""
+}
+
 func readIn(scores []Score) string {
 	for _, s := range scores {
 		if s.Detail != "" {
@@ -294,7 +344,7 @@ func readIn(scores []Score) string {
 func scoresOf(r *schemas.Reward) (scores []Score) {
 	for _, s := range r.Scores {
 		scores = append(scores, Score{
-			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail,
+			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail, Exact: s.Exact,
 			Seconds: float64(s.DurationNS) / 1e9,
 		})
 	}

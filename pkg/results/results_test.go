@@ -140,19 +140,48 @@ func TestRun_Write(t *testing.T) {
 	}
 
 	path := filepath.Join(t.TempDir(), "latents.safetensors")
-	if err := run.WriteLatents(t.Context(), b, path); err != nil {
-		t.Fatal(err)
+	if left, err := run.WriteLatents(t.Context(), b, path); err != nil || left != 0 {
+		t.Fatal(left, err)
 	}
 	file, err := safetensors.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if names := file.Names(); !slices.Equal(names, []string{"latents.1", "latents.2"}) {
+	if names := file.Names(); !slices.Equal(names, []string{"p.latents.1", "p.latents.2", "p.sample_index"}) {
 		t.Errorf("tensors %q, want the states before and after the stochastic step", names)
 	}
-	if info, _ := file.Info("latents.1"); len(info.Shape) != 3 || info.Shape[0] != 2 {
+	if info, _ := file.Info("p.latents.1"); len(info.Shape) != 3 || info.Shape[0] != 2 {
 		t.Errorf("shape %v, want both samples", info.Shape)
+	}
+}
+
+// Samples that did not complete are left out of the latents, and said to be.
+func TestRun_WriteLatents(t *testing.T) {
+	b := serve(t, 4)
+	publish(t, b, "r1", "p", nil)
+	publish(t, b, "r1", "pruned", func(p *schemas.Prompt) { p.Prune = &schemas.Prune{StepIndex: 2, LogProbBelow: new(1e9)} })
+	bustest.Await(t, b, 2, schemas.StreamAdvantages)
+	run, err := results.Read(t.Context(), b, "r1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "latents.safetensors")
+	if left, err := run.WriteLatents(t.Context(), b, path); err != nil || left != 2 {
+		t.Fatalf("%d samples left out, want those of the pruned group; %v", left, err)
+	}
+	file, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if data, err := file.Bytes("p.sample_index"); err != nil || len(file.Names()) != 3 || data[0] != 0 || data[8] != 1 {
+		t.Errorf("tensors %q, samples %v; %v", file.Names(), data, err)
+	}
+	for _, m := range run.Groups[0].Members {
+		if r := m.Rollout; r == nil || len(r.Sigmas) != 4 || len(r.NoiseStd) != 3 || !(r.NoiseStd[1] > 0) || r.NoiseStd[0] != 0 || r.NoiseLevel != 0.7 || r.WeightsDigest == "" {
+			t.Errorf("member %d: rollout %+v", m.SampleIndex, r)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package results
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -138,53 +139,54 @@ func (g *Group) writeImages(ctx context.Context, b *bus.Bus, dir string) (map[in
 	return images, nil
 }
 
-// WriteLatents writes every kept state of the run to a safetensors file: per group and
-// index a tensor [n, S, C] in F32, called "<uid>.latents.<index>", or "latents.<index>"
-// for a single group. Only completed groups have all their samples.
-func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) error {
+// WriteLatents writes every kept state of the run to a safetensors file: per group and index a tensor [n, S, C]
+// in F32, called "<uid>.latents.<index>", of its n completed samples, which the I64 tensor
+// "<uid>.sample_index" [n] names. Others, and groups that have none, are left out; it returns how many samples.
+func (r *Run) WriteLatents(ctx context.Context, b *bus.Bus, path string) (left int, err error) {
 	var out []safetensors.Tensor
 	for _, g := range r.Groups {
-		prefix := "latents."
-		if len(r.Groups) > 1 {
-			prefix = string(g.UID) + ".latents."
-		}
-		tensors, err := groupLatents(ctx, b, g, prefix)
+		tensors, n, err := groupLatents(ctx, b, g)
 		if err != nil {
-			return fmt.Errorf("save latents of %s: %w", g.UID, err)
+			return 0, fmt.Errorf("save latents of %s: %w", g.UID, err)
 		}
-		out = append(out, tensors...)
+		out, left = append(out, tensors...), left+n
 	}
 	if err := safetensors.WriteFile(path, out, map[string]string{"run": string(r.Summary.Run), "format": "packed [n, S, C], index i is before step i"}); err != nil {
-		return fmt.Errorf("save latents: %w", err)
+		return 0, fmt.Errorf("save latents: %w", err)
 	}
-	return nil
+	return left, nil
 }
 
-func groupLatents(ctx context.Context, b *bus.Bus, g *Group, prefix string) ([]safetensors.Tensor, error) {
+func groupLatents(ctx context.Context, b *bus.Bus, g *Group) (out []safetensors.Tensor, left int, err error) {
 	byIndex := map[int64][]float32{}
 	var order, shape []int64
+	var samples []byte
+	n := 0
 	for i := range g.Members {
 		t := g.Members[i].trajectory
 		if t == nil || t.StopReason != schemas.StopCompleted {
-			return nil, fmt.Errorf("sample %d did not complete", g.Members[i].SampleIndex)
+			left++
+			continue
 		}
 		shape, order = t.LatentsShape, t.LatentStepIndices
 		kept, err := client.New(b).Latents(ctx, t)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		for index, x := range kept {
 			byIndex[index] = append(byIndex[index], x...)
 		}
+		n, samples = n+1, binary.LittleEndian.AppendUint64(samples, uint64(t.SampleIndex))
 	}
-	var out []safetensors.Tensor
+	if n == 0 {
+		return nil, left, nil
+	}
 	for _, index := range order {
-		t, err := safetensors.FloatTensor(fmt.Sprintf("%s%d", prefix, index), tensor.F32,
-			[]int{len(g.Members), int(shape[0]), int(shape[1])}, byIndex[index])
+		t, err := safetensors.FloatTensor(fmt.Sprintf("%s.latents.%d", g.UID, index), tensor.F32, []int{n, int(shape[0]), int(shape[1])}, byIndex[index])
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		out = append(out, t)
 	}
-	return out, nil
+	return append(out, safetensors.Tensor{Name: string(g.UID) + ".sample_index", DType: tensor.I64, Shape: []int{n}, Data: samples}), left, nil
 }

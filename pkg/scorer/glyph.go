@@ -130,7 +130,7 @@ func (g glyphReader) ScoreDetail(ctx context.Context, in Input) Result {
 		return fail(fmt.Errorf("image of %dx%d; it reads signs of %dx%d alone, use the reward ocr", size.X, size.Y, signWidth, signHeight))
 	}
 	text := g.read(in.Image)
-	return Result{Value: TextReward(target, text), Detail: text}
+	return reads(target, text)
 }
 
 // field is how much of each pixel is ink, 0 to 255.

@@ -112,59 +112,73 @@ func (t *Tesseract) Score(ctx context.Context, in Input) (float64, error) {
 
 // ScoreDetail is Score with the text that was read.
 func (t *Tesseract) ScoreDetail(ctx context.Context, in Input) Result {
-	text, target, err := t.read(ctx, in)
-	if err != nil {
-		return Result{Err: fmt.Errorf("ocr: %w", err)}
-	}
-	return Result{Value: TextReward(target, text), Detail: cut(strings.Join(strings.Fields(text), " "))}
+	return t.ScoreBatch(ctx, []Input{in})[0]
 }
 
-func (t *Tesseract) read(ctx context.Context, in Input) (text, target string, err error) {
+// page is an image as tesseract is to read it; its image is nil where there is nothing on it.
+type page struct {
+	image  image.Image
+	target string
+	// options are those of the command line.
+	options []string
+}
+
+func (t *Tesseract) page(ctx context.Context, in Input) (p page, err error) {
 	if err := checkInput(ctx, in); err != nil {
-		return "", "", err
+		return p, err
 	}
 	o, err := ocrOptions(in.Params)
 	if err != nil {
-		return "", "", err
+		return p, err
 	}
-	if target, err = Target(in.Prompt, in.GroundTruth); err != nil {
-		return "", "", err
+	if p.target, err = Target(in.Prompt, in.GroundTruth); err != nil {
+		return p, err
 	}
 	for lang := range strings.SplitSeq(o.lang, "+") {
 		if !slices.Contains(t.langs, lang) {
-			return "", "", fmt.Errorf("params: lang: %q; tesseract has no data for it here, only for %s", o.lang, strings.Join(t.langs, ", "))
+			return p, fmt.Errorf("params: lang: %q; tesseract has no data for it here, only for %s", o.lang, strings.Join(t.langs, ", "))
 		}
 	}
-	img, err := o.prepared(in.Image)
-	if err != nil {
-		return "", "", err
-	}
-	if img == nil {
-		return "", target, nil // tesseract would read letters off an empty line
-	}
-	var file bytes.Buffer
-	if err := png.Encode(&file, img); err != nil {
-		return "", "", fmt.Errorf("encode image: %w", err)
+	if p.image, err = o.prepared(in.Image); err != nil || p.image == nil {
+		return p, err
 	}
 	psm := o.psm
 	if psm == 0 {
 		psm = 6
-		if b := img.Bounds(); 2*b.Dx() >= 3*b.Dy() {
+		if b := p.image.Bounds(); 2*b.Dx() >= 3*b.Dy() {
 			psm = 7
 		}
 	}
-	args := []string{"stdin", "stdout", "-l", o.lang, "--psm", strconv.Itoa(psm)}
+	p.options = []string{"stdout", "-l", o.lang, "--psm", strconv.Itoa(psm)}
 	if o.whitelist != "" {
-		args = append(args, "-c", "tessedit_char_whitelist="+o.whitelist)
+		p.options = append(p.options, "-c", "tessedit_char_whitelist="+o.whitelist)
 	}
+	return p, nil
+}
+
+// alone reads a page in a process of its own.
+func (t *Tesseract) alone(ctx context.Context, p page) (string, error) {
+	var file bytes.Buffer
+	if err := png.Encode(&file, p.image); err != nil {
+		return "", fmt.Errorf("encode image: %w", err)
+	}
+	release, err := t.slot(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	text, _, err := t.run(ctx, &file, append([]string{"stdin"}, p.options...)...)
+	return text, err
+}
+
+// slot waits until a process may begin.
+func (t *Tesseract) slot(ctx context.Context) (release func(), err error) {
 	select {
 	case t.slots <- struct{}{}:
-		defer func() { <-t.slots }()
+		return func() { <-t.slots }, nil
 	case <-ctx.Done():
-		return "", "", fmt.Errorf("waiting for a free process: %w", ctx.Err())
+		return nil, fmt.Errorf("waiting for a free process: %w", ctx.Err())
 	}
-	text, _, err = t.run(ctx, &file, args...)
-	return text, target, err
 }
 
 // maxOCROutput bounds what is taken from a process.

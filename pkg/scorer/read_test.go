@@ -231,7 +231,7 @@ func TestOCR_Params(t *testing.T) {
 	}
 	for fault, params := range map[string]map[string]string{
 		`lang: "xyz"; tesseract has no data for it here`: {"lang": "xyz"},
-		"margin: 40: nothing is left":                    {"margin": "40"},
+		"margin: 40; nothing is left":                    {"margin": "40"},
 	} {
 		if _, err := o.Score(t.Context(), scorer.Input{Image: s.img, GroundTruth: "1", Params: params}); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%v: error %v, want one about %q", params, err, fault)
@@ -256,6 +256,55 @@ func TestOCR_NothingToRead(t *testing.T) {
 	}
 	if r := detail(t, chatty, scorer.Input{Image: signs(t, "clean", 1)[3].img, GroundTruth: "42"}); r.Value != 0 || r.Detail != "" {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What is read in company is what is read alone.
+func TestOCR_InCompany(t *testing.T) {
+	o := ocr(t)
+	var in []scorer.Input
+	for _, s := range signs(t, "clean", 1)[:6] {
+		in = append(in, scorer.Input{Image: s.img, GroundTruth: s.text})
+	}
+	in = append(in, scorer.Input{Image: flat(128, 64, color.White), GroundTruth: "O"}, scorer.Input{Image: in[0].Image}, in[1])
+	in[len(in)-1].Params = map[string]string{"whitelist": "0123456789"}
+	for i, r := range o.ScoreBatch(t.Context(), in) {
+		alone := o.ScoreDetail(t.Context(), in[i])
+		if r.Value != alone.Value || r.Detail != alone.Detail || (r.Err == nil) != (alone.Err == nil) || r.Err == nil && *r.Exact != *alone.Exact {
+			t.Errorf("image %d: %+v in company, %+v alone", i, r, alone)
+		}
+	}
+}
+
+// Images share one process; what does not come out of it is read alone.
+func TestOCR_Processes(t *testing.T) {
+	img := signs(t, "clean", 1)[0].img
+	in := []scorer.Input{{Image: img, GroundTruth: "A"}, {Image: img, GroundTruth: "b"}, {Image: img, GroundTruth: "A"}}
+	for _, c := range []struct {
+		name, list string
+		processes  int
+	}{
+		{"all", `printf 'A\n\fB\n\fAC\n\f'`, 1},
+		{"too few", `printf 'A\n\fB\n\f'`, 4},
+		{"crash", `exit 3`, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			count := filepath.Join(t.TempDir(), "count")
+			o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "echo >> "+count+"\ncase \"$1\" in stdin) cat > /dev/null; echo A;; *) "+c.list+";; esac")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := o.ScoreBatch(t.Context(), in)
+			if r := got[0]; r.Err != nil || r.Value != 1 || !*r.Exact {
+				t.Errorf("%+v", r)
+			}
+			if r := got[2]; c.processes == 1 && (r.Value != 1 || r.Detail != "AC" || *r.Exact) {
+				t.Errorf("%+v: the text has more than the target", r)
+			}
+			if data, err := os.ReadFile(count); err != nil || len(data) != c.processes {
+				t.Errorf("%d processes for 3 images, want %d; %v", len(data), c.processes, err)
+			}
+		})
 	}
 }
 

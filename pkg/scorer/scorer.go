@@ -33,6 +33,9 @@ type Result struct {
 	// Detail is what the scorer saw, for people, such as the text it read; at most MaxDetail
 	// bytes.
 	Detail string
+	// Exact says of a reader whether the text it read is the target, white space and case aside; nil: it
+	// reads no text.
+	Exact *bool
 }
 
 // MaxDetail bounds Result.Detail in bytes.

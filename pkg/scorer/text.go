@@ -2,6 +2,7 @@ package scorer
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -45,6 +46,11 @@ func TextReward(target, recognised string) float64 {
 		return 0
 	}
 	return 1 - float64(min(levenshtein(t, r), n))/float64(n)
+}
+
+// reads is the result of a reader: TextReward of the text, and whether it is the target and nothing else.
+func reads(target, text string) Result {
+	return Result{Value: TextReward(target, text), Detail: cut(text), Exact: new(slices.Equal(plainText(target), plainText(text)))}
 }
 
 // plainText is re.sub(r"\s+", "", s).lower() of Python: unicode.ToLower, but for two capitals.

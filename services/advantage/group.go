@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -49,6 +50,7 @@ type sample struct {
 	pruned               string // why it was ended in the middle; empty: it was not
 	reward               float64
 	scores               []float64
+	reads, exact         uint64 // of scores, by bit: of a reader; it read the target exactly
 	trainedSteps         int64
 	schedule             string
 	policyMin, policyMax int64
@@ -113,6 +115,7 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	}
 	if s.scored {
 		s.reward, s.scores = *r.Reward, scoresOf(r, g.spec.Reward)
+		s.reads, s.exact = readingsOf(r, g.spec.Reward)
 	}
 	for i := range r.Scores {
 		s.scoreNS += r.Scores[i].DurationNS
@@ -145,6 +148,32 @@ func scoresOf(r *schemas.Reward, specs []schemas.RewardSpec) []float64 {
 		}
 	}
 	return out
+}
+
+// readingsOf says which scores are of readers, and which of those read the target exactly, as bits in the order
+// of the specification.
+func readingsOf(r *schemas.Reward, specs []schemas.RewardSpec) (reads, exact uint64) {
+	for i := range specs {
+		for k := range r.Scores {
+			if s := &r.Scores[k]; s.Name == specs[i].Name && s.Exact != nil {
+				reads |= 1 << i
+				if *s.Exact {
+					exact |= 1 << i
+				}
+			}
+		}
+	}
+	return reads, exact
+}
+
+// readings are what the readers among the scores made of the sample, as metrics have them.
+func (s *sample) readings(specs []schemas.RewardSpec) (list []estimator.Metric) {
+	for k := range specs {
+		if s.reads>>k&1 == 1 {
+			list = append(list, estimator.ExactMetric(specs[k].Name, s.exact>>k&1 == 1))
+		}
+	}
+	return list
 }
 
 // settled says whether every sample is scored or failed, or none will be.

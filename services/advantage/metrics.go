@@ -139,6 +139,7 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 				x.Scores = append(x.Scores, estimator.Metric{Name: g.spec.Reward[k].Name, Value: v})
 			}
 		}
+		x.Scores = append(x.Scores, s.readings(g.spec.Reward)...)
 		out = append(out, x)
 	}
 	return out
@@ -159,6 +160,9 @@ func validationOf(g *group) estimator.ValidationGroup {
 			if !math.IsNaN(score) {
 				v.Variables[k+1].Values = append(v.Variables[k+1].Values, score)
 			}
+		}
+		for _, m := range s.readings(g.spec.Reward) {
+			v.Add(m.Name, m.Value)
 		}
 	}
 	return v

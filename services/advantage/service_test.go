@@ -361,10 +361,12 @@ func TestService_BatchMetrics(t *testing.T) {
 	}
 	for g, values := range [][]float64{{.2, .4, .6, .8}, {1, 1, 1, 1}, {0, .5, .5, 1}, {.5, .5, 1, 1}} {
 		for i, v := range values {
-			p.put(t, made("r", schemas.UID(fmt.Sprint("g", g)), int64(i), 4, v, func(s *schemas.Group) {
+			r := made("r", schemas.UID(fmt.Sprint("g", g)), int64(i), 4, v, func(s *schemas.Group) {
 				s.Batch, s.BatchGroups, s.BatchStep, s.BatchEpoch = "b", 4, new(int64(12)), new(int64(1))
 				s.Validation, s.Metadata = g == 3, source
-			}))
+			})
+			r.Scores[0].Exact = new(v == 1)
+			p.put(t, r)
 		}
 	}
 	b := batchOf(t, p.results(t, "r", 5), "r", "b")
@@ -377,6 +379,7 @@ func TestService_BatchMetrics(t *testing.T) {
 		"critic/rewards/mean": .666666666667, "critic/synthetic/mean": .666666666667, "training/global_step": 12, "training/epoch": 1,
 		"timing_s/gen": 2, "agent_loop/generate_sequences/max": 2, "perf/total_num_images": 12,
 		"training/off_policy/trajectory_staleness/max": 11, "val-core/signs/reward/mean@4": .75,
+		"critic/synthetic/exact/mean": 5. / 12, "val-aux/signs/synthetic/exact/mean@4": .5,
 	} {
 		if d := got[name] - want; d > 1e-9 || d < -1e-9 {
 			t.Errorf("%s = %v, want %v", name, got[name], want)

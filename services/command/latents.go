@@ -41,7 +41,7 @@ func (s *states) close() {
 
 // of returns the states before a step, -1 for one that is not known, of the group uid: the
 // tensor "<uid>.latents.<step>", "latents.<step>", as --save-latents writes them, or "latents",
-// or the only one of the file.
+// or the only one of the file, or of its only group.
 func (s *states) of(uid schemas.UID, step int64) (map[string]any, error) {
 	names := s.archive.Names()
 	var wanted []string
@@ -57,8 +57,25 @@ func (s *states) of(uid schemas.UID, step int64) (map[string]any, error) {
 	if len(names) == 1 {
 		return s.tensor(names[0])
 	}
+	if theirs := ofOneGroup(names, step); theirs != "" {
+		return s.tensor(theirs)
+	}
 	return nil, fmt.Errorf("--start-latents: %s has %s, among them %q; must have %s, or one tensor alone",
 		s.path, count(len(names), "tensor"), names[:min(len(names), 8)], strings.Join(wanted, " or "))
+}
+
+// ofOneGroup is the tensor before a step, -1 for any, where the file has those of one group alone.
+func ofOneGroup(names []string, step int64) string {
+	var found []string
+	for _, name := range names {
+		if _, index, ok := strings.Cut(name, ".latents."); ok && (step < 0 || index == fmt.Sprint(step)) {
+			found = append(found, name)
+		}
+	}
+	if len(found) != 1 {
+		return ""
+	}
+	return found[0]
 }
 
 // tensor reads one as [n, S, C]; of [S, C] it makes [1, S, C], one state for all.

@@ -320,8 +320,12 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 		}
 	}
 	if r.saveLatents != "" {
-		if err := run.WriteLatents(ctx, conn.Bus, r.saveLatents); err != nil {
+		left, err := run.WriteLatents(ctx, conn.Bus, r.saveLatents)
+		if err != nil {
 			return err
+		}
+		if left > 0 {
+			fmt.Fprintf(stderr, "%s is without %s that did not complete\n", r.saveLatents, count(left, "sample"))
 		}
 	}
 	if r.json {

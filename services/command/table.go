@@ -93,8 +93,14 @@ func printGroups(w io.Writer, r *results.Run) {
 			}
 		}
 		row("sample", func(m *results.Member) string { return fmt.Sprintf("#%d", m.SampleIndex) })
-		row("read", (*results.Member).Read)
 		names := scoreNames(members)
+		if len(names) > 1 { // which of them it was that read
+			for _, name := range names {
+				row(name+" read", func(m *results.Member) string { return m.ReadBy(name) })
+			}
+		} else {
+			row("read", (*results.Member).Read)
+		}
 		if len(names) > 1 {
 			for _, name := range names {
 				row(name, func(m *results.Member) string { return score(m, name) })
@@ -238,7 +244,13 @@ func measures(s *results.Summary) []string {
 	}
 	evaluations := map[string][]string{} // by source and score
 	for _, name := range slices.Sorted(maps.Keys(m)) {
+		if reader, ok := strings.CutSuffix(name, "/exact/mean"); ok {
+			lines = append(lines, fmt.Sprintf("%s read %.1f %% exactly", strings.TrimPrefix(reader, "critic/"), 100*m[name]))
+		}
 		rest, core := strings.CutPrefix(name, "val-core/")
+		if aside, ok := strings.CutPrefix(name, "val-aux/"); ok && strings.Contains(aside, "/exact/mean@") {
+			rest, core = aside, true
+		}
 		rest = strings.TrimSuffix(rest, "/mean")
 		if at := strings.LastIndexByte(rest, '/'); core && !strings.HasSuffix(rest, "/std") {
 			evaluations[rest[:at]] = append(evaluations[rest[:at]], fmt.Sprintf("%s %.3f", rest[at+1:], m[name]))

@@ -102,7 +102,7 @@ func combined(t *schemas.Trajectory, seq uint64, scores []*scored) *schemas.Rewa
 		if part.Err != nil {
 			score.Status, score.Error = schemas.StatusFailed, part.Err.Error()
 		} else {
-			score.Status, score.Value, score.Detail = schemas.StatusScored, new(part.Value), scores[i].Detail
+			score.Status, score.Value, score.Detail, score.Exact = schemas.StatusScored, new(part.Value), scores[i].Detail, scores[i].Exact
 		}
 		r.Scores = append(r.Scores, score)
 	}
