@@ -15,6 +15,7 @@ import asyncio
 import io
 import math
 import os
+import re
 import signal
 import ssl
 import sys
@@ -64,6 +65,20 @@ def answer(data):
     return msgpack.packb(reply)
 
 
+def credentials(file):
+    """The keywords of nats.connect for a file of meander auth, or of a JWT and its key."""
+    if not file:
+        return {}
+    with open(file) as f:
+        seed = re.search(r"^SU[A-Z2-7]{56}$", f.read(), re.MULTILINE)
+    if not seed:
+        return {"user_credentials": file}
+    import nkeys
+
+    key = nkeys.from_seed(seed[0].encode()).public_key.decode()
+    return {"nkeys_seed_str": seed[0], "inbox_prefix": "_INBOX." + key}  # nobody else may subscribe to these inboxes
+
+
 async def serve(args):
     """Answers requests until the process is asked to stop; returns the exit status."""
     stop = asyncio.Event()
@@ -80,7 +95,7 @@ async def serve(args):
 
     connecting = asyncio.create_task(nats.connect(
         args.url, error_cb=on_error, max_reconnect_attempts=-1,
-        token=os.environ.get("MEANDER_NATS_TOKEN") or None, user_credentials=args.creds or None,
+        token=os.environ.get("MEANDER_NATS_TOKEN") or None, **credentials(args.creds),
         tls=ssl.create_default_context(cafile=args.tls_ca) if args.tls_ca else None,
     ))
     stopping = asyncio.create_task(stop.wait())
@@ -112,7 +127,7 @@ def denied(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default=os.environ.get("MEANDER_NATS_URL") or "nats://127.0.0.1:4222", help="NATS server, or $MEANDER_NATS_URL (default %(default)s); its token is read from $MEANDER_NATS_TOKEN")
-    parser.add_argument("--creds", default=os.environ.get("MEANDER_NATS_CREDS"), help="user credentials file (JWT and key), or $MEANDER_NATS_CREDS")
+    parser.add_argument("--creds", default=os.environ.get("MEANDER_NATS_CREDS"), help="file of credentials, a key or a JWT and its key, or $MEANDER_NATS_CREDS")
     parser.add_argument("--tls-ca", default=os.environ.get("MEANDER_NATS_TLS_CA"), help="PEM file of the authority that signed the server's certificate, or $MEANDER_NATS_TLS_CA")
     parser.add_argument("--name", default="colour", help="prompts ask for nats:NAME (default %(default)s)")
     args = parser.parse_args()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +22,7 @@ type Config struct {
 	// has the server at the time.
 	InProcess nats.InProcessConnProvider
 	// Token, TokenHandler or CredsFile prove who we are; all optional. The handler is
-	// asked for each connection.
+	// asked for each connection. The file has a JWT and its key, or the seed of an NKey.
 	Token        string
 	TokenHandler func() string
 	CredsFile    string
@@ -33,7 +32,8 @@ type Config struct {
 	KeyFile  string
 	// Name is this client in the server's lists and logs.
 	Name string
-	// InboxPrefix of replies, where permissions ask for one per service; default "_INBOX".
+	// InboxPrefix of replies, where permissions ask for one per user; by default that of
+	// InboxOf for a user with an NKey, else "_INBOX".
 	InboxPrefix string
 	// ConnectTimeout bounds Connect; default 10 s, negative: as long as its context.
 	ConnectTimeout time.Duration
@@ -82,8 +82,8 @@ type Bus struct {
 	// it waits in vain.
 	link atomic.Pointer[link]
 
-	// denied are subjects the server refused to let us publish on.
-	denied     sync.Map // subject -> time.Time
+	who        identity
+	denials    denials
 	slow       atomic.Uint64
 	reconnects atomic.Uint64
 	waitLog    limiter
@@ -124,6 +124,15 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 	b := &Bus{log: log, closed: make(chan struct{})}
 	b.done, b.cancel = context.WithCancel(context.Background())
 	b.link.Store(newLink())
+	if cfg.CredsFile != "" {
+		var err error
+		if b.who, err = readCredentials(cfg.CredsFile); err != nil {
+			return nil, fmt.Errorf("connect: %w", err)
+		}
+		if cfg.InboxPrefix == "" && b.who.key != "" {
+			cfg.InboxPrefix = InboxOf(b.who.key)
+		}
+	}
 	opts := b.options(cfg)
 	where := RedactURL(cfg.URL)
 	if cfg.InProcess != nil {
@@ -141,7 +150,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 		}
 		denied := errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
 		if denied && cfg.TokenHandler == nil || !retryable(err) {
-			return nil, fmt.Errorf("connect to %s: %w", where, err)
+			return nil, fmt.Errorf("connect to %s: %w%s", where, err, connectHint(cfg, err))
 		}
 		if waiting.allow() {
 			log.Info().Str("url", where).Err(err).Msg("waiting for the server")
@@ -205,8 +214,8 @@ func (b *Bus) options(cfg Config) []nats.Option {
 	if cfg.TokenHandler != nil {
 		opts = append(opts, nats.TokenHandler(cfg.TokenHandler))
 	}
-	if cfg.CredsFile != "" {
-		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
+	if b.who.option != nil {
+		opts = append(opts, b.who.option)
 	}
 	if cfg.CAFile != "" {
 		opts = append(opts, nats.RootCAs(cfg.CAFile))
@@ -225,11 +234,12 @@ func (b *Bus) options(cfg Config) []nats.Option {
 func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
-		if _, rest, ok := strings.Cut(err.Error(), `Publish to "`); ok {
-			subject, _, _ := strings.Cut(rest, `"`)
-			b.denied.Store(subject, time.Now())
+		denied, met := b.deny(err)
+		level := zerolog.ErrorLevel
+		if met {
+			level = zerolog.DebugLevel // whoever met it says so
 		}
-		b.log.Error().Err(err).Msg("no permission")
+		b.log.WithLevel(level).Err(denied).Msg("not allowed")
 	case errors.Is(err, nats.ErrSlowConsumer):
 		b.slow.Add(1)
 		subject := ""
@@ -240,12 +250,6 @@ func (b *Bus) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	default:
 		b.log.Warn().Err(err).Msg("connection error")
 	}
-}
-
-// wasDenied says whether a publish on subject has been refused since then.
-func (b *Bus) wasDenied(subject string, since time.Time) bool {
-	at, ok := b.denied.Load(subject)
-	return ok && !at.(time.Time).Before(since)
 }
 
 // Close drains the connection and waits until everything is delivered and it is
@@ -282,14 +286,21 @@ func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 // payload limit less room for headers.
 func (b *Bus) MaxInline() int { return max(0, int(b.nc.MaxPayload())-headroom) }
 
-// request is one question to the server. It fails at once when the connection is lost.
+// request is one question to the server. It fails at once when the connection is lost, or when
+// it is not allowed (ErrPermission).
 func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	l := b.link.Load()
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
 	lost := context.AfterFunc(l.ctx, stop)
 	defer lost()
+	ctx, refuse := context.WithCancelCause(ctx)
+	defer refuse(nil)
+	defer b.denials.listen(m.Subject, func(_ string, note error) { refuse(note) })()
 	resp, err := b.nc.RequestMsgWithContext(ctx, m)
+	if err != nil && errors.Is(context.Cause(ctx), ErrPermission) {
+		return nil, context.Cause(ctx)
+	}
 	if err != nil && l.ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", errLinkLost, err)
 	}
@@ -301,16 +312,28 @@ func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 const patience = readyTimeout
 
 // patiently runs f, again each time the connection was away or was lost under it: what
-// it asks, the server answers that comes after. f must be safe to repeat.
+// it asks, the server answers that comes after. f must be safe to repeat. What is not allowed
+// is ErrPermission.
 func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) error {
 	end, wait := time.Now().Add(patience), retryMin
+	refused := false
 	for {
 		l := b.link.Load()
-		try, stop := context.WithCancel(ctx)
-		unlink := context.AfterFunc(l.ctx, stop)
+		allowed, denied, stop := b.undenied(ctx)
+		try, cut := context.WithCancel(allowed)
+		unlink := context.AfterFunc(l.ctx, cut)
 		err := f(try)
 		unlink()
+		cut()
+		note := denied()
 		stop()
+		if err != nil && note != nil {
+			if refused { // twice: it is what f asks that is not allowed
+				return note
+			}
+			refused = true
+			continue
+		}
 		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !isAway(err) || b.nc.IsClosed() || time.Now().After(end) {
 			return err
 		}

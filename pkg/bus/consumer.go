@@ -179,8 +179,8 @@ func sameConsumer(have, want jetstream.ConsumerConfig) bool {
 func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
 	began := time.Now()
 	for {
-		err := b.bind(ctx, c)
-		if err == nil || ctx.Err() != nil || b.nc.IsClosed() {
+		err := b.patiently(ctx, func(ctx context.Context) error { return b.bind(ctx, c) })
+		if err == nil || ctx.Err() != nil || b.nc.IsClosed() || errors.Is(err, ErrPermission) {
 			return err
 		}
 		if api, ok := errors.AsType[*jetstream.APIError](err); ok && api.Code >= 400 && api.Code < 500 && api.Code != 404 {

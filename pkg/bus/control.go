@@ -14,9 +14,6 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// IntakeConsumer is the durable of intake's prompts.
-const IntakeConsumer = "intake"
-
 // controlStream is the stream behind the bucket of the controls that hold.
 const controlStream = "KV_" + schemas.ControlBucket
 

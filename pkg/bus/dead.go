@@ -119,7 +119,7 @@ type advisory struct {
 // Replicas share the work.
 func (b *Bus) WatchAdvisories(ctx context.Context) error {
 	return b.Consume(ctx, ConsumerConfig{
-		Stream: schemas.StreamAdvisories, Durable: "advisories", MaxDeliver: -1,
+		Stream: schemas.StreamAdvisories, Durable: advisoryConsumer, MaxDeliver: -1,
 		Filters: []string{"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"},
 	}, b.bury)
 }

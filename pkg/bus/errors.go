@@ -19,9 +19,9 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrTooLarge is returned when a message is larger than the server's payload limit.
 	ErrTooLarge = errors.New("message too large for the server")
-	// ErrPermission is returned when the server refused the publish for want of
-	// permission. The server answers such a publish with silence and a note on the
-	// connection, which is where this comes from.
+	// ErrPermission is returned for what the server's permissions do not allow. The server
+	// answers it with silence and a note on the connection, which is where this comes from;
+	// its text names the right, and roles that have it.
 	ErrPermission = errors.New("no permission")
 	// ErrSettled is returned when a message that was acked, nakked or terminated is
 	// to be settled again.
@@ -130,7 +130,7 @@ func classify(err error) errorClass {
 		return classRetry
 	}
 	switch {
-	case errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrHeadersNotSupported),
+	case errors.Is(err, ErrPermission), errors.Is(err, nats.ErrMaxPayload), errors.Is(err, nats.ErrBadSubject), errors.Is(err, nats.ErrHeadersNotSupported),
 		errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return classFatal
 	}
@@ -156,6 +156,8 @@ func publishError(subject string, err error) error {
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload), api != nil && api.ErrorCode == codeMessageExceeds:
 		err = Terminal(schemas.CodeTooLarge, fmt.Errorf("%w: %w", ErrTooLarge, err))
+	case errors.Is(err, ErrPermission):
+		err = Terminal(schemas.CodeInvalid, err)
 	default:
 		err = closedError(err)
 	}

@@ -181,6 +181,3 @@ func (b *Bus) LaneBacklog(ctx context.Context, lane schemas.Lane) (uint64, error
 	info := c.CachedInfo()
 	return info.NumPending + uint64(info.NumAckPending), nil
 }
-
-// LaneConsumer is the durable of a lane's samplers.
-func LaneConsumer(lane schemas.Lane) string { return "sampler-" + string(lane) }

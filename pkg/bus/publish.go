@@ -188,8 +188,6 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 			if !o.wait {
 				return Ack{}, publishError(m.Subject, err)
 			}
-		case b.wasDenied(m.Subject, began):
-			return Ack{}, Terminal(schemas.CodeInvalid, publishError(m.Subject, ErrPermission))
 		case classify(err) == classFatal:
 			return Ack{}, publishError(m.Subject, err)
 		}

@@ -183,6 +183,9 @@ func (b *Bus) Ready(ctx context.Context) error {
 		if err == nil && missing == "" {
 			return nil
 		}
+		if errors.Is(err, ErrPermission) {
+			return fmt.Errorf("wait for set-up: %w", err)
+		}
 		if told.allow() {
 			b.log.Info().Str("missing", missing).AnErr("err", err).Msg("waiting for the streams to be set up")
 		}
@@ -195,13 +198,18 @@ func (b *Bus) Ready(ctx context.Context) error {
 	}
 }
 
-// missing names the first stream or bucket that is not there.
-func (b *Bus) missing(ctx context.Context) (string, error) {
-	names := []string{"KV_" + schemas.RunBucket, "KV_" + schemas.PolicyBucket, "KV_" + schemas.SealBucket, "KV_" + schemas.PresenceBucket, controlStream, "OBJ_" + schemas.BlobBucket}
+// streamNames are those of the streams that Setup makes, those behind buckets first.
+func streamNames() []string {
+	names := []string{runStream, policyStream, sealStream, presenceStream, controlStream, blobStream}
 	for _, spec := range specs() {
 		names = append(names, spec.Name)
 	}
-	for _, name := range names {
+	return names
+}
+
+// missing names the first stream or bucket that is not there.
+func (b *Bus) missing(ctx context.Context) (string, error) {
+	for _, name := range streamNames() {
 		_, err := b.js.Stream(ctx, name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return name, nil

@@ -3,26 +3,105 @@ package natsd
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nkeys"
 	"github.com/rs/zerolog"
 )
 
-// tokenAuth lets in whoever shows the token, and every connection from within the
-// process.
-type tokenAuth string
+// User is who may come through the socket, and what he may do then. Subjects may have wildcards.
+type User struct {
+	// Name is for the server's log.
+	Name string
+	// Key is the public key (NKey) whose seed proves that it is he.
+	Key string
+	// Unlimited may do everything; of the others, what is not allowed is refused, and so is what is denied.
+	Unlimited                       bool
+	Publish, DenyPublish, Subscribe []string
+	// Answers is how many answers he may give to each request that comes to him, within AnswerWithin.
+	Answers      int
+	AnswerWithin time.Duration
+}
 
-// Check compares digests, so that neither length nor content of the token leaks in
-// the time it takes.
-func (t tokenAuth) Check(c server.ClientAuthentication) bool {
-	if addr := c.RemoteAddress(); addr != nil && addr.Network() == "pipe" {
+// gate lets in whoever shows the token, each user who proves that he has his key, and every
+// connection from within the process.
+type gate struct {
+	token string
+	users map[string]*server.User // by public key
+	// tls: users are let in over TLS alone. The token, which other processes on the store find in
+	// its folder, also without: they are on this machine.
+	tls bool
+}
+
+func (o Options) gate() gate {
+	g := gate{token: o.Token, users: map[string]*server.User{}, tls: o.TLS != nil}
+	for _, u := range o.Users {
+		user := &server.User{Username: u.Name}
+		if !u.Unlimited {
+			user.Permissions = &server.Permissions{
+				Publish:   &server.SubjectPermission{Allow: slices.Concat([]string{}, u.Publish), Deny: u.DenyPublish},
+				Subscribe: &server.SubjectPermission{Allow: slices.Concat([]string{}, u.Subscribe)},
+			}
+			if u.Answers > 0 {
+				user.Permissions.Response = &server.ResponsePermission{MaxMsgs: u.Answers, Expires: u.AnswerWithin}
+			}
+		}
+		g.users[u.Key] = user
+	}
+	return g
+}
+
+// Check says whether a connection may be used, and gives it the rights of its user.
+func (g gate) Check(c server.ClientAuthentication) bool {
+	addr := c.RemoteAddress()
+	if addr != nil && addr.Network() == "pipe" {
 		return true
 	}
-	given, want := sha256.Sum256([]byte(c.GetOpts().Token)), sha256.Sum256([]byte(t))
-	return subtle.ConstantTimeCompare(given[:], want[:]) == 1
+	opts := c.GetOpts()
+	if opts.Nkey == "" {
+		return g.token != "" && equal(opts.Token, g.token)
+	}
+	user := g.users[opts.Nkey]
+	if user == nil || g.tls && c.GetTLSConnectionState() == nil || !signed(opts.Nkey, opts.Sig, c.GetNonce()) {
+		return false
+	}
+	c.RegisterUser(user)
+	return true
+}
+
+// equal compares digests, so that neither length nor content of the token leaks in
+// the time it takes.
+func equal(given, want string) bool {
+	a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(want))
+	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
+}
+
+// signed says whether the server's nonce of this connection was signed with the key.
+func signed(key, signature string, nonce []byte) bool {
+	sig, err := base64.RawURLEncoding.DecodeString(signature)
+	if err != nil {
+		sig, err = base64.StdEncoding.DecodeString(signature)
+	}
+	public, keyErr := nkeys.FromPublicKey(key)
+	return err == nil && keyErr == nil && len(nonce) > 0 && public.Verify(nonce, sig) == nil
+}
+
+// TLS is the certificate that the server shows, from PEM files.
+type TLS struct{ Cert, Key string }
+
+func (t *TLS) config() (*tls.Config, error) {
+	cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of the server: %w", err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
 }
 
 // logBridge hands the server's log to zerolog. What the server calls a notice

@@ -31,6 +31,9 @@ const DefaultSyncInterval = time.Second
 // readyTimeout bounds the recovery of the streams at the start: gigabytes take seconds.
 const readyTimeout = 2 * time.Minute
 
+// tlsTimeout bounds the handshake with a client, and how long he may take to begin.
+const tlsTimeout = 5 * time.Second
+
 // Options of an embedded server.
 type Options struct {
 	// StoreDir holds the streams and is made when missing. Required.
@@ -46,6 +49,11 @@ type Options struct {
 	// Token is what clients that come through the socket must show; empty: none.
 	// Connections from within the process need none.
 	Token string
+	// Users are let in beside it, each with rights of his own, and nobody else; none: whoever
+	// comes, where there is no token either.
+	Users []User
+	// TLS is spoken with them where it is set.
+	TLS *TLS
 	// MaxPayload is the largest message in bytes; 0: 1 MiB.
 	MaxPayload int
 	// MaxFileStore bounds what all streams may store, in bytes; 0: three quarters of the
@@ -140,8 +148,15 @@ func (o Options) native() (*server.Options, error) {
 		if n.Port == 0 {
 			n.Port = server.RANDOM_PORT
 		}
-		if o.Token != "" {
-			n.CustomClientAuthentication = tokenAuth(o.Token)
+		if o.Token != "" || len(o.Users) > 0 {
+			n.CustomClientAuthentication, n.AlwaysEnableNonce = o.gate(), true
+		}
+		if o.TLS != nil {
+			if n.TLSConfig, err = o.TLS.config(); err != nil {
+				return nil, err
+			}
+			// The gate refuses users without; processes on the same store have no authority to ask.
+			n.AllowNonTLS, n.TLSTimeout = true, tlsTimeout.Seconds()
 		}
 	}
 	return n, nil

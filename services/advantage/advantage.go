@@ -227,7 +227,7 @@ func (w *worker) next(ctx context.Context, until time.Time) (*bus.Message, error
 // consumer is the durable of one partition.
 func (c Config) consumer(partition int) bus.ConsumerConfig {
 	return bus.ConsumerConfig{
-		Stream: schemas.StreamRewards, Durable: fmt.Sprintf("advantage-p%02d", partition),
+		Stream: schemas.StreamRewards, Durable: bus.PartitionConsumer(partition),
 		Filters: []string{schemas.PartitionFilter(partition)},
 		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxHeld, Slots: FetchAhead,
 		PriorityGroup: "advantage", PinnedTTL: min(c.AckWait, bus.DefaultPinnedTTL),

@@ -11,11 +11,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/services/internal/boot"
 )
@@ -100,6 +102,9 @@ type app struct {
 	natsURL  string
 	token    string
 	creds    string
+	tlsCA    string
+	tlsCert  string
+	tlsKey   string
 	json     bool
 	logLevel string
 	stderr   io.Writer
@@ -134,6 +139,7 @@ with an embedded NATS server.`,
 
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.stderr = c.ErrOrStderr()
+			a.fromEnvironment(c.Flags())
 			if err := c.ValidateFlagGroups(); err != nil {
 				return usage(err)
 			}
@@ -144,19 +150,39 @@ with an embedded NATS server.`,
 	}
 	f := root.PersistentFlags()
 	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"), "folder of the embedded NATS server's files (MEANDER_STORE)")
-	f.StringVar(&a.natsURL, "nats", os.Getenv("MEANDER_NATS_URL"), "use this NATS server instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
-	f.StringVar(&a.token, "nats-token", os.Getenv("MEANDER_NATS_TOKEN"), "token of that server, and what up asks its clients for (MEANDER_NATS_TOKEN)")
-	f.StringVar(&a.creds, "nats-creds", os.Getenv("MEANDER_NATS_CREDS"), "credentials file for that server (MEANDER_NATS_CREDS)")
+	f.StringVar(&a.natsURL, "nats", "", "use this NATS server instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
+	f.StringVar(&a.token, "nats-token", "", "token of that server, and what up asks its clients for; the environment keeps it out of the process list (MEANDER_NATS_TOKEN)")
+	f.StringVar(&a.creds, "nats-creds", "", "file of credentials for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
+	f.StringVar(&a.tlsCA, "nats-tls-ca", "", "PEM file of the authority that signed its certificate (MEANDER_NATS_TLS_CA)")
+	f.StringVar(&a.tlsCert, "nats-tls-cert", "", "PEM file of our certificate, where it wants one (MEANDER_NATS_TLS_CERT)")
+	f.StringVar(&a.tlsKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
 	f.BoolVar(&a.json, "json", false, "print JSON lines for machines on stdout; progress and logs go to stderr")
 	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"), "debug, info, warn or error (MEANDER_LOG_LEVEL)")
 	root.SetVersionTemplate("{{.Version}}\n")
 	teach(root)
 	root.AddCommand(
 		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
-		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), verifyCommand(a), deadCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), modelCommand(a), versionCommand(a),
+		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), verifyCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)
 	return root
+}
+
+// fromEnvironment takes what was not given as a flag. It is no default of the flags: --help would
+// print the secrets.
+func (a *app) fromEnvironment(f *pflag.FlagSet) {
+	for flag, value := range map[string]*string{
+		"nats": &a.natsURL, "nats-token": &a.token, "nats-creds": &a.creds,
+		"nats-tls-ca": &a.tlsCA, "nats-tls-cert": &a.tlsCert, "nats-tls-key": &a.tlsKey,
+	} {
+		name := "MEANDER_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+		if flag == "nats" {
+			name += "_URL"
+		}
+		if !f.Changed(flag) {
+			*value = os.Getenv(name)
+		}
+	}
 }
 
 // args makes a wrong number of arguments a usage error.

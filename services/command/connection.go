@@ -73,12 +73,19 @@ func (a *app) agree(s *services, running natsd.Info) error {
 	return s.adopt(running.Settings, fmt.Sprintf("the pipeline on store %q (process %d)", a.store, running.PID))
 }
 
+// server is the server of --nats.
+func (a *app) server() bus.Config {
+	return bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA, CertFile: a.tlsCert, KeyFile: a.tlsKey}
+}
+
 func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger) (*connection, error) {
 	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
-	cfg := bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds}
+	cfg := a.server()
 	if a.natsURL == "" {
-		if a.creds != "" {
-			return nil, usage(errors.New("--nats-creds: set without a server; name it with --nats"))
+		for flag, value := range map[string]string{"nats-creds": a.creds, "nats-tls-ca": a.tlsCA, "nats-tls-cert": a.tlsCert, "nats-tls-key": a.tlsKey} {
+			if value != "" {
+				return nil, usage(fmt.Errorf("--%s: set without a server; name it with --nats", flag))
+			}
 		}
 		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.token, part.Token), log
 		member, err := natsd.Join(ctx, part)

@@ -63,7 +63,7 @@ Exit status: 0 every stream takes events, 1 one does not.`,
 			return nil
 		}),
 	}
-	c.AddCommand(limitCommand(a), purgeCommand(a))
+	c.AddCommand(setupCommand(a), limitCommand(a), purgeCommand(a))
 	return c
 }
 
@@ -135,6 +135,34 @@ func advise(ctx context.Context, b *bus.Bus, err error) error {
 		err = fmt.Errorf("%w\n%s", err, boot.Advice(f))
 	}
 	return err
+}
+
+func setupCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "setup", Short: "make the streams, or bring them up to date",
+		Long: `setup makes the streams and buckets of a server that has none, and brings those of an older
+release up to date; what is stored and the limits stay. On a server with roles it is for the
+role admin. Elsewhere meander-intake does it, and up and run do.`,
+		Example: `  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --nats-tls-ca auth/tls/ca.pem`,
+		Args:    args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			log, err := a.logger()
+			if err != nil {
+				return err
+			}
+			if a.natsURL == "" {
+				return usage(errors.New("--nats: empty; must be the server that is to have the streams. A store gets them from whoever opens it"))
+			}
+			b, err := bus.Connect(c.Context(), a.server(), log)
+			if err != nil {
+				return err
+			}
+			if err = b.Setup(c.Context()); err == nil {
+				_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the streams\n", bus.RedactURL(a.natsURL))
+			}
+			return errors.Join(err, b.Close())
+		},
+	}
 }
 
 func limitCommand(a *app) *cobra.Command {

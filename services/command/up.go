@@ -2,8 +2,12 @@ package command
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
+	"time"
 
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -14,7 +18,7 @@ import (
 
 func upCommand(a *app) *cobra.Command {
 	s := defaultServices()
-	listen := "127.0.0.1:4222"
+	listen, auth := "127.0.0.1:4222", ""
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "run the whole pipeline in this process until interrupted",
@@ -24,6 +28,7 @@ back, the second one ends the process at once. Whatever was stored is there at t
 next start.`,
 		Example: `  meander up
   meander up --gc-above 80 --gc-age 48h    # frees the oldest closed groups, so that it runs for ever
+  meander up --auth auth    # clients by the roles and certificates of meander auth init auth
   meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
   meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal, as any NATS client can`,
 		Args: args(cobra.NoArgs),
@@ -41,8 +46,14 @@ next start.`,
 			if a.natsURL != "" && c.Flags().Changed("listen") {
 				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen, bus.RedactURL(a.natsURL)))
 			}
+			server := natsd.Options{Listen: listen}
+			if auth != "" {
+				if err := a.guard(&server, auth, log); err != nil {
+					return err
+				}
+			}
 			conn, err := a.open(c.Context(), natsd.MemberOptions{
-				Options: natsd.Options{Listen: listen}, Serves: true, Settings: s.settings,
+				Options: server, Serves: true, Settings: s.settings,
 				Agree: func(running natsd.Info) error {
 					return fmt.Errorf("a pipeline runs on store %q already: process %d", a.store, running.PID)
 				},
@@ -65,6 +76,7 @@ next start.`,
 	}
 	section(c.Flags(), pipelineSection, func(f *pflag.FlagSet) {
 		f.StringVar(&listen, "listen", listen, "address for clients; loopback unless you choose otherwise")
+		f.StringVar(&auth, "auth", "", "folder of meander auth init: clients are let in by its credentials, over TLS where it has certificates")
 		samplerFlags(f, &s)
 	})
 	section(c.Flags(), limitSection, s.limits.Flags)
@@ -73,6 +85,29 @@ next start.`,
 		f.DurationVar(&s.Janitor.Every, "gc-every", s.Janitor.Every, "pause between two looks of the janitor")
 	})
 	return c
+}
+
+// guard has the server let in who is in a folder of credentials, and nobody else.
+func (a *app) guard(o *natsd.Options, dir string, log zerolog.Logger) error {
+	switch {
+	case a.natsURL != "":
+		return usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and --nats out", dir, bus.RedactURL(a.natsURL)))
+	case a.token != "":
+		return usage(errors.New("--auth: set beside a token (--nats-token, MEANDER_NATS_TOKEN), which would let in anybody; leave one of them out"))
+	}
+	f, err := openAuth(dir)
+	if err != nil {
+		return err
+	}
+	cert, err := f.certificate()
+	if err != nil {
+		return err
+	}
+	if cert != nil && time.Until(cert.NotAfter) < renewBefore {
+		log.Warn().Time("until", cert.NotAfter).Msg("the certificate of the server ends soon; meander auth update makes a new one")
+	}
+	o.Token = rand.Text() // of processes on the same store
+	return f.options(o)
 }
 
 // samplerFlags are the knobs of the services that run in this process.

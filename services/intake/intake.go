@@ -108,7 +108,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		OnGiveUp: s.refuse, MaxDeliver: maxFailures,
 	}, s.handle)
 	controls, rule := s.metrics.set.Count(bus.ConsumerConfig{
-		Stream: schemas.StreamControl, Durable: bus.IntakeConsumer + "-control",
+		Stream: schemas.StreamControl, Durable: bus.ControlConsumer,
 		AckWait: cfg.AckWait, Slots: controlSlots, DrainTimeout: cfg.DrainTimeout,
 		OnGiveUp: s.refuseControl, MaxDeliver: maxFailures,
 	}, s.control)

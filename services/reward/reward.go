@@ -129,7 +129,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	})
 	g.Go(func() error {
 		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
-			Stream: schemas.StreamTrajectories, Durable: "reward",
+			Stream: schemas.StreamTrajectories, Durable: bus.RewardConsumer,
 			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: s.catalog.slots(),
 			// What was put back still counts as in hand, and must not keep others out.
 			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures, OnGiveUp: s.fail,
@@ -138,7 +138,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	})
 	g.Go(func() error {
 		consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
-			Stream: schemas.StreamVerdicts, Durable: "reward-verdicts",
+			Stream: schemas.StreamVerdicts, Durable: bus.VerdictConsumer,
 			AckWait: cfg.AckWait, DrainTimeout: cfg.DrainTimeout, Slots: verdictSlots,
 			MaxAckPending: cfg.MaxWaiting, MaxDeliver: maxFailures,
 		}, s.verdict)

@@ -63,8 +63,8 @@ func (h *Health) Until(name, why string) (done func()) {
 	return func() { met.Store(true) }
 }
 
-// Connected adds the conditions that b has its server, and that this one stores what is
-// published.
+// Connected adds the conditions that b has its server, that it is allowed what it does there, and
+// that this one stores what is published.
 func (h *Health) Connected(b *bus.Bus) {
 	h.Check("nats", func() error {
 		if !b.Conn().IsConnected() {
@@ -72,6 +72,7 @@ func (h *Health) Connected(b *bus.Bus) {
 		}
 		return nil
 	})
+	h.Check("permissions", b.Denied)
 	s := &storage{bus: b}
 	h.Check("storage", s.check)
 	h.mu.Lock()

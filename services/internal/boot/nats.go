@@ -16,7 +16,7 @@ import (
 type NATS struct {
 	URL       string `koanf:"url" help:"NATS server, or several separated by commas"`
 	Token     string `koanf:"token" secret:"true" help:"authentication token; the environment keeps it out of the process list"`
-	CredsFile string `koanf:"creds" help:"user credentials file (JWT and key)"`
+	CredsFile string `koanf:"creds" help:"file of credentials: a key, or a JWT and its key"`
 	TLSCA     string `koanf:"tls_ca" help:"PEM file of the authority that signed the server's certificate"`
 	TLSCert   string `koanf:"tls_cert" help:"PEM file of the client's certificate"`
 	TLSKey    string `koanf:"tls_key" help:"PEM file of the client's key"`

@@ -165,7 +165,7 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger) error {
 	prepare := b.Ready
 	if cfg.Common.Setup {
-		prepare = b.Setup
+		prepare = func(ctx context.Context) error { return setUp(ctx, b, log) }
 	}
 	if err := prepare(ctx); err != nil {
 		return err
@@ -194,6 +194,16 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 	health.SetReady(false)
 	leave()
 	log.Info().Err(err).Msg("stopped")
+	return err
+}
+
+// setUp makes the streams. Who may not, on a server with roles, waits until somebody else has.
+func setUp(ctx context.Context, b *bus.Bus, log zerolog.Logger) error {
+	err := b.Setup(ctx)
+	if errors.Is(err, bus.ErrPermission) && ctx.Err() == nil {
+		log.Warn().Err(err).Msg("the streams are for the role admin to make (meander streams setup); waiting for them")
+		return b.Ready(ctx)
+	}
 	return err
 }
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 
+from . import access
 from .batch import Group, Keep, Sample
 from .control import Controls
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TRAJECTORY, Event, EventError, Gone, checked, decode, fitting, tensor
@@ -45,24 +46,28 @@ class Judged(ValueError):
 
 
 @contextlib.asynccontextmanager
-async def connect(url: str = "nats://127.0.0.1:4222", token: str | None = None, patience: float = 10) -> AsyncIterator["Client"]:
+async def connect(
+    url: str = "nats://127.0.0.1:4222", token: str | None = None, patience: float = 10, *,
+    credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None,
+) -> AsyncIterator["Client"]:
     """A client of the pipeline behind a NATS server.
 
-    ConnectionError: nobody answers for patience seconds. A connection that is lost later comes back by itself; calls that
-    need it wait, or raise.
+    credentials is a file of meander auth, or of a JWT and its key; ca the PEM file of the authority that signed the server's
+    certificate; cert and key are a certificate of ours, where the server wants one. What the server does not let us do raises
+    PermissionError, at once.
+
+    ConnectionError: nobody answers for patience seconds, or not to us. A connection that is lost later comes back by itself;
+    calls that need it wait, or raise.
     """
-    last: list[Exception] = []
-
-    async def note(e: Exception) -> None:
-        last.append(e)
-        _log.debug("connection: %s", e)
-
-    options: dict[str, Any] = {"token": token, "name": "meander-python", "error_cb": note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
+    denials = access.Denials(credentials)
+    options: dict[str, Any] = {"name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
+    options |= access.options(token, credentials, ca, cert, key)
     try:
         nc = await asyncio.wait_for(nats.connect(url, **options), patience)
     except (asyncio.TimeoutError, OSError, nats.errors.Error) as e:
-        why = last[-1] if last else e
-        raise ConnectionError(f"{url}: {why or type(why).__name__}; is a pipeline up? 'meander up' starts one") from None
+        why = denials.last or e
+        raise ConnectionError(f"{url}: {why or type(why).__name__}; {access.hint(why)}") from None
+    denials.watch(nc)
     try:
         yield Client(nc)
     finally:

@@ -1,0 +1,101 @@
+"""Who we are to the NATS server, and what it does not let us do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pathlib
+import re
+import ssl
+
+import nats
+
+_log = logging.getLogger("meander")
+_SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
+_ROLE = re.compile(r"^# role: (\S+)$", re.MULTILINE)
+_DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]*)"')
+
+
+def options(token: str | None = None, credentials: str | None = None, ca: str | None = None, cert: str | None = None, key: str | None = None) -> dict:
+    """The keywords of nats.connect: credentials is a file of meander auth, or of a JWT and its key; the others are PEM files.
+
+    A file that is not one of credentials raises ValueError.
+    """
+    out: dict = {"token": token}
+    if token and credentials:
+        raise ValueError("token: excludes credentials; use one of them")
+    if (cert is None) != (key is None):
+        raise ValueError("cert: needs key, and key needs cert")
+    if credentials:
+        text = pathlib.Path(credentials).read_text()
+        seed = _SEED.search(text)
+        if "BEGIN NATS USER JWT" in text:
+            out["user_credentials"] = credentials
+        elif seed:
+            import nkeys
+
+            out["nkeys_seed_str"] = seed[1]
+            # The inboxes of a user are named after its key; nobody else may subscribe to them.
+            out["inbox_prefix"] = "_INBOX." + nkeys.from_seed(seed[1].encode()).public_key.decode()
+        else:
+            raise ValueError(f"credentials: {credentials}; must have the seed of a user (SU...), or a JWT and its key")
+    if ca or cert:
+        out["tls"] = ssl.create_default_context(cafile=ca)
+        if cert:
+            out["tls"].load_cert_chain(cert, key)
+    return out
+
+
+def hint(error: Exception) -> str:
+    """What to do about a server that we do not reach."""
+    text = str(error).lower()
+    if "authorization" in text or "authentication" in text:
+        return "it does not let us in: connect with credentials or a token that it knows, and with ca where it wants TLS"
+    if "certificate" in text:
+        return "ca names the authority that signed its certificate"
+    return "is a pipeline up? 'meander up' starts one"
+
+
+class Denials:
+    """What the server's permissions do not allow: it answers with silence, and a note on the connection that names the subject."""
+
+    def __init__(self, credentials: str | None = None):
+        role = _ROLE.search(pathlib.Path(credentials).read_text()) if credentials else None
+        self._who = f"role {role[1]}" if role else "this user of the server"
+        self._waiting: dict[str, set[asyncio.Future]] = {}
+        self.last: Exception | None = None
+
+    async def note(self, error: Exception) -> None:
+        """The error callback of nats.connect."""
+        self.last = error
+        m = _DENIED.search(str(error).lower())
+        if not m:
+            _log.debug("connection: %s", error)
+            return
+        waiting = [f for f in self._waiting.get(m[1], ()) if not f.done()]
+        for denied in waiting:
+            denied.set_result(None)
+        if not waiting:
+            _log.error("no permission: %s may not use %s", self._who, m[1])
+
+    def watch(self, nc: nats.NATS) -> None:
+        """Lets requests end with PermissionError at once."""
+        plain = nc.request
+
+        async def request(subject, *args, **kwargs):
+            denied = asyncio.get_running_loop().create_future()
+            waiting = self._waiting.setdefault(subject.lower(), set())  # the library has the note in lower case
+            waiting.add(denied)
+            answer = asyncio.ensure_future(plain(subject, *args, **kwargs))
+            try:
+                await asyncio.wait([answer, denied], return_when=asyncio.FIRST_COMPLETED)
+                if denied.done() and not answer.done():
+                    raise PermissionError(f'no permission: {self._who} may not publish on "{subject}"; meander auth show says which role may')
+                return await answer
+            finally:
+                answer.cancel()
+                waiting.discard(denied)
+                if not waiting:
+                    self._waiting.pop(subject.lower(), None)
+
+        nc.request = request
