@@ -22,47 +22,69 @@ var ErrTooLarge = errors.New("event too large")
 // text of a dead letter, is repaired instead, what is not UTF-8 with U+FFFD and what
 // is beyond its limit by cutting it.
 func Encode(e Event) ([]byte, error) {
+	scratch := scratches.Get().(*[]byte)
+	data, err := AppendEncode((*scratch)[:0], e)
+	if cap(data) <= maxScratch {
+		*scratch = data
+		defer scratches.Put(scratch)
+	}
+	return bytes.Clone(data), err
+}
+
+// AppendEncode is Encode into memory that the caller has: it appends the event to dst. With an
+// error it returns nil.
+func AppendEncode(dst []byte, e Event) ([]byte, error) {
 	v, err := versioned(e)
 	if err != nil {
 		return nil, err
 	}
-	buf := encoders.Get().(*encoder)
-	defer buf.release()
-	if err := buf.enc.Encode(v); err != nil {
+	w := encoders.Get().(*encoder)
+	defer encoders.Put(w)
+	w.to = dst
+	err = w.enc.Encode(v)
+	out := w.to
+	w.to = nil
+	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", e.Type(), err)
 	}
-	data := buf.buf.Bytes()
+	data := out[len(dst):]
 	if len(data) > MaxEventBytes {
 		return nil, fmt.Errorf("encode %s: %w: %d bytes; must be at most %d", e.Type(), ErrTooLarge, len(data), MaxEventBytes)
 	}
 	if err := Precheck(data); err != nil {
 		return nil, fmt.Errorf("encode %s: %w: %w", e.Type(), ErrTooLarge, err)
 	}
-	return bytes.Clone(data), nil
+	return out, nil
 }
 
-// encoder is reused: its buffer grows to the size of the largest recent event.
+// maxScratch is more than most events take: memory for larger ones is not kept.
+const maxScratch = 2 << 20
+
+var scratches = sync.Pool{New: func() any { return new([]byte) }}
+
+// encoder is reused, and appends to what it is lent.
 type encoder struct {
-	buf bytes.Buffer
+	to  []byte
 	enc *msgpack.Encoder
 }
 
-var encoders = sync.Pool{New: func() any {
-	e := &encoder{}
-	e.enc = msgpack.NewEncoder(&e.buf)
-	e.enc.UseCompactInts(true)
-	e.enc.SetSortMapKeys(true)
-	return e
-}}
-
-// release gives e back, unless its buffer is one that few events need.
-func (e *encoder) release() {
-	if e.buf.Cap() > 2<<20 {
-		return
-	}
-	e.buf.Reset()
-	encoders.Put(e)
+func (w *encoder) Write(p []byte) (int, error) {
+	w.to = append(w.to, p...)
+	return len(p), nil
 }
+
+func (w *encoder) WriteByte(c byte) error {
+	w.to = append(w.to, c)
+	return nil
+}
+
+var encoders = sync.Pool{New: func() any {
+	w := &encoder{}
+	w.enc = msgpack.NewEncoder(w)
+	w.enc.UseCompactInts(true)
+	w.enc.SetSortMapKeys(true)
+	return w
+}}
 
 // versioned returns a shallow copy of e with its version set.
 func versioned(e Event) (any, error) {

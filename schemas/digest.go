@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"math"
 )
 
@@ -23,40 +22,39 @@ import (
 //	digest      its 32 bytes
 //
 // Each begins with a text that names what is digested and the layout's version.
-type digester struct {
-	h   hash.Hash
-	buf [8]byte
-}
+//
+// They are put together before they are digested: fields are short, and tensors are in it as
+// their digests.
+type digester struct{ fields []byte }
 
 func newDigester(domain string) *digester {
-	d := &digester{h: sha256.New()}
+	d := &digester{fields: make([]byte, 0, 1024)}
 	d.text(domain)
 	return d
 }
 
-func (d *digester) integer(n int64) {
-	binary.LittleEndian.PutUint64(d.buf[:], uint64(n))
-	d.h.Write(d.buf[:])
-}
+func (d *digester) integer(n int64) { d.fields = binary.LittleEndian.AppendUint64(d.fields, uint64(n)) }
+
+// raw is bytes whose number is known.
+func (d *digester) raw(b ...byte) { d.fields = append(d.fields, b...) }
 
 func (d *digester) float(x float64) { d.integer(int64(math.Float64bits(x))) }
 
 func (d *digester) float32(x float32) {
-	binary.LittleEndian.PutUint32(d.buf[:4], math.Float32bits(x))
-	d.h.Write(d.buf[:4])
+	d.fields = binary.LittleEndian.AppendUint32(d.fields, math.Float32bits(x))
 }
 
 func (d *digester) text(s string) {
 	d.integer(int64(len(s)))
-	d.h.Write([]byte(s))
+	d.fields = append(d.fields, s...)
 }
 
 func (d *digester) optional(x *float64) {
 	if x == nil {
-		d.h.Write([]byte{0})
+		d.raw(0)
 		return
 	}
-	d.h.Write([]byte{1})
+	d.raw(1)
 	d.float(*x)
 }
 
@@ -89,7 +87,7 @@ func (d *digester) bool(b bool) {
 	}
 }
 
-func (d *digester) sum() [32]byte { return [32]byte(d.h.Sum(nil)) }
+func (d *digester) sum() [32]byte { return sha256.Sum256(d.fields) }
 
 // ComputeScheduleDigest is the SHA-256, in lower-case hex, over what must be equal in
 // a group for its advantages to mean anything: the text "meander schedule 1", sigmas
@@ -197,7 +195,7 @@ func (d *digester) tensor(t *Tensor) error {
 		return d.hex("tensor.parts.digest", t.Parts.Digest)
 	}
 	sum := sha256.Sum256(t.Data)
-	d.h.Write(sum[:])
+	d.raw(sum[:]...)
 	return nil
 }
 
@@ -207,7 +205,7 @@ func (d *digester) hex(field, s string) error {
 		return fmt.Errorf("%s: %s; must be a sha-256 of 64 lower-case hex digits", field, quote(s))
 	}
 	sum, err := hex.DecodeString(s)
-	d.h.Write(sum)
+	d.raw(sum...)
 	return err
 }
 
@@ -217,7 +215,7 @@ func StepsDigest(steps [][32]byte) string {
 	d := newDigester("meander steps 1")
 	d.integer(int64(len(steps)))
 	for i := range steps {
-		d.h.Write(steps[i][:])
+		d.raw(steps[i][:]...)
 	}
 	sum := d.sum()
 	return hex.EncodeToString(sum[:])
@@ -264,9 +262,9 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d.text(e.LatentsDType)
 	d.text(e.ContentDigest)
 	if im := e.Image; im == nil {
-		d.h.Write([]byte{0})
+		d.raw(0)
 	} else {
-		d.h.Write([]byte{1})
+		d.raw(1)
 		d.text(im.Format)
 		d.integer(im.Width)
 		d.integer(im.Height)

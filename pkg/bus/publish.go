@@ -123,11 +123,16 @@ func (b *Bus) PublishRaw(ctx context.Context, subject string, data []byte, heade
 
 // encode makes the message of an event. What would be displaced is not sent.
 func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
-	data, err := schemas.Encode(e)
-	if err == nil {
-		if _, one := unique(e.Subject()); one {
-			err = e.Validate()
-		}
+	return encodeTo(ctx, e, schemas.Encode)
+}
+
+// encodeTo is encode, with the memory of the payload that how takes.
+func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]byte, error)) (*nats.Msg, error) {
+	subject := e.Subject()
+	_, one := unique(subject)
+	data, err := how(e)
+	if err == nil && one {
+		err = e.Validate()
 	}
 	if err != nil {
 		code := schemas.CodeInvalid
@@ -136,9 +141,8 @@ func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 		}
 		return nil, Terminal(code, err)
 	}
-	subject := e.Subject()
 	h := header(ctx, subject, e.Type(), schemas.ContentType)
-	if _, one := unique(subject); !one {
+	if !one {
 		// Many events share the subject: the content tells them apart.
 		h[jetstream.MsgIDHeader] = []string{schemas.MessageID(subject) + "." + digestOf(data)[:16]}
 	}
@@ -146,9 +150,9 @@ func encode(ctx context.Context, e schemas.Keyed) (*nats.Msg, error) {
 }
 
 func header(ctx context.Context, subject, typ, content string) nats.Header {
+	values := [...]string{typ, content, schemas.MessageID(subject)} // one allocation for the three
 	h := nats.Header{
-		schemas.HeaderType: {typ}, schemas.HeaderContentType: {content},
-		jetstream.MsgIDHeader: {schemas.MessageID(subject)},
+		schemas.HeaderType: values[0:1:1], schemas.HeaderContentType: values[1:2:2], jetstream.MsgIDHeader: values[2:3:3],
 	}
 	setTrace(ctx, h)
 	return h

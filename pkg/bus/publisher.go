@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -20,6 +21,8 @@ const (
 	// retriers is how many unconfirmed messages are sent again at once: after an outage
 	// a whole window waits.
 	retriers = 16
+	// maxLent is the most memory of a payload that is kept for the next one.
+	maxLent = 2 << 20
 )
 
 // Publisher publishes without waiting for each ack, within a window. It is for step
@@ -84,11 +87,11 @@ func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 
 // Future is the outcome of one publish.
 type Future struct {
-	msg    *nats.Msg
-	o      publishOptions
-	digest string
-	size   int64
-	sent   time.Time
+	msg  *nats.Msg // nil once it is resolved
+	lent *[]byte   // memory of the payload, nil where it belongs to somebody else
+	o    publishOptions
+	size int64
+	sent time.Time
 
 	done chan struct{}
 	ack  Ack
@@ -119,11 +122,27 @@ func (f *Future) Wait(ctx context.Context) (Ack, error) {
 // bounds the wait for room, not the delivery. It waits for space by itself; the other
 // options are those of Bus.Publish.
 func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOption) (*Future, error) {
-	m, err := encode(ctx, e)
+	f, err := encoded(ctx, e, options(e, opts))
 	if err != nil {
 		return nil, err
 	}
-	return p.start(ctx, m, options(e, opts))
+	return p.start(ctx, f)
+}
+
+// payloads is memory that events were encoded into and that waits for the next ones: a large step
+// is then neither copied nor left to the garbage collector.
+var payloads = sync.Pool{New: func() any { return new([]byte) }}
+
+// encoded is the future of an event, which the window does not know of yet.
+func encoded(ctx context.Context, e schemas.Keyed, o publishOptions) (*Future, error) {
+	lent := payloads.Get().(*[]byte)
+	m, err := encodeTo(ctx, e, func(e schemas.Event) ([]byte, error) { return schemas.AppendEncode((*lent)[:0], e) })
+	if err != nil {
+		payloads.Put(lent)
+		return nil, err
+	}
+	*lent = m.Data
+	return &Future{msg: m, lent: lent, o: o}, nil
 }
 
 // PublishStep is Publish for a step of any size: when it is too large for one
@@ -137,11 +156,11 @@ func (p *Publisher) PublishStep(ctx context.Context, e *schemas.Step) (*Future, 
 	if inlineSize(e) > limit-stepOverhead {
 		return p.publishParts(ctx, e, limit)
 	}
-	m, err := encode(ctx, e)
+	f, err := encoded(ctx, e, oneWriter)
 	if err != nil {
 		return nil, err
 	}
-	return p.start(ctx, m, oneWriter)
+	return p.start(ctx, f)
 }
 
 // oneWriter lets nothing stay on a subject but the very bytes that are published.
@@ -150,23 +169,23 @@ var oneWriter = publishOptions{check: func(*Message) (fault, err error) { return
 func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int) (*Future, error) {
 	step := *e
 	parts := SplitParts(&step, limit)
-	m, err := encode(ctx, &step)
+	f, err := encoded(ctx, &step, oneWriter)
 	if err != nil {
 		return nil, err
 	}
 	if len(parts) == 0 {
-		return p.start(ctx, m, oneWriter)
+		return p.start(ctx, f)
 	}
 	futures := make([]*Future, len(parts))
 	for i, part := range parts {
-		subject := schemas.PartSubject(m.Subject, int64(i))
-		futures[i], err = p.start(ctx, &nats.Msg{Subject: subject, Data: part, Header: header(ctx, subject, partType, "application/octet-stream")}, oneWriter)
+		subject := schemas.PartSubject(f.msg.Subject, int64(i))
+		m := &nats.Msg{Subject: subject, Data: part, Header: header(ctx, subject, partType, "application/octet-stream")}
+		futures[i], err = p.start(ctx, &Future{msg: m, o: oneWriter})
 		if err != nil {
 			return nil, err
 		}
 	}
-	f, err := p.admit(ctx, m, oneWriter)
-	if err != nil {
+	if err := p.admit(ctx, f); err != nil {
 		return nil, err
 	}
 	p.work.Go(func() {
@@ -181,9 +200,8 @@ func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int
 	return f, nil
 }
 
-func (p *Publisher) start(ctx context.Context, m *nats.Msg, o publishOptions) (*Future, error) {
-	f, err := p.admit(ctx, m, o)
-	if err != nil {
+func (p *Publisher) start(ctx context.Context, f *Future) (*Future, error) {
+	if err := p.admit(ctx, f); err != nil {
 		return nil, err
 	}
 	p.send(f)
@@ -191,24 +209,24 @@ func (p *Publisher) start(ctx context.Context, m *nats.Msg, o publishOptions) (*
 }
 
 // admit takes the message's place in the window.
-func (p *Publisher) admit(ctx context.Context, m *nats.Msg, o publishOptions) (*Future, error) {
+func (p *Publisher) admit(ctx context.Context, f *Future) error {
+	m := f.msg
 	if p.closed.Load() {
-		return nil, publishError(m.Subject, ErrClosed)
+		return publishError(m.Subject, ErrClosed)
 	}
 	if limit := p.b.nc.MaxPayload(); int64(m.Size()) > limit {
-		return nil, publishError(m.Subject, fmt.Errorf("%w: %d bytes with headers, the server takes %d", nats.ErrMaxPayload, m.Size(), limit))
+		return publishError(m.Subject, fmt.Errorf("%w: %d bytes with headers, the server takes %d", nats.ErrMaxPayload, m.Size(), limit))
 	}
-	o.wait = true
-	f := &Future{msg: m, o: o, digest: digestOf(m.Data), size: int64(len(m.Data)), done: make(chan struct{})}
+	f.o.wait, f.size, f.done = true, int64(len(m.Data)), make(chan struct{})
 	began := time.Now()
 	waited, err := p.window.enter(ctx, f.size)
 	if waited {
 		p.stalled.Add(int64(time.Since(began)))
 	}
 	if err != nil {
-		return nil, publishError(m.Subject, err)
+		return publishError(m.Subject, err)
 	}
-	return f, nil
+	return nil
 }
 
 // send is the fast path: one message with a reply subject of its own.
@@ -262,7 +280,7 @@ func (p *Publisher) ack(m *nats.Msg) {
 			return
 		}
 	}
-	ack.Digest = f.digest
+	ack.Digest = digestOf(f.msg.Data) // here, since nobody waits for it in the loop that publishes
 	p.b.troubles.took(ack.Stream, f.msg.Size())
 	p.resolve(f, ack, nil)
 }
@@ -316,8 +334,8 @@ func (p *Publisher) confirm(f *Future) (Ack, error) {
 	if ack.Duplicate {
 		p.duplicates.Add(1)
 	}
-	if !ack.Duplicate || digestOf(ack.First.Data) == f.digest {
-		ack.Digest = f.digest
+	if !ack.Duplicate || bytes.Equal(ack.First.Data, f.msg.Data) {
+		ack.Digest = digestOf(f.msg.Data)
 	}
 	return ack, nil
 }
@@ -355,6 +373,10 @@ func (p *Publisher) expire() {
 
 func (p *Publisher) resolve(f *Future, ack Ack, err error) {
 	f.ack, f.err = ack, err
+	if f.lent != nil && cap(*f.lent) <= maxLent {
+		payloads.Put(f.lent) // the server has it, or nobody will
+	}
+	f.msg, f.lent = nil, nil
 	p.window.leave(f.size)
 	close(f.done)
 }
