@@ -45,7 +45,7 @@ func (r *recorder) pruned(ctx context.Context, a *attempt, err error) (*schemas.
 	}
 	t := r.trajectory()
 	t.StopReason, t.Error = schemas.StopPruned, p.why
-	if err := r.stored(ctx, t); err != nil {
+	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}
 	now := time.Now().UnixNano()

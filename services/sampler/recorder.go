@@ -10,7 +10,6 @@ import (
 	"image/png"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -21,6 +20,7 @@ const leaveTimeout = 2 * time.Second
 // recorder turns what one attempt makes into events: it names them, publishes each step as
 // it happens, and at the end knows the trajectory. It knows no mathematics.
 type recorder struct {
+	*Recording
 	s     *service
 	req   *schemas.Request
 	token string
@@ -30,20 +30,11 @@ type recorder struct {
 	received time.Time
 	encode   time.Duration
 	logProbs []*float64 // of all steps of the schedule; nil where none ran
-	steps    []recorded
-	content  [][32]byte // content digests of the steps
-	seal     seal       // of the last step
-}
-
-// recorded is a step of the sample: one on its way to be stored, or one of an earlier attempt.
-type recorded struct {
-	future *bus.Future // nil for the latter
-	ref    schemas.StepRef
 }
 
 func (s *service) newRecorder(req *schemas.Request) *recorder {
 	return &recorder{
-		s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend: s.card.Backend, received: time.Now(),
+		Recording: &Recording{sealer: s.sealer, publisher: s.publisher}, s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend: s.card.Backend, received: time.Now(),
 		logProbs: make([]*float64, len(req.Transitions)),
 	}
 }
@@ -61,20 +52,10 @@ func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Durati
 	e.Run, e.UID, e.SampleIndex, e.Attempt = r.req.Run, r.req.UID, r.req.SampleIndex, r.token
 	e.PolicyVersion, e.WeightsDigest = r.s.cfg.PolicyVersion, r.s.card.WeightsDigest
 	e.Sampler, e.Backend, e.DeviceNS = r.s.cfg.Instance, r.backend, device.Nanoseconds()
-	digest, err := e.ContentDigest()
-	if err != nil {
-		return fmt.Errorf("digest of step %d: %w", e.StepIndex, err)
+	if err := r.Step(ctx, e); err != nil {
+		return err
 	}
-	sealed := r.s.sealer.next(r.seal, digest, e)
-	e.Seal = sealed.String()
-	future, err := r.s.publisher.PublishStep(ctx, e)
-	if err != nil {
-		return fmt.Errorf("publish step %d: %w", e.StepIndex, err)
-	}
-	r.content = append(r.content, digest)
 	r.logProbs[e.StepIndex] = e.LogProb
-	r.steps = append(r.steps, recorded{future: future})
-	r.seal = sealed
 	r.s.metrics.steps.Inc()
 	return nil
 }
@@ -100,7 +81,7 @@ func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory,
 	}
 	t.StopReason = schemas.StopCompleted
 	t.ContentDigest = schemas.StepsDigest(r.content)
-	if err := r.stored(ctx, t); err != nil {
+	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, err
 	}
 	t.Timings = schemas.SampleTimings{
@@ -108,21 +89,6 @@ func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory,
 		EncodeNS: r.encode.Nanoseconds(), DenoiseNS: a.denoise.Nanoseconds(), DecodeNS: decode.Nanoseconds(),
 	}
 	return t, nil
-}
-
-// stored waits until every step is stored, and adds them to the trajectory.
-func (r *recorder) stored(ctx context.Context, t *schemas.Trajectory) error {
-	for i, step := range r.steps {
-		if step.future != nil {
-			ack, err := step.future.Wait(ctx)
-			if err != nil {
-				return fmt.Errorf("store step %d of %d: %w", i+1, len(r.steps), err)
-			}
-			step.ref = schemas.StepRef{Seq: ack.Seq, Digest: ack.Digest}
-		}
-		t.Steps = append(t.Steps, step.ref)
-	}
-	return nil
 }
 
 // leave waits for the steps of an attempt that is handed back: whoever gets the request next goes
