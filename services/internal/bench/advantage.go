@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -31,9 +29,7 @@ type advantageBench struct {
 	duration time.Duration
 	open     int
 
-	bus   *bus.Bus
-	store string
-	tick  func(doing string, share float64)
+	*plane
 }
 
 func benchAdvantageCommand() *cobra.Command {
@@ -95,53 +91,25 @@ func (b *advantageBench) check() error {
 	return nil
 }
 
-func (b *advantageBench) run(ctx context.Context, out, stderr io.Writer) (err error) {
+func (b *advantageBench) run(ctx context.Context, out, stderr io.Writer) error {
 	if err := b.check(); err != nil {
 		return err
 	}
-	boot.SpareGC()
-	fmt.Fprintf(out, "%s\n", machine())
-	stop := b.showProgress(stderr)
-	defer stop()
-	if b.store, err = os.MkdirTemp("", "meander-bench-"); err != nil {
-		return fmt.Errorf("store of the bench: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(b.store)) }()
-	server, err := natsd.Start(ctx, natsd.Options{StoreDir: b.store, Log: zerolog.Nop()})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, server.Close()) }()
-	if b.bus, err = bus.Connect(ctx, bus.Config{InProcess: server.InProcess(), Name: "bench"}, zerolog.Nop()); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, b.bus.Close()) }()
-	if err := b.bus.Setup(ctx); err != nil {
-		return err
-	}
-	if err := b.throughput(ctx, out); err != nil {
-		return err
-	}
-	if b.duration > 0 {
-		if err := b.latency(ctx, out); err != nil {
+	return withPlane(ctx, out, stderr, func(p *plane) error {
+		b.plane = p
+		if err := b.throughput(ctx, out); err != nil {
 			return err
 		}
-	}
-	if b.open > 0 {
-		return b.memory(ctx, out)
-	}
-	return nil
-}
-
-// showProgress makes tick: a line that is written over on a terminal, nothing elsewhere.
-func (b *advantageBench) showProgress(stderr io.Writer) (stop func()) {
-	if !boot.IsTerminal(stderr) {
-		b.tick = func(string, float64) {}
-		return func() {}
-	}
-	const clear = "\r\x1b[K"
-	b.tick = func(what string, share float64) { fmt.Fprintf(stderr, "%s%s %.0f %%\r", clear, what, 100*share) }
-	return func() { fmt.Fprint(stderr, clear) }
+		if b.duration > 0 {
+			if err := b.latency(ctx, out); err != nil {
+				return err
+			}
+		}
+		if b.open > 0 {
+			return b.memory(ctx, out)
+		}
+		return nil
+	})
 }
 
 // benchBegan is when the prompts of the bench came.
@@ -215,19 +183,8 @@ func (b *advantageBench) put(ctx context.Context, run schemas.Run, first, count 
 	return p.Flush(ctx)
 }
 
-// clear forgets all rewards and results.
-func (b *advantageBench) clear(ctx context.Context) error {
-	for _, name := range []string{schemas.StreamGroups, schemas.StreamRewards, schemas.StreamAdvantages} {
-		s, err := b.bus.JetStream().Stream(ctx, name)
-		if err == nil {
-			err = s.Purge(ctx)
-		}
-		if err != nil {
-			return fmt.Errorf("purge %s: %w", name, err)
-		}
-	}
-	return nil
-}
+// grouped are the streams with rewards and their results.
+var grouped = []string{schemas.StreamGroups, schemas.StreamRewards, schemas.StreamAdvantages}
 
 func (b *advantageBench) throughput(ctx context.Context, out io.Writer) error {
 	heading(out, "Throughput")
@@ -239,7 +196,7 @@ func (b *advantageBench) throughput(ctx context.Context, out io.Writer) error {
 		var bare, served, ratios, bareCPU, servedCPU, ratiosCPU []float64
 		for round := -1; round < b.rounds; round++ { // the first warms up
 			b.tick(fmt.Sprintf("throughput, n = %d", n), (float64(k)+float64(round+1)/float64(b.rounds+1))/float64(len(b.sizes)))
-			if err := b.clear(ctx); err != nil {
+			if err := b.clear(ctx, grouped...); err != nil {
 				return err
 			}
 			if err := b.put(ctx, schemas.Run(fmt.Sprintf("t%d-%d", n, round+1)), 0, groups, int64(n), int64(n)); err != nil {
@@ -381,7 +338,7 @@ func partitionConsumer(name string, partition int) string {
 
 // latency lets groups of the first size come one after another at the given rate.
 func (b *advantageBench) latency(ctx context.Context, out io.Writer) error {
-	if err := b.clear(ctx); err != nil {
+	if err := b.clear(ctx, grouped...); err != nil {
 		return err
 	}
 	n := int64(b.sizes[0])
@@ -442,7 +399,7 @@ func percentile(sorted []float64, p float64) float64 {
 
 // memory holds groups open that lack their last reward.
 func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
-	if err := b.clear(ctx); err != nil {
+	if err := b.clear(ctx, grouped...); err != nil {
 		return err
 	}
 	const n, run = 8, "open"

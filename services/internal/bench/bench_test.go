@@ -105,6 +105,20 @@ func TestBenchSamplerPeerFails(t *testing.T) {
 	}
 }
 
+func TestBenchEvents(t *testing.T) {
+	b := eventsBench{sizes: []int{1, 64}, transports: []string{inProcess, loopback}, rounds: 1, volume: 1, profile: time.Millisecond, rate: 1000, latency: 20 * time.Millisecond}
+	var out bytes.Buffer
+	if err := b.run(t.Context(), &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	report := out.String()
+	for _, want := range []string{"\n| 1 KiB | in-process | ", "\n| 64 KiB | TCP | ", "Steps of 64 KiB", "\n| 64 KiB | TCP | 20 | "} {
+		if !strings.Contains(report, want) {
+			t.Errorf("no %q in the report:\n%s", want, report)
+		}
+	}
+}
+
 func TestBenchUsage(t *testing.T) {
 	dir := checkpoint.Dir(t, checkpoint.Config{})
 	for _, line := range [][]string{
@@ -117,6 +131,9 @@ func TestBenchUsage(t *testing.T) {
 		{"gemm", "--model", dir, "--kernels", "abacus"},
 		{"gemm", "--model", dir, "--batch", "99999"},
 		{"gemm", "extra"},
+		{"events", "--sizes", "0"},
+		{"events", "--transport", "pigeon"},
+		{"events", "--latency", "-1s"},
 	} {
 		if got := boot.ExitCode(execute(t.Context(), line)); got != boot.ExitUsage {
 			t.Errorf("%q: exit status %d, want %d", line, got, boot.ExitUsage)
@@ -154,7 +171,7 @@ func TestReadProfile(t *testing.T) {
 			continue // inside the race detector, which has no Go stack
 		}
 		all += s.count
-		if operationOf(s.functions) == "solver, guidance, noise" {
+		if classOf(s.functions, operations) == "solver, guidance, noise" {
 			noise += s.count
 		}
 	}
@@ -184,7 +201,7 @@ func TestOperationOf(t *testing.T) {
 		{[]string{"runtime.scanobject", "runtime.gcDrain", "runtime.gcBgMarkWorker"}, "garbage collection", "other"},
 		{nil, "other", "other"},
 	} {
-		if op, stage := operationOf(c.functions), stageOf(c.functions); op != c.op || stage != c.stage {
+		if op, stage := classOf(c.functions, operations), classOf(c.functions, stageFunctions); op != c.op || stage != c.stage {
 			t.Errorf("%q: %s of %s, want %s of %s", c.functions, op, stage, c.op, c.stage)
 		}
 	}

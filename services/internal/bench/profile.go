@@ -24,7 +24,7 @@ func printShares(out io.Writer, profile []byte, batch int) error {
 	stages := map[string]int64{}
 	var all int64
 	for _, s := range stacks {
-		k := key{stageOf(s.functions), operationOf(s.functions)}
+		k := key{classOf(s.functions, stageFunctions), classOf(s.functions, operations)}
 		counts[k] += s.count
 		stages[k.stage] += s.count
 		all += s.count
@@ -52,10 +52,12 @@ func printShares(out io.Writer, profile []byte, batch int) error {
 	return nil
 }
 
-// Functions, by a part of their names, and what their time counts as. The innermost
+// class is functions, by a part of their names, and what their time counts as. The innermost
 // function of a stack that is listed decides.
+type class struct{ function, name string }
+
 var (
-	operations = []struct{ function, name string }{
+	operations = []class{
 		{"cpu.(*Epilogue).", "epilogues: activation, gate, residual"},
 		{"cpu.(*linearTask).", "matrix products"},
 		{"cpu.(*attentionTask).", "attention"},
@@ -70,7 +72,7 @@ var (
 		{"tokenizer.(*Tokenizer).", "tokenizer"},
 		{"runtime.gcBgMarkWorker", "garbage collection"},
 	}
-	stageFunctions = []struct{ function, name string }{
+	stageFunctions = []class{
 		{".(*Model).Encode", "encode"},
 		{"main.(*painter).denoise", "denoise"},
 		{".(*Model).Velocity", "denoise"},
@@ -78,22 +80,12 @@ var (
 	}
 )
 
-func operationOf(functions []string) string {
+// classOf is what a stack counts as.
+func classOf(functions []string, classes []class) string {
 	for _, f := range functions {
-		for _, op := range operations {
-			if strings.Contains(f, op.function) {
-				return op.name
-			}
-		}
-	}
-	return "other"
-}
-
-func stageOf(functions []string) string {
-	for _, f := range functions {
-		for _, s := range stageFunctions {
-			if strings.Contains(f, s.function) {
-				return s.name
+		for _, c := range classes {
+			if strings.Contains(f, c.function) {
+				return c.name
 			}
 		}
 	}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+// plane is the event plane of a bench: an embedded server on a store in a temporary folder, and a
+// connection to it.
+type plane struct {
+	bus    *bus.Bus
+	server *natsd.Server
+	store  string
+	tick   func(doing string, share float64)
+}
+
+// withPlane runs a bench on an event plane of its own.
+func withPlane(ctx context.Context, out, stderr io.Writer, do func(*plane) error) (err error) {
+	boot.SpareGC()
+	fmt.Fprintf(out, "%s\n", machine())
+	p := &plane{}
+	stop := p.showProgress(stderr)
+	defer stop()
+	if p.store, err = os.MkdirTemp("", "meander-bench-"); err != nil {
+		return fmt.Errorf("store of the bench: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(p.store)) }()
+	if p.server, err = natsd.Start(ctx, natsd.Options{StoreDir: filepath.Join(p.store, "nats"), Listen: "127.0.0.1:0", Log: zerolog.Nop()}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.server.Close()) }()
+	if p.bus, err = p.connect(ctx, inProcess); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.bus.Close()) }()
+	if err := p.bus.Setup(ctx); err != nil {
+		return err
+	}
+	return do(p)
+}
+
+// How a connection reaches the server.
+const (
+	inProcess = "in-process"
+	loopback  = "TCP"
+)
+
+// connect makes another connection.
+func (p *plane) connect(ctx context.Context, transport string) (*bus.Bus, error) {
+	c := bus.Config{InProcess: p.server.InProcess(), Name: "bench"}
+	if transport == loopback {
+		c = bus.Config{URL: p.server.ClientURL(), Name: "bench"}
+	}
+	return bus.Connect(ctx, c, zerolog.Nop())
+}
+
+// showProgress makes tick: a line that is written over on a terminal, nothing elsewhere.
+func (p *plane) showProgress(stderr io.Writer) (stop func()) {
+	if !boot.IsTerminal(stderr) {
+		p.tick = func(string, float64) {}
+		return func() {}
+	}
+	const clear = "\r\x1b[K"
+	p.tick = func(what string, share float64) { fmt.Fprintf(stderr, "%s%s %.0f %%\r", clear, what, 100*share) }
+	return func() { fmt.Fprint(stderr, clear) }
+}
+
+// clear forgets what streams hold.
+func (p *plane) clear(ctx context.Context, streams ...string) error {
+	for _, name := range streams {
+		s, err := p.bus.JetStream().Stream(ctx, name)
+		if err == nil {
+			err = s.Purge(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("purge %s: %w", name, err)
+		}
+	}
+	return nil
+}
