@@ -35,6 +35,8 @@ const (
 type blobStore struct {
 	mu sync.Mutex
 	os jetstream.ObjectStore
+	// unfinished is when somebody looked last for what was left of blobs that were not finished.
+	unfinished time.Time
 }
 
 func (b *Bus) objects(ctx context.Context) (jetstream.ObjectStore, error) {

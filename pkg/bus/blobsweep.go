@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -21,6 +22,9 @@ const (
 	// blobFresh is how old a stored blob may be that is named again without a word: an older one is
 	// given the time of now, so that it is not swept before its new name is stored.
 	blobFresh = BlobGrace / 4
+	// unfinishedEvery is how often a connection looks for what was left of blobs that were not
+	// finished: it takes the entries of the whole store.
+	unfinishedEvery = 10 * time.Minute
 )
 
 // namingStreams are those whose events name blobs. Steps have their tensors in parts.
@@ -29,26 +33,23 @@ var namingStreams = []string{
 }
 
 // SweepBlobs removes the blobs that no stored event names and that were stored or used again longer
-// than grace ago, and what was left of blobs that were not finished; dry: it only counts them.
+// than grace ago; dry: it only counts them. What was left of blobs that were not finished goes too,
+// though not at every call: that is rare, and takes the entries of the whole store.
 func (b *Bus) SweepBlobs(ctx context.Context, grace time.Duration, dry bool) (n int, err error) {
 	before := time.Now().Add(-grace)
 	type blob struct {
 		seq    uint64
 		digest string
 	}
-	old, whole := map[string]blob{}, map[string]bool{} // by NUID
-	for m, err := range b.Read(ctx, BlobStream, []string{"$O." + schemas.BlobBucket + ".M.>"}, ReadOptions{}) {
+	old := map[string]blob{} // by NUID
+	for e, err := range b.blobEntries(ctx) {
 		if err != nil {
-			return 0, fmt.Errorf("sweep blobs: %w", err)
+			return 0, err
 		}
-		var info jetstream.ObjectInfo
-		if json.Unmarshal(m.Data, &info) != nil || info.NUID == "" {
-			continue // none of ours
+		if !e.at.Before(before) {
+			break // and so are all that come: to use a blob again is to store its entry again
 		}
-		whole[info.NUID] = true
-		if m.Time.Before(before) {
-			old[info.NUID] = blob{m.Seq, info.Name}
-		}
+		old[e.NUID] = blob{e.seq, e.Name}
 	}
 	named := map[string]bool{}
 	if len(old) > 0 {
@@ -76,14 +77,62 @@ func (b *Bus) SweepBlobs(ctx context.Context, grace time.Duration, dry bool) (n 
 			return n, fmt.Errorf("sweep blob %s: %w", o.digest, err)
 		}
 	}
-	return n, b.sweepChunks(ctx, whole, before, dry)
+	if dry || !b.blobs.lookForUnfinished() {
+		return n, nil
+	}
+	return n, b.sweepChunks(ctx, before)
+}
+
+// lookForUnfinished says whether it is time to.
+func (s *blobStore) lookForUnfinished() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.unfinished) < unfinishedEvery {
+		return false
+	}
+	s.unfinished = time.Now()
+	return true
+}
+
+// entryOfBlob is what the object store keeps of a blob, and the message that has it.
+type entryOfBlob struct {
+	jetstream.ObjectInfo
+	seq uint64
+	at  time.Time
+}
+
+// blobEntries are those of all blobs, the one that was stored or used last at the end.
+func (b *Bus) blobEntries(ctx context.Context) iter.Seq2[entryOfBlob, error] {
+	return func(yield func(entryOfBlob, error) bool) {
+		for m, err := range b.Read(ctx, BlobStream, []string{"$O." + schemas.BlobBucket + ".M.>"}, ReadOptions{}) {
+			if err != nil {
+				yield(entryOfBlob{}, fmt.Errorf("sweep blobs: %w", err))
+				return
+			}
+			e := entryOfBlob{seq: m.Seq, at: m.Time}
+			if json.Unmarshal(m.Data, &e.ObjectInfo) != nil || e.NUID == "" {
+				continue // none of ours
+			}
+			if !yield(e, nil) {
+				return
+			}
+		}
+	}
 }
 
 // sweepChunks removes the bytes of blobs that were never finished.
-func (b *Bus) sweepChunks(ctx context.Context, whole map[string]bool, before time.Time, dry bool) error {
+func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
+	// First the bytes: of what is finished meanwhile, the entry is seen.
 	subjects, err := b.Subjects(ctx, BlobStream, chunksOf(schemas.BlobBucket, "*"))
-	if err != nil || dry {
+	if err != nil {
 		return err
+	}
+	whole := map[string]bool{}
+	for e, err := range b.blobEntries(ctx) {
+		if err != nil {
+			return err
+		}
+		whole[e.NUID] = true
 	}
 	for subject := range subjects {
 		if whole[strings.TrimPrefix(subject, chunksOf(schemas.BlobBucket, ""))] {

@@ -38,6 +38,30 @@ type Config struct {
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
+// sweepEvery is the least time between two looks of Run for blobs that nothing names: each reads
+// what names blobs, and they stay for bus.BlobGrace anyway.
+const sweepEvery = bus.BlobGrace / 8
+
+// sweeps is when Run looked for such blobs last, and when it freed a group last: blobs of that go
+// some time later.
+type sweeps struct{ swept, freed time.Time }
+
+// due says whether to look for blobs after a pass; without s, always.
+func (s *sweeps) due(r *Report, grace time.Duration, full bool) bool {
+	if s == nil {
+		return true
+	}
+	now := time.Now()
+	if r.Groups > 0 {
+		s.freed = now
+	}
+	if now.Sub(s.swept) < sweepEvery || now.Sub(s.freed) > grace+2*sweepEvery && !full {
+		return false
+	}
+	s.swept = now
+	return true
+}
+
 // MinGrace is the least grace: whoever reads a result as it comes has so long to read the rest of its group.
 const MinGrace = time.Second
 
@@ -99,17 +123,18 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	set := instrument.New(cfg.Metrics, "janitor")
 	groups := set.Counter("freed_groups_total", "closed groups that the janitor has freed").WithLabelValues()
 	bytes := set.Counter("freed_bytes_total", "bytes that the janitor has freed, about").WithLabelValues()
-	blobs := set.Counter("freed_blobs_total", "blobs that nothing named").WithLabelValues()
+	gone := set.Counter("freed_blobs_total", "blobs that nothing named").WithLabelValues()
 	kept := set.Gauge("kept_groups", "closed groups that a rule would free and something keeps").WithLabelValues()
 	tick := time.NewTicker(cfg.Every)
 	defer tick.Stop()
+	var blobs sweeps
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		}
-		r, err := Pass(ctx, cfg, b, false)
+		r, err := look(ctx, cfg, b, false, &blobs)
 		if err != nil && ctx.Err() == nil {
 			log.Warn().Err(err).Msg("not all could be freed; tried again")
 		}
@@ -123,7 +148,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		kept.Set(float64(held))
 		groups.Add(float64(r.Groups))
 		bytes.Add(float64(r.Total()))
-		blobs.Add(float64(r.Blobs))
+		gone.Add(float64(r.Blobs))
 		if r.Groups > 0 || r.Blobs > 0 {
 			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).Any("kept", r.Kept).Msg("freed")
 		}
@@ -133,6 +158,11 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 // Pass looks once and frees what the rules say; dry: it only says what that would be. What it
 // returns with an error was freed before.
 func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error) {
+	return look(ctx, cfg, b, dry, nil)
+}
+
+// look is Pass, which looks for blobs when it is due.
+func look(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *sweeps) (*Report, error) {
 	r := &Report{Messages: map[string]uint64{}, Bytes: map[string]uint64{}, Kept: map[string]int{}}
 	if err := cfg.Validate(); err != nil {
 		return r, err
@@ -141,14 +171,11 @@ func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error
 	if err := p.look(ctx); err != nil {
 		return r, err
 	}
-	if err := p.groups(ctx); err != nil {
+	grace := max(cfg.Grace, bus.BlobGrace)
+	err := p.groups(ctx)
+	if err != nil || !s.due(r, grace, p.above(bus.BlobStream)) {
 		return r, err
 	}
-	full := p.above(bus.BlobStream)
-	if r.Groups == 0 && !full && !dry {
-		return r, nil
-	}
-	n, err := b.SweepBlobs(ctx, max(cfg.Grace, bus.BlobGrace), dry)
-	r.Blobs = n
+	r.Blobs, err = b.SweepBlobs(ctx, grace, dry)
 	return r, err
 }
