@@ -1,9 +1,9 @@
 # meander: build, checks and everyday commands. `make help` lists them.
-# Go and make are enough; a C compiler only for `race`, Docker only for `up`, Python only for `golden`.
+# Go and make are enough; a C compiler only for `race`, Docker only for `up`, Python only for `golden` and `python-test`.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage bench-events \
+.PHONY: help build python-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage bench-events \
 	generate generate-check ptx golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -142,6 +142,16 @@ ptx: ## compile the CUDA kernels (needs clang-19)
 
 generate-check: ## fail when the generated files are stale
 	.ci/generate-check
+
+python-test: build build/python-venv/ok ## types and tests of the Python client, against meander up and a server with the four services (Python 3.10)
+	go build -o build/nats-server github.com/nats-io/nats-server/v2
+	cd pkg/client/python && ../../../build/python-venv/bin/mypy
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander NATS_SERVER=$(CURDIR)/build/nats-server ../../../build/python-venv/bin/python -m pytest -q -rs
+
+build/python-venv/ok: pkg/client/python/pyproject.toml
+	python3 -m venv build/python-venv
+	build/python-venv/bin/python -m pip install --quiet --editable 'pkg/client/python[test]'
+	touch $@
 
 golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts and the text reward (Python, pinned requirements)
 	build/golden-venv/bin/python deploy/golden/make_schedules.py pkg/flow/testdata/diffusers.json

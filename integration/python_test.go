@@ -26,7 +26,7 @@ func TestPythonClient(t *testing.T) {
 	url := serve(t, t.TempDir()).URL
 	tests := exec.Command(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
 	tests.Dir = filepath.Join(root, "pkg/client/python")
-	tests.Env = append(os.Environ(), "MEANDER_URL="+url, "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1")
+	tests.Env = append(os.Environ(), "MEANDER_URL="+url, "MEANDER_BIN="+program(t, "meander"), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1")
 	out, err := tests.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {

@@ -134,6 +134,50 @@ func TestPass_Readers(t *testing.T) {
 	passed(rule(), 1, 1)
 }
 
+// A durable that reads batches keeps their groups until it has acknowledged their batch, though another batch closed before it.
+func TestPass_BatchReaders(t *testing.T) {
+	p := bustest.New(t)
+	js, err := jetstream.New(p.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	trainer, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages, jetstream.ConsumerConfig{
+		Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy, FilterSubject: schemas.BatchSubject("r1", "*"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store(t, p, "u1", "b1")
+	store(t, p, "u2", "b2")
+	for _, name := range []string{"b2", "b1"} {
+		uid := schemas.UID("u" + name[1:])
+		e := &schemas.Batch{Run: "r1", Batch: name, Groups: 1, UIDs: []schemas.UID{uid}, StdBasis: schemas.BasisSample, Closed: 1}
+		if _, err := p.Publish(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := "consumer trainer has not read its batch"
+	for groups := range 3 { // acknowledged, and so freed
+		bustest.Until(t, "a pass", func() error {
+			r, err := janitor.Pass(t.Context(), rule(), p.Bus, true)
+			if err == nil && (r.Groups != groups || r.Kept[kept] != 2-groups) {
+				err = fmt.Errorf("would free %+v, want %d", r, groups)
+			}
+			return err
+		})
+		if groups == 2 {
+			break
+		}
+		m, err := trainer.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.DoubleAck(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Blobs go when no stored event names them, not before they have been there for a while.
 func TestPass_Blobs(t *testing.T) {
 	p := bustest.New(t)

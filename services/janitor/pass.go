@@ -109,13 +109,20 @@ func (p *pass) group(ctx context.Context, m *bus.Message) error {
 		return nil
 	}
 	if a.Batch != string(a.UID) {
-		_, err := p.b.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(a.Run, a.Batch))
+		batch, err := p.b.Last(ctx, schemas.StreamAdvantages, schemas.BatchSubject(a.Run, a.Batch))
 		if errors.Is(err, bus.ErrNotFound) {
 			p.report.Kept["its batch is open"]++
 			return nil
 		}
 		if err != nil {
 			return err
+		}
+		// Who reads batches reads their groups with them.
+		for _, f := range p.floors[schemas.StreamAdvantages] {
+			if batch.Seq > f.Seq && f.Matches(batch.Subject) {
+				p.report.Kept["consumer "+f.Name+" has not read its batch"]++
+				return nil
+			}
 		}
 	}
 	if p.cfg.Read && !p.readers && p.cfg.Age == 0 && p.cfg.Above == 0 {

@@ -7,8 +7,10 @@ import logging
 import pathlib
 import re
 import ssl
+from typing import Any
 
 import nats
+from nats.aio.msg import Msg
 
 _log = logging.getLogger("meander")
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
@@ -82,7 +84,7 @@ class Denials:
         """Lets requests end with PermissionError at once."""
         plain = nc.request
 
-        async def request(subject, *args, **kwargs):
+        async def request(subject: str, *args: Any, **kwargs: Any) -> Msg:
             denied = asyncio.get_running_loop().create_future()
             waiting = self._waiting.setdefault(subject.lower(), set())  # the library has the note in lower case
             waiting.add(denied)
@@ -98,4 +100,4 @@ class Denials:
                 if not waiting:
                     self._waiting.pop(subject.lower(), None)
 
-        nc.request = request
+        setattr(nc, "request", request)  # noqa: B010 - a method of the library

@@ -17,7 +17,7 @@ import nats
 import numpy as np
 import numpy.typing as npt
 from nats.js.api import RawStreamMsg
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from . import access
 from .batch import Group, Keep, Sample
@@ -66,7 +66,7 @@ async def connect(
         nc = await asyncio.wait_for(nats.connect(url, **options), patience)
     except (asyncio.TimeoutError, OSError, nats.errors.Error) as e:
         why = denials.last or e
-        raise ConnectionError(f"{url}: {why or type(why).__name__}; {access.hint(why)}") from None
+        raise ConnectionError(f"{url}: {str(why) or type(why).__name__}; {access.hint(why)}") from None
     denials.watch(nc)
     try:
         yield Client(nc)
@@ -84,7 +84,7 @@ class Client(Controls):
         self._gets = asyncio.Semaphore(_GETS)
         self._texts: dict[str, asyncio.Future[bytes]] = {}
 
-    async def publish(self, run: str, prompt: str, timeout: float = 10, **fields) -> dict:
+    async def publish(self, run: str, prompt: str, timeout: float = 10, **fields: Any) -> dict:
         """Stores a prompt and returns intake's receipt; fields are those of a Prompt, such as group_size=8.
 
         A refusal raises Refused. Without an answer in time the prompt is stored all the same, and TimeoutError says so,
@@ -97,9 +97,9 @@ class Client(Controls):
         inbox = self.nc.new_inbox()
         answers = await self.nc.subscribe(inbox)
         headers = {"Mdr-Reply": inbox, "Mdr-Type": kind, "Content-Type": "application/msgpack"}
-        await self.js.publish(PREFIX + subject, body, headers=headers)
         waiting, end = "no intake answered in time", time.monotonic() + timeout
         try:
+            await self._store(PREFIX + subject, body, headers, end)
             while True:
                 receipt = decode((await answers.next_msg(max(0.001, end - time.monotonic()))).data)
                 if not receipt.get("waiting"):
@@ -113,6 +113,17 @@ class Client(Controls):
         if not receipt["accepted"]:
             raise Refused(receipt)
         return receipt
+
+    async def _store(self, subject: str, body: bytes, headers: dict[str, str], end: float) -> None:
+        """Publishes, and waits for the streams of a pipeline that has just been started."""
+        while True:
+            try:
+                await self.js.publish(subject, body, headers=headers)
+                return
+            except NoStreamResponseError:
+                if time.monotonic() > end:
+                    raise TimeoutError(f"{subject}: nothing is stored: the server has no stream for it; is a pipeline up?") from None
+            await asyncio.sleep(0.05)
 
     async def _events(self, subject: str, stored: str) -> AsyncIterator[Event]:
         sub = await self.js.subscribe(PREFIX + subject, stream=stored, ordered_consumer=True)
@@ -315,7 +326,7 @@ class Client(Controls):
                 return None
             raise refusal from None  # the stream is full
         try:
-            first = decode(m.data)
+            first = decode(m.data or b"")
         except EventError:
             return None
         named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]

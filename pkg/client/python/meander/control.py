@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgpack
+from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.kv import KeyValue
 
 
 class Controls:
@@ -16,6 +20,9 @@ class Controls:
     is so, `status` how the run is doing. A refusal, of a run that is not there for instance, raises Refused. Without an
     answer in time the control is stored all the same, and TimeoutError says so.
     """
+
+    js: JetStreamContext
+    _ask: Callable[..., Awaitable[dict]]  # of the Client
 
     async def pause(self, run: str, reason: str = "", by: str = "python", timeout: float = 10) -> dict:
         """Lets a run wait: from the next step boundary on (see obeyed) no sampler takes steps of it."""
@@ -58,13 +65,13 @@ class Controls:
                 raise TimeoutError(f"{', '.join(late)}: no word that they have come to a step boundary")
             await asyncio.sleep(0.05)
 
-    async def _present(self, presence, key: str) -> dict:
+    async def _present(self, presence: KeyValue, key: str) -> dict:
         """The entry of a service that runs; empty when it has gone, or says nothing that can be read."""
         try:
             return dict(msgpack.unpackb((await presence.get(key)).value))
         except (KeyNotFoundError, ValueError, TypeError, msgpack.exceptions.UnpackException):
             return {}
 
-    async def _control(self, action: str, run: str, timeout: float, **fields) -> dict:
+    async def _control(self, action: str, run: str, timeout: float, **fields: Any) -> dict:
         event = {"v": 1, "run": run, "action": action, "at": time.time_ns(), **{k: v for k, v in fields.items() if v != ""}}
         return await self._ask(f"control.{run}", "control/1", msgpack.packb(event), timeout)

@@ -24,6 +24,7 @@ _log = logging.getLogger("meander")
 STREAM = "MDR_ADVANTAGES"
 _SLICE = 2.0  # seconds that one request waits for what comes
 _HOUR = 3600
+_PATIENCE = 120  # seconds that the server may be away while something is acknowledged
 _SHARED_WAIT, _HEARTBEAT = 60, 15  # seconds after which another process gets what one holds and says nothing of
 _TAKEN = 10148  # the server's error for a consumer that is there
 
@@ -81,10 +82,11 @@ class Cursor:
             raise ValueError("shared: needs a name, and no cursor to start after")
         self.nc, self.js, self.filter, self.name, self.after, self.shared = nc, nc.jetstream(), filter_subject, name, after, shared
         self.stem = f"reader-{run}-{name}-"
-        self.consumer = ""
+        self.consumer = self.mark = ""  # what it is called, and how it is known from a later one of the name
         self.made = self.last = 0  # of the stream; of the messages that came
         self.expected = 0  # sequence of the next message in this consumer
         self.waiting = 0  # how many more are stored
+        self.floor = 0  # sequence up to which all is acknowledged, when it was asked for last
         self.redelivered = 0
         self.hand: dict[int, Msg] = {}
         self._sub: Any = None
@@ -122,7 +124,7 @@ class Cursor:
             made = await self._join()
         else:
             made = await self._take(start)
-        self.consumer, self.expected = made["name"], 1
+        self.consumer, self.mark, self.expected, self.waiting = made["name"], made["config"]["description"], 1, made["num_pending"]
         self._sub = await self.js.pull_subscribe_bind(consumer=self.consumer, stream=STREAM)
         if self.shared and self._beat is None:
             self._beat = asyncio.create_task(self._keep())
@@ -151,16 +153,14 @@ class Cursor:
 
     async def _join(self) -> dict[str, Any]:
         name = self.stem + "shared"
-        try:
-            return await api(self.nc, f"CONSUMER.INFO.{STREAM}.{name}")
-        except NotFoundError:
-            pass
-        try:
-            return await self._create(name, 0)
-        except APIError as e:
-            if e.err_code != _TAKEN:
-                raise
-            return await api(self.nc, f"CONSUMER.INFO.{STREAM}.{name}")
+        while True:
+            if (info := await self._find(name)) is not None:
+                return info
+            try:
+                return await self._create(name, 0)
+            except APIError as e:
+                if e.err_code != _TAKEN:
+                    raise
 
     async def _take(self, start: int) -> dict[str, Any]:
         """Goes on where the name's last consumer was acknowledged, in a new one, and removes that.
@@ -169,36 +169,33 @@ class Cursor:
         had in hand comes at once and in order.
         """
         while True:
-            old = await self._generations()
-            newest = max(old, default=0)
+            old = {slot: info for slot in "01" if (info := await self._find(self.stem + slot)) is not None}
+            if len(old) == 2:  # a process died between the two
+                await self._drop(min(old, key=lambda slot: _nanoseconds(old[slot]["created"])))
+                continue
+            last = next(iter(old), "1")
             begin = start
-            if newest and not begin:
-                begin = old[newest]["ack_floor"]["stream_seq"] + 1
+            if last in old and not begin:
+                begin = old[last]["ack_floor"]["stream_seq"] + 1
             try:
-                made = await self._create(f"{self.stem}{newest + 1}", begin)
+                made = await self._create(self.stem + ("1" if last == "0" else "0"), begin)
             except APIError as e:
                 if e.err_code == _TAKEN:
                     continue  # another process did it at the same moment
                 raise
-            for generation in old:
-                with contextlib.suppress(NotFoundError):
-                    await api(self.nc, f"CONSUMER.DELETE.{STREAM}.{self.stem}{generation}")
+            if last in old:
+                await self._drop(last)
             return made
 
-    async def _generations(self) -> dict[int, dict[str, Any]]:
-        """The consumers of the name, by generation."""
-        out: dict[int, dict[str, Any]] = {}
-        offset = 0
-        while True:
-            page = await api(self.nc, f"CONSUMER.LIST.{STREAM}", {"offset": offset})
-            consumers = page.get("consumers") or []
-            for c in consumers:
-                tail = c["name"].removeprefix(self.stem)
-                if tail != c["name"] and tail.isdigit():
-                    out[int(tail)] = c
-            offset += len(consumers)
-            if not consumers or offset >= page["total"]:
-                return out
+    async def _find(self, name: str) -> dict[str, Any] | None:
+        try:
+            return await api(self.nc, f"CONSUMER.INFO.{STREAM}.{name}")
+        except NotFoundError:
+            return None
+
+    async def _drop(self, slot: str) -> None:
+        with contextlib.suppress(NotFoundError):
+            await api(self.nc, f"CONSUMER.DELETE.{STREAM}.{self.stem}{slot}")
 
     async def next(self) -> Msg | None:
         """The next message, None where none came for a while. Connection failures are waited out."""
@@ -238,15 +235,15 @@ class Cursor:
     async def _inspect(self) -> None:
         """Looks whether the consumer is there, and has sent nothing that did not arrive."""
         try:
-            info = await api(self.nc, f"CONSUMER.INFO.{STREAM}.{self.consumer}")
-        except NotFoundError:
-            if self.name and not self.shared:
-                raise Taken(f"another process reads as {self.name} now, or the cursor was removed") from None
-            await self._reopen("its consumer is gone")
-            return
+            info = await self._find(self.consumer)
         except (nats.errors.Error, asyncio.TimeoutError):
             return  # the server is away; the connection comes back
-        self.waiting = info["num_pending"]
+        if self.name and not self.shared and (info is None or info["config"].get("description") != self.mark):
+            raise Taken(f"another process reads as {self.name} now, or the cursor was removed")
+        if info is None:
+            await self._reopen("its consumer is gone")
+            return
+        self.waiting, self.floor = info["num_pending"], info["ack_floor"]["stream_seq"]
         if not self.shared and info["delivered"]["consumer_seq"] >= self.expected:
             await self._reopen("a message was lost on the way")
 
@@ -257,15 +254,27 @@ class Cursor:
     async def done(self, upto: int) -> None:
         """Acknowledges what is in hand up to a sequence, and waits until the server has it."""
         seqs = sorted(s for s in self.hand if s <= upto)
+        if seqs and self.name and not self.shared:
+            await self._inspect()
         for seq in seqs:
-            m = self.hand[seq]
             if self.name:
-                try:
-                    await m.ack_sync(timeout=5)
-                except (nats.errors.TimeoutError, nats.errors.NoRespondersError) as e:
-                    await self._inspect()  # raises Taken
-                    raise TimeoutError(f"the server did not confirm what was read up to {seq}: {e or 'no answer'}") from None
+                await self._confirm(seq)
             del self.hand[seq]
+
+    async def _confirm(self, seq: int) -> None:
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                await self.hand[seq].ack_sync(timeout=5)
+                return
+            except (nats.errors.TimeoutError, asyncio.TimeoutError, nats.errors.NoRespondersError) as e:
+                await self._inspect()  # raises Taken
+                if seq <= self.floor:
+                    return  # its answer was lost
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the server did not confirm for {_PATIENCE} s what was read up to {seq}: {str(e) or type(e).__name__}") from None
+                _log.warning("reader %s: no word that what was read up to %d is acknowledged; asking again", self.consumer, seq)
+                await asyncio.sleep(0.5)
 
     async def _keep(self) -> None:
         """Says of what is in hand that it is worked on."""

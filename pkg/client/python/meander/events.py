@@ -38,7 +38,7 @@ def decode(data: bytes) -> Event:
     except EventError:
         raise
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as e:
-        raise EventError(f"no msgpack: {e or type(e).__name__}") from None
+        raise EventError(f"no msgpack: {str(e) or type(e).__name__}") from None
     if not isinstance(event, dict):
         raise EventError(f"event is a {type(event).__name__}; want a map")
     if not _finite(event):
@@ -114,7 +114,10 @@ def fault(value: object, spec: Any, field: str = "") -> str:
 
 def fitting(data: bytes, spec: Event, subject: str, *named: str) -> Event:
     """A decoded event of that form, whose named fields are the last tokens of its subject, in that order."""
-    event = decode(data)
+    try:
+        event = decode(data)
+    except EventError as e:
+        raise EventError(f"{subject}: {e}") from None
     if wrong := fault(event, spec):
         raise EventError(f"{subject}: {wrong}")
     tokens = subject.split(".")[3:]

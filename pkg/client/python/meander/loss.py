@@ -7,6 +7,7 @@ density carry them. There are no gradients. The Go package pkg/client/policyloss
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -161,7 +162,7 @@ def _band(threshold: Threshold) -> tuple[float, float]:
 
 
 def _rejected(rule: str, threshold: Threshold, d: np.ndarray) -> np.ndarray:
-    scopes = {"token": lambda x: x, "seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}
+    scopes: dict[str, Any] = {"token": lambda x: x, "seq_sum": np.sum, "seq_mean": np.mean, "seq_max": np.max}
     scope, _, kind = rule.rpartition("_")
     if scope not in scopes or kind not in ("k1", "k2", "k3") or rule == "seq_max_k1":
         raise ValueError(f"rule: {rule!r}; must be token_k1..3, seq_sum_k1..3, seq_mean_k1..3 or seq_max_k2..3")

@@ -67,13 +67,15 @@ class _Reader:
         """The next event; None at the end of what is stored, where the reader does not follow."""
         began = said = time.monotonic()
         while True:
+            if not self.cursor.consumer:
+                await self.cursor.open()
+            if not self.follow and self.cursor.waiting == 0:
+                return None
             m = await self.cursor.next()
             self.health.waiting = self.cursor.waiting
             if m is not None:
                 self.health.last = time.time()
                 return m
-            if not self.follow and self.cursor.waiting == 0 and self.cursor.consumer:
-                return None
             now = time.monotonic()
             if self.timeout and now - began > self.timeout:
                 raise TimeoutError(f"run {self.run}: nothing came for {self.timeout:g} s; {await self._waits()}")
@@ -86,7 +88,7 @@ class _Reader:
         try:
             s = await self.client.status(self.run, timeout=2)
         except (ValueError, TimeoutError, nats.errors.Error) as e:
-            return f"no word of how the run is doing: {e or type(e).__name__}"
+            return f"no word of how the run is doing: {str(e) or type(e).__name__}"
         return ", ".join(f"{k} {v}" for k, v in s.items() if isinstance(v, (str, int)) and k not in ("v", "run") and v)
 
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
@@ -117,8 +119,8 @@ class _Reader:
 
     def _garbage(self, m: Msg, e: EventError) -> None:
         # Whatever a stranger stored: the services take it off the stream, and its true event comes.
-        self.health.faulty[str(e)[:80]] += 1
-        _log.warning("skipped %s: %s", m.subject, e)
+        self.health.faulty[str(e).removeprefix(m.subject + ": ")[:80]] += 1
+        _log.warning("skipped %s", e)
 
     async def close(self) -> None:
         """Ends the reading; a named cursor stays."""

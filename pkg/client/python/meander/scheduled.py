@@ -15,9 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from .noise import COS, SIN, philox
 
 STRATEGIES = ("uniform", "biased_early", "biased_late")
 SAMPLERS = {"euler": 1, "dpm": 3, "unipc": 9, "rk4": 4}  # and the highest order of each
@@ -25,7 +28,6 @@ PREDICTIONS = ("flow_prediction", "epsilon", "v_prediction")
 COMPAT = ("exact", "simpletuner")
 STREAM = 2  # of the draws, in the counter's third word
 FLOOR = 1e-6
-U32 = 0xFFFFFFFF
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -35,12 +37,6 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 # The probability and the plan. schemas/noise.md fixes every bit.
 
-_SIN = [float.fromhex(h) for h in (
-    "-0x1.ae7f3e733b81fp-41", "0x1.6124613a86d09p-33", "-0x1.ae64567f544e4p-26", "0x1.71de3a556c734p-19",
-    "-0x1.a01a01a01a01ap-13", "0x1.1111111111111p-7", "-0x1.5555555555555p-3")]
-_COS = [float.fromhex(h) for h in (
-    "0x1.ae7f3e733b81fp-45", "-0x1.93974a8c07c9dp-37", "0x1.1eed8eff8d898p-29", "-0x1.27e4fb7789f5cp-22",
-    "0x1.a01a01a01a01ap-16", "-0x1.6c16c16c16c17p-10", "0x1.5555555555555p-5", "-0x1.0000000000000p-1")]
 _HALF_PI = float.fromhex("0x1.921fb54442d18p+0")
 
 
@@ -55,9 +51,9 @@ def _sin_quarter(a: float) -> float:
     """sin(a pi/2), 0 <= a <= 1."""
     if a > 0.5:
         x = (1 - a) * _HALF_PI
-        return 1 + x * x * _horner(_COS, x * x)
+        return 1 + x * x * _horner(COS, x * x)
     x = a * _HALF_PI
-    return x + x * (x * x * _horner(_SIN, x * x))
+    return x + x * (x * x * _horner(SIN, x * x))
 
 
 def probability(
@@ -93,18 +89,8 @@ def probability(
     return float(end) if q == 1 else min(max(start + (end - start) * q, 0.0), 1.0)
 
 
-def _philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
-    c0, c1, c2, c3 = counter
-    k0, k1 = seed & U32, seed >> 32
-    for _ in range(10):
-        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & U32, (p0 >> 32) ^ c3 ^ k1, p0 & U32
-        k0, k1 = (k0 + 0x9E3779B9) & U32, (k1 + 0xBB67AE85) & U32
-    return c0, c1, c2, c3
-
-
 def _draws(seed: int, step: int, index: int, kind: int) -> tuple[int, int]:
-    w = _philox((index, step, STREAM, kind), seed)
+    w = [int(x) for x in philox((index, step, STREAM, kind), seed)]
     return w[1] << 32 | w[0], w[3] << 32 | w[2]
 
 
@@ -150,7 +136,7 @@ def plan(
         raise ValueError(f"max_step_offset: {max_step_offset}; must be at least 0 and below {n}, the number of timesteps")
     if not 0 <= probability <= 1:
         raise ValueError(f"probability: {probability}; must be 0 to 1")
-    if not (0 <= seed < 1 << 64 and 0 <= step <= U32):
+    if not (0 <= seed < 1 << 64 and 0 <= step < 1 << 32):
         raise ValueError(f"seed, step: {seed}, {step}; must be unsigned numbers of 64 and 32 bits")
     out = []
     for i, t in enumerate(np.asarray(timesteps, np.float64).tolist()):
@@ -297,24 +283,24 @@ def roll(
     if not 0 <= order <= (9 if compat == "simpletuner" else most) or sampler == "rk4" and order not in (0, 4):
         raise ValueError(f"order: {order}; must be {'4' if sampler == 'rk4' else f'1 to {most}'} with {sampler}, or 0 for its own")
     flow = levels.prediction == "flow_prediction"
-    x = np.array(x, np.float64)
+    state = np.array(x, np.float64)
     if flow and (sampler == "euler" or compat == "simpletuner"):
         for t in range(source, target, -1):
-            x = x + (levels.u[t - 1] - levels.u[t]) * np.asarray(model(x, float(t)))
-            yield Step(t, t - 1, levels.at(t - 1), 1, x)
+            state = state + (levels.u[t - 1] - levels.u[t]) * np.asarray(model(state, float(t)))
+            yield Step(t, t - 1, levels.at(t - 1), 1, state)
     elif sampler == "rk4":
-        yield from _runge_kutta(levels, x, source, target, model)
+        yield from _runge_kutta(levels, state, source, target, model)
     else:
-        yield from _multistep(levels, sampler, x, source, target, model, min(order or min(2, most), most), compat == "simpletuner")
+        yield from _multistep(levels, sampler, state, source, target, model, min(order or min(2, most), most), compat == "simpletuner")
 
 
 def _runge_kutta(levels: Levels, x: np.ndarray, source: int, target: int, model: Model) -> Iterator[Step]:
     """dx/du = v of flow; dy/ds = e of the others, with y = x/a, s = u/a."""
 
-    def scale(level):
+    def scale(level: tuple[float, float]) -> float:
         return 1.0 if levels.prediction == "flow_prediction" else level[1]
 
-    def slope(y, t):
+    def slope(y: np.ndarray, t: float) -> np.ndarray:
         level = levels.at(t)
         x = scale(level) * y
         p = np.asarray(model(x, t), np.float64)
@@ -361,7 +347,7 @@ class _Span:
         return (_log_ratio(level) - self.log) / self.h
 
 
-def _dpm(x, m, span, past):
+def _dpm(x: np.ndarray, m: np.ndarray, span: _Span, past: list[Any]) -> np.ndarray:
     """DPM-Solver++ multistep; past are the (level, estimate) before, newest first."""
     out = span.ratio * x + span.c * m
     if not past:
@@ -376,7 +362,7 @@ def _dpm(x, m, span, past):
     return out + span.c * b[0] * (d1 + r / (r + r2) * (d1 - d1b)) + span.c * b[1] / 2 * (d1 - d1b) / (r + r2)
 
 
-def _uni(x, m, span, past, corrected=None):
+def _uni(x: np.ndarray, m: np.ndarray, span: _Span, past: list[Any], corrected: np.ndarray | None = None) -> np.ndarray:
     """UniP, or UniC where the estimate at the step's end is given."""
     out = span.ratio * x + span.c * m
     reaches, d = [span.reach(level) for level, _ in past], [e - m for _, e in past]
@@ -393,17 +379,17 @@ def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target:
     n = len(levels)
     history: list[tuple[np.ndarray, np.ndarray]] = []  # estimate and corrected latent, newest first
 
-    def index(t, ahead):
+    def index(t: int, ahead: int) -> int:
         return int(t / n * n) + ahead if rises else t - ahead
 
-    def near(t, ahead):
+    def near(t: int, ahead: int) -> tuple[float, float]:
         i = index(t, ahead)
         return (0.0, 1.0) if i >= n else levels.at(i % n)
 
-    def order_at(t, ahead, known):
+    def order_at(t: int, ahead: int, known: int) -> int:
         return max(1, min(order, known + 1, index(t, ahead) + 1))
 
-    def behind(t, first, count, estimates):
+    def behind(t: int, first: int, count: int, estimates: Any) -> list[Any]:
         out = []
         for k in range(count):
             level = near(t, -first - k)
@@ -441,8 +427,8 @@ def reflexflow_on(switch: bool | None, max_step_offset: int, prediction: str) ->
     return prediction == "flow_prediction" and (max_step_offset > 0 if switch is None else switch)
 
 
-def _samples(**named: ArrayLike | None) -> list[np.ndarray | None]:
-    out = [None if v is None else np.asarray(v, np.float64) for v in named.values()]
+def _samples(**named: ArrayLike | None) -> list[Any]:
+    out: list[Any] = [None if v is None else np.asarray(v, np.float64) for v in named.values()]
     for name, a in zip(named, out):
         if a is None:
             continue
@@ -458,19 +444,19 @@ def reflexflow_weights(clean: ArrayLike, biased: ArrayLike, alpha: float = 1.0) 
 
     The mean of |w - 1| is alpha/D. Beyond alpha 1 weights can be negative.
     """
-    clean, biased = _samples(clean=clean, biased=biased)
-    e = clean - biased
+    a, b = _samples(clean=clean, biased=biased)
+    e = a - b
     return 1 + alpha * e / np.maximum(np.abs(e).sum(axis=1, keepdims=True), FLOOR)
 
 
 def anti_drift(pred: ArrayLike, noisy: ArrayLike, x0: ArrayLike) -> np.ndarray:
     """|pred/|pred| - d/|d||^2 with d = noisy - x0, per sample, [B]: 2 - 2 cos(pred, d). Lengths are at least 1e-6."""
-    pred, noisy, x0 = _samples(pred=pred, noisy=noisy, x0=x0)
+    p, n, x = _samples(pred=pred, noisy=noisy, x0=x0)
 
-    def unit(v):
+    def unit(v: np.ndarray) -> np.ndarray:
         return v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), FLOOR)
 
-    return ((unit(pred) - unit(noisy - x0)) ** 2).sum(axis=1)
+    return ((unit(p) - unit(n - x)) ** 2).sum(axis=1)
 
 
 def reflexflow(
@@ -490,10 +476,10 @@ def reflexflow(
     if (clean is None) != (biased is None):
         raise ValueError("clean, biased: one of them; must be both or neither")
     adr = anti_drift(pred, noisy, x0)
-    pred, target, clean, biased, losses, mask = _samples(pred=pred, target=target, clean=clean, biased=biased, losses=losses, mask=mask)
-    w = np.ones_like(pred) if clean is None else reflexflow_weights(clean, biased, alpha)
-    fc = beta2 * (w * ((pred - target) ** 2 if losses is None else losses) * (1 if mask is None else mask)).mean(axis=1)
-    exposure = np.zeros(len(pred)) if clean is None else np.abs(clean - biased).sum(axis=1)
+    p, t, c, b, given, m = _samples(pred=pred, target=target, clean=clean, biased=biased, losses=losses, mask=mask)
+    w = np.ones_like(p) if c is None else reflexflow_weights(c, b, alpha)
+    fc = beta2 * (w * ((p - t) ** 2 if given is None else given) * (1 if m is None else m)).mean(axis=1)
+    exposure = np.zeros(len(p)) if c is None else np.abs(c - b).sum(axis=1)
     return {
         "loss": (fc + beta1 * adr).mean(), "losses": fc + beta1 * adr, "fc": fc, "adr": adr, "weights": w,
         "reflexflow/exposure_l1": exposure.mean(), "reflexflow/weight_min": w.min(), "reflexflow/weight_max": w.max(),

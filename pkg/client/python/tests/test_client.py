@@ -1,36 +1,18 @@
-"""Against a real pipeline: MEANDER_URL names its NATS server, which serves the model synthetic."""
+"""The client against a real pipeline that serves the model synthetic (conftest.py)."""
 
 import asyncio
-import os
 import struct
-import uuid
 
 import msgpack
 import numpy as np
 import pytest
 
 import meander
+from conftest import first
 from meander.events import decode
 
-URL = os.environ.get("MEANDER_URL")
-pipeline = pytest.mark.skipif(not URL, reason="MEANDER_URL is not set: start one with 'meander up --model synthetic'")
 
-
-def run(test):
-    async def bounded():
-        async with meander.connect(URL) as client:
-            await asyncio.wait_for(test(client, "py" + uuid.uuid4().hex[:8]), 60)
-
-    asyncio.run(bounded())
-
-
-async def first(events):
-    async for e in events:
-        return e
-
-
-@pipeline
-def test_group():
+def test_group(run):
     async def test(client, name):
         receipt = await client.publish(
             name, "a red fox", uid="fox", group_size=2, num_inference_steps=4,
@@ -56,8 +38,7 @@ def test_group():
     run(test)
 
 
-@pipeline
-def test_refused():
+def test_refused(run):
     async def test(client, name):
         with pytest.raises(meander.Refused, match="beauty"):
             await client.publish(name, "a red fox", reward=[{"name": "beauty"}])
@@ -65,8 +46,7 @@ def test_refused():
     run(test)
 
 
-@pipeline
-def test_verdicts_and_batches():
+def test_verdicts_and_batches(run):
     async def test(client, name):
         await client.publish(
             name, "a red fox", uid="fox", group_size=2, num_inference_steps=2, reward=[{"name": "external:human"}], batch={"id": "b", "groups": 1, "step": 7},
@@ -85,8 +65,7 @@ def test_verdicts_and_batches():
     run(test)
 
 
-@pipeline
-def test_second_verdict():
+def test_second_verdict(run):
     async def test(client, name):
         give = lambda value, **fields: client.verdict(name, "fox", 0, value, name="human", **fields)  # noqa: E731
         await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}, {"name": "external:robot"}])
@@ -101,8 +80,7 @@ def test_second_verdict():
     run(test)
 
 
-@pipeline
-def test_malformed_verdict_is_replaced():
+def test_malformed_verdict_is_replaced(run):
     async def test(client, name):
         await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "external:human"}])
         await first(client.stream_trajectories(name))
@@ -116,8 +94,7 @@ def test_malformed_verdict_is_replaced():
     run(test)
 
 
-@pipeline
-def test_readers_skip_garbage():
+def test_readers_skip_garbage(run):
     async def test(client, name):
         for uid, data in {"bytes": b"\xc1", "nan": msgpack.packb({"v": 1, "run": name, "uid": "nan", "mean": float("nan")})}.items():
             await client.js.publish(f"mdr.v1.advantage.{name}.{uid}", data)

@@ -3,13 +3,12 @@
 import asyncio
 
 import pytest
-from test_client import first, pipeline, run
 
 import meander
+from conftest import first
 
 
-@pipeline
-def test_pause_and_resume():
+def test_pause_and_resume(run):
     async def test(client, name):
         await client.publish(name, "a red fox", uid="fox", group_size=2, num_inference_steps=100, height=256, width=256, reward=[{"name": "synthetic"}])
         receipt = await client.pause(name, reason="lunch", by="lin")
@@ -23,8 +22,7 @@ def test_pause_and_resume():
     run(test)
 
 
-@pipeline
-def test_cancel():
+def test_cancel(run):
     async def test(client, name):
         await client.publish(name, "a red fox", uid="fox", group_size=2, reward=[{"name": "external"}])
         await client.publish(name, "a blue fox", uid="hen", group_size=2, reward=[{"name": "external"}])
@@ -41,8 +39,7 @@ def test_cancel():
     run(test)
 
 
-@pipeline
-def test_prune():
+def test_prune(run):
     async def test(client, name):
         prompt = {"group_size": 2, "num_inference_steps": 4, "reward": [{"name": "synthetic"}]}
         await client.publish(name, "a red fox", uid="hen", **prompt)
@@ -59,8 +56,7 @@ def test_prune():
     run(test)
 
 
-@pipeline
-def test_refused():
+def test_refused(run):
     async def test(client, name):
         with pytest.raises(meander.Refused, match="must be one of|there is no run yet"):
             await client.pause(name)
@@ -71,8 +67,7 @@ def test_refused():
     run(test)
 
 
-@pipeline
-def test_obeyed_says_who_is_late():
+def test_obeyed_says_who_is_late(run):
     async def test(client, name):
         await client.publish(name, "a red fox", uid="fox", group_size=1, num_inference_steps=2, reward=[{"name": "synthetic"}])
         with pytest.raises(TimeoutError, match="sampler-"):

@@ -1,0 +1,109 @@
+"""A pipeline to test against: the one that MEANDER_URL names, or one that is started here from MEANDER_BIN (default bin/meander)."""
+
+import asyncio
+import os
+import pathlib
+import socket
+import subprocess
+import time
+import uuid
+
+import pytest
+
+import meander
+
+ROOT = pathlib.Path(__file__).parents[4]
+BINARY = pathlib.Path(os.environ.get("MEANDER_BIN") or ROOT / "bin/meander")
+
+
+# What a program of ours is set up by: nothing that is meant for the tests.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("MEANDER_")}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def listens(port, process):
+    """Waits until somebody listens there."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args[0]} ended with {process.returncode}")
+        with socket.socket() as s:
+            s.settimeout(1)
+            if s.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"nobody listens on {port}")
+
+
+class Up:
+    """meander up, on a store of its own."""
+
+    def __init__(self, folder, port=None, *args):
+        self.folder, self.port, self.args, self.process = folder, port or free_port(), args, None
+
+    @property
+    def url(self):
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(self):
+        command = [str(BINARY), "up", "--model", "synthetic", "--store", str(self.folder / "store"), "--listen", f"127.0.0.1:{self.port}", *self.args]
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, env=ENVIRONMENT)
+        listens(self.port, self.process)
+        return self
+
+    def stop(self, kill=False):
+        if self.process is not None:
+            self.process.kill() if kill else self.process.terminate()
+            self.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def binary():
+    if not BINARY.is_file():
+        pytest.skip(f"{BINARY} is not there: 'make build' makes it, MEANDER_BIN names another")
+    return BINARY
+
+
+@pytest.fixture(scope="session")
+def url(request, tmp_path_factory):
+    if given := os.environ.get("MEANDER_URL"):
+        yield given
+        return
+    request.getfixturevalue("binary")
+    up = Up(tmp_path_factory.mktemp("up")).start()
+    yield up.url
+    up.stop()
+
+
+@pytest.fixture
+def run(url):
+    """Runs a test, a coroutine function of a client and a name for its run, for a minute at most."""
+
+    def bounded(test, at=None):
+        async def connected():
+            async with meander.connect(at or url) as client:
+                await asyncio.wait_for(test(client, "py" + uuid.uuid4().hex[:8]), 60)
+
+        asyncio.run(connected())
+
+    return bounded
+
+
+async def first(events):
+    async for e in events:
+        return e
+
+
+async def publish(client, run, uid, batch="", groups=1, **fields):
+    """A small prompt, whose stochastic steps are 1 and 2 of 4."""
+    rollout = {"sde_step_indices": [1, 2], "debug": ["model_output"], **fields.pop("rollout", {})}
+    if batch:
+        fields["batch"] = {"id": batch, "groups": groups}
+    return await client.publish(
+        run, "a red fox", uid=uid, group_size=2, num_inference_steps=4, reward=[{"name": "synthetic"}], rollout=rollout, **{"seed": 7, **fields})

@@ -1,0 +1,347 @@
+"""Readers of groups and batches against a real pipeline: whole, in order, each once, whatever dies."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import msgpack
+import numpy as np
+import pytest
+
+import meander
+from conftest import ENVIRONMENT, Up, first, free_port, listens, publish
+
+
+def velocities(batch):
+    """Those of the sampler, which the prompts had it store."""
+    return np.array([[meander.tensor(step["debug"][0]["tensor"]) for step in s.trained] for s in batch.samples])
+
+
+def test_batch(run):
+    async def test(client, name):
+        for i in range(2):
+            await publish(client, name, f"u{i}", "b", 2, seed=i, true_cfg_scale=2.0, rollout={"return_conditioning": True})
+        batch = await first(client.batches(name))
+        assert batch.name == "b" and batch.size == 4 and list(batch["uid"]) == ["u0", "u0", "u1", "u1"]
+        assert batch["latents"].shape == batch["next_latents"].shape == (4, 2, 16, 64)
+        assert (batch["step_indices"] == [1, 2]).all() and batch["mask"].all() and batch["log_probs"].shape == (4, 2)
+        assert (batch["next_latents"][:, 0] == batch["latents"][:, 1]).all()
+        assert (batch["timesteps"] == np.float32(1000) * batch["sigmas"]).all() and (batch["next_sigmas"] < batch["sigmas"]).all()
+        assert (batch["advantages"] == [[s.advantage] * 2 for s in batch.samples]).all()
+        for embeds in ("prompt_embeds", "negative_prompt_embeds"):
+            assert batch[embeds].shape == (4, 1, 44) and (batch[embeds + "_mask"] == 1).all() and batch.conditioning[embeds].shape == (2, 1, 44)
+        assert (batch["prompt_embeds"] != batch["negative_prompt_embeds"]).any()
+        again = await first(client.batches(name))
+        assert again.digest() == batch.digest() and list(batch) == list(again)
+
+        # The state behind a step is its mean and its noise; the log-prob is that of the event.
+        for b, sample in enumerate(batch.samples):
+            for w, step in enumerate(sample.trained):
+                at = step["step_index"]
+                noise = meander.noise.step(int(batch["sample_seed"][b]), at, 16 * 64).reshape(16, 64)
+                mean = sample.kernel(at).mean(batch["latents"][b, w], velocities(batch)[b, w])
+                assert np.abs(mean + batch["noise_std"][b, w] * noise - batch["next_latents"][b, w]).max() < 1e-5
+        ratio = batch.check(batch.recompute_log_prob(velocities(batch)))
+        assert ratio.max_abs < 1e-7 and set(ratio.per_step) == {1, 2}
+        with pytest.raises(meander.RatioOff, match="step 2"):
+            batch.check(batch.recompute_log_prob(velocities(batch) * 1.01))
+        with pytest.raises(meander.RatioOff):
+            batch.check(np.full((4, 2), np.nan))
+
+        proto = batch.dataproto()
+        assert proto["batch"]["all_latents"].shape == (4, 3, 16, 64) and (proto["batch"]["all_latents"][:, :2] == batch["latents"]).all()
+        assert {a.shape for k, a in proto["batch"].items() if k in ("all_timesteps", "rollout_log_probs", "response_mask", "advantages")} == {(4, 2)}
+        assert list(proto["non_tensor_batch"]["uid"]) == list(batch["uid"])
+        trajectory = batch.samples[0].trajectory
+        assert (await client.pixels(trajectory)).shape == (64, 64, 3)
+        assert (meander.noise.initial(trajectory["noise_seed"], 4) == meander.noise.normals(trajectory["noise_seed"], 0xFFFFFFFF, 4)).all()
+
+    pytest.importorskip("PIL", reason="decoding images needs Pillow")
+    run(test)
+
+
+def test_torch(run):
+    torch = pytest.importorskip("torch", reason="tensors need torch, which is not installed here")
+
+    async def test(client, name):
+        await publish(client, name, "u", "b")
+        batch = await first(client.batches(name))
+        tensors = batch.torch()
+        assert tensors["latents"].dtype == torch.float32 and tensors["mask"].dtype == torch.bool and "uid" not in tensors
+        assert [int(x) & (1 << 64) - 1 for x in tensors["sample_seed"]] == [int(x) for x in batch["sample_seed"]]
+
+    run(test)
+
+
+def test_groups_by_number(run):
+    async def test(client, name):
+        for i in range(5):
+            await publish(client, name, f"u{i}")
+        groups = []
+        async for g in client.stream_groups(name, "all", timeout=30):
+            groups.append(g.uid)
+            if len(groups) == 5:
+                break
+        assert sorted(groups) == [f"u{i}" for i in range(5)]
+        reader = client.batches(name, groups=2, follow=False)
+        assert [list(dict.fromkeys(b["uid"])) async for b in reader] == [sorted(groups[:2]), sorted(groups[2:4])]  # one is left
+        assert reader.health.samples == 10 and reader.health.batches == 2
+
+    run(test)
+
+
+def test_side_by_side(run):
+    """Two readers of one run, each with a place of its own; a third, later, goes on where the first ended."""
+
+    async def test(client, name):
+        for i in range(4):
+            await publish(client, name, f"u{i}", f"b{i}")
+
+        async def read(reader, n):
+            out = []
+            async for batch in reader:
+                out.append(batch.name)
+                if len(out) == n:
+                    await reader.done(batch)
+                    return out
+
+        fast, slow = await asyncio.gather(read(client.batches(name, "fast"), 4), read(client.batches(name, "slow"), 2))
+        assert sorted(fast) == ["b0", "b1", "b2", "b3"] and slow == fast[:2]
+        assert await read(client.batches(name, "slow"), 2) == fast[2:]
+        with pytest.raises(TimeoutError, match="nothing came for 1 s; .*done"):
+            await read(client.batches(name, "fast", timeout=1), 1)
+
+    run(test)
+
+
+READER = """
+import asyncio, sys, meander
+
+async def main(url, run, after):
+    async with meander.connect(url) as client:
+        reader = client.batches(run, "trainer", after=after)
+        async for batch in reader:
+            print(batch.name, batch.digest(), batch.cursor, flush=True)
+            if sys.stdin.readline() == "":
+                return
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Process:
+    """A reader in a process of its own, which takes a batch for each line that it is told."""
+
+    def __init__(self, url, run, after=""):
+        self.p = subprocess.Popen([sys.executable, "-c", READER, url, run, after], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def batch(self):
+        return self.p.stdout.readline().split()
+
+    def done(self):
+        self.p.stdin.write("\n")
+        self.p.stdin.flush()
+
+    def kill(self):
+        self.p.send_signal(signal.SIGKILL)
+        self.p.wait()
+
+
+def test_killed_and_resumed(run, url):
+    """A process that is killed with a batch in hand: the next one gets that batch at once, and no batch before it."""
+
+    async def test(client, name):
+        for i in range(4):
+            await publish(client, name, f"u{i}", f"b{i}")
+        order = []
+        async for e in client.batch_events(name):
+            order.append(e["batch"])
+            if len(order) == 4:
+                break
+        reader = Process(url, name)
+        seen = [await asyncio.to_thread(reader.batch)]
+        reader.done()
+        seen.append(await asyncio.to_thread(reader.batch))  # in hand
+        reader.kill()
+        reader = Process(url, name)
+        again = await asyncio.to_thread(reader.batch)
+        assert again == seen[1]
+        for _ in range(2):
+            reader.done()
+            seen.append(await asyncio.to_thread(reader.batch))
+        assert [s[0] for s in seen] == order and len({s[1] for s in seen}) == 4
+        reader.kill()
+        # What a checkpoint says goes before what was acknowledged: on, and back.
+        reader = Process(url, name, seen[3][2])
+        pending = asyncio.create_task(asyncio.to_thread(reader.batch))
+        await publish(client, name, "u4", "b4")
+        assert (await pending)[0] == "b4"
+        reader.kill()
+        reader = Process(url, name, seen[0][2])
+        assert await asyncio.to_thread(reader.batch) == seen[1]
+        reader.kill()
+
+    run(test)
+
+
+def test_taken_over(run):
+    """Who opens a name takes it; the one before is told, and acknowledges nothing any more."""
+
+    async def test(client, name):
+        for i in range(2):
+            await publish(client, name, f"u{i}", f"b{i}")
+        one, two = client.batches(name, "trainer"), client.batches(name, "trainer")
+        batch = await anext(first_of := one.__aiter__())
+        again = await anext(second_of := two.__aiter__())
+        assert again.digest() == batch.digest()
+        with pytest.raises(meander.Taken, match="another process reads as trainer"):
+            await one.done(batch)
+        with pytest.raises(meander.Taken):
+            await anext(first_of)
+        assert (await anext(second_of)).name != again.name
+
+    run(test)
+
+
+def test_shared(run):
+    async def test(client, name):
+        for i in range(6):
+            await publish(client, name, f"u{i}")
+        seen = []
+
+        async def read():
+            async for group in client.stream_groups(name, "workers", shared=True):
+                seen.append(group.uid)
+                await asyncio.sleep(0)
+
+        workers = [asyncio.create_task(read()) for _ in range(3)]
+        while len(seen) < 6:
+            await asyncio.sleep(0.05)
+        for w in workers:
+            w.cancel()
+        assert sorted(seen) == [f"u{i}" for i in range(6)]
+
+    run(test)
+
+
+def test_cursors_of_elsewhere(run):
+    async def test(client, name):
+        await publish(client, name, "u", "b")
+        batch = await first(client.batches(name))
+        seq, made = batch.cursor.split("@")
+        for after in ("nonsense", f"{seq}@{int(made) - 1}", f"{int(seq) + 10**6}@{made}"):
+            with pytest.raises(ValueError, match="after: "):
+                await first(client.batches(name, after=after))
+        for bad in ({"name": "a.b"}, {"shared": True}, {"faults": "ignore"}):
+            with pytest.raises(ValueError, match="must be|needs"):
+                client.batches(name, **bad)
+
+    run(test)
+
+
+def test_strangers(run):
+    """Whatever is on the subjects: readers skip it, say so, and go on."""
+
+    async def test(client, name):
+        async def store(subject, data):
+            await client.js.publish(f"mdr.v1.{subject}", data)
+
+        await store(f"batch.{name}.bytes", b"\xc1")
+        await store(f"batch.{name}.deep", b"\x91" * 100_000)
+        await store(f"batch.{name}.other", msgpack.packb({"run": name, "batch": "another", "groups": 1, "uids": ["u"], "samples": 1, "closed": 1}))
+        await store(f"batch.{name}.types", msgpack.packb({"run": name, "batch": "types", "groups": "1", "uids": [3], "samples": None}))
+        # Well formed, of groups that do not exist; and a group of which nothing is what it says.
+        await store(f"batch.{name}.empty", msgpack.packb({"run": name, "batch": "empty", "groups": 1, "uids": ["nobody"], "samples": 1, "closed": 1}))
+        member = {"sample_index": 0, "reward": 1.0, "advantage": 1.0, "status": "scored", "trajectory_seq": 1 << 40}
+        forged = {"run": name, "uid": "forged", "batch": "forged", "status": "complete", "group_size": 1, "members": [member],
+                  "policy_version_min": 0, "policy_version_max": 0, "closed": 1}
+        await store(f"advantage.{name}.forged", msgpack.packb(forged))
+        await publish(client, name, "u", "b")
+        reader = client.batches(name, faults="skip", timeout=30)
+        async for batch in reader:
+            if batch.size:
+                break
+            assert batch.name == "empty"
+        assert batch.name == "b" and reader.health.faulty.total() == 4 and sum(reader.health.left_out.values()) == 1, str(reader.health)
+        groups = client.stream_groups(name, faults="skip", timeout=30)
+        assert (await first(groups)).uid == "u" and groups.health.left_out
+        with pytest.raises(meander.Gone, match="stored no more"):
+            await first(client.stream_groups(name))
+
+    run(test)
+
+
+def test_left_out(run):
+    async def test(client, name):
+        await publish(client, name, "old")
+        await client.publish(name, "a red fox", uid="gone", group_size=2, num_inference_steps=2, reward=[{"name": "external"}])
+        await client.cancel(name, "gone")
+        await publish(client, name, "new")
+        closed = set()
+        async for advantage in client.advantages(name):
+            closed.add(advantage["uid"])
+            if len(closed) == 3:
+                break
+        reader = client.stream_groups(name, keep=lambda g: "too old" if g.uid == "old" else "", follow=False)
+        assert [g.uid async for g in reader] == ["new"] and reader.health.left_out == {"too old": 1, "status cancelled": 1}
+        group = await client.group(name, "new")
+        assert meander.fresh(min_policy_version=1)(group).startswith("policy version 0")
+        assert "s ago" in meander.fresh(max_age=1e-9)(group) and "weights" in meander.fresh(weights_digest="0" * 64)(group)
+        assert meander.fresh(max_age=3600, max_policy_span=0, weights_digest=group.samples[0].trajectory["weights_digest"])(group) == ""
+
+    run(test)
+
+
+def test_server_restart(binary, tmp_path, run):
+    """The server is killed under a reader, and comes back: the reader goes on, and loses and repeats nothing."""
+    up = Up(tmp_path).start()
+
+    async def test(client, name):
+        seen = []
+        await publish(client, name, "u0", "b0")
+        reader = client.batches(name, "trainer")
+        async for batch in reader:
+            seen.append(batch.name)
+            if len(seen) == 1:
+                up.stop(kill=True)
+                up.start()
+                async with meander.connect(up.url) as other:
+                    await publish(other, name, "u1", "b1")
+            else:
+                break
+        assert seen == ["b0", "b1"]
+
+    try:
+        run(test, up.url)
+    finally:
+        up.stop()
+
+
+def test_external_server(binary, tmp_path, run):
+    """Services and server each a program of its own; NATS_SERVER is the server's binary."""
+    server = os.environ.get("NATS_SERVER")
+    if not server or not binary.with_name("meander-intake").is_file():
+        pytest.skip("NATS_SERVER is not set, or the services are not beside meander: 'make python-test' builds one")
+    port = free_port()
+    nats_server = subprocess.Popen([server, "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(tmp_path / "nats")], stderr=subprocess.DEVNULL)
+    listens(port, nats_server)
+    url = f"nats://127.0.0.1:{port}"
+    services = []
+    for service in ("intake", "sampler", "reward", "advantage"):
+        command = [str(binary.with_name("meander-" + service)), "--nats-url", url, "--health-addr", ""]
+        with open(tmp_path / service, "wb") as log:
+            services.append(subprocess.Popen(command + ["--model", "synthetic"] * (service == "sampler"), stdout=log, stderr=log, cwd=tmp_path, env=ENVIRONMENT))
+
+    async def test(client, name):
+        await publish(client, name, "u", "b")
+        batch = await first(client.batches(name, "trainer", timeout=50))
+        batch.check(batch.recompute_log_prob(velocities(batch)))
+
+    try:
+        run(test, url)
+    finally:
+        for process in [*services, nats_server]:
+            process.terminate()
+            process.wait(30)
