@@ -32,7 +32,7 @@ var extensions = []extension{
 	{"estimator", "gpg", regexp.MustCompile(`\b(?i:gpg)\b`), []string{"pkg/estimator/estimator.go", "pkg/estimator/flowgrpo.go"}, 2},
 	{"transition", "cps", regexp.MustCompile(`\b(?i:cps)\b|CPS\b|\bcps[A-Z]`), []string{"pkg/flow/transition.go", "schemas/enums.go", "schemas/validate_prompt.go"}, 4},
 	{"solver", "heun", regexp.MustCompile(`(?i)\bheun`), []string{"pkg/flow/solver.go", "pkg/flow/solver_heun.go", "schemas/enums.go"}, 3},
-	{"field of a prompt that reaches the sampler", "min_policy_version", regexp.MustCompile(`MinPolicyVersion|min_policy_version`), []string{"schemas/document/vocabulary.go", "schemas/prompt.go", "schemas/request.go", "services/intake/resolve.go", "services/sampler/flowengine.go"}, 6},
+	{"field of a prompt that reaches the sampler", "min_policy_version", regexp.MustCompile(`MinPolicyVersion|min_policy_version`), []string{"schemas/document/vocabulary.go", "schemas/prompt.go", "schemas/request.go", "services/intake/resolve.go", "services/sampler/sampler.go"}, 6},
 	{"engine", "flow", regexp.MustCompile(`(?i)flowEngine`), []string{"services/sampler/"}, 1},
 	{"device", "cuda", regexp.MustCompile(`pkg/tensor/cuda`), []string{"pkg/tensor/cuda/", "pkg/tensor/devices/devices.go"}, 2},
 	{"model family", "qwenimage", regexp.MustCompile(`(?i)qwen.?image`), []string{"pkg/model/families/families.go", "pkg/model/qwenimage/"}, 2},

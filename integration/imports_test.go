@@ -46,6 +46,7 @@ var layers = map[string][]string{
 	"pkg/fieldflag":                     {"schemas"},
 	"pkg/tensor/cpu/internal/kernelgen": nil,
 	"pkg/safetensors":                   {"pkg/tensor"},
+	"pkg/lora":                          {"pkg/safetensors"}, // files and what they fit: for networks, and for clients that push them
 	"pkg/tensor/cpu":                    {"pkg/tensor"},
 	"pkg/tensor/cuda/internal/driver":   nil,
 	"pkg/tensor/cuda/internal/ptxvm":    {"pkg/tensor/cuda/internal/driver"},
@@ -61,10 +62,10 @@ var layers = map[string][]string{
 	"pkg/tensor/tensortest":             {"pkg/tensor", "pkg/tensor/reference"},
 	"pkg/flow":                          {"pkg/tensor"},
 	"pkg/scheduled":                     {"pkg/flow"}, // its random words and its logarithm
-	"pkg/model":                         {"pkg/tensor", "pkg/safetensors"},
-	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/model":                         {"pkg/tensor", "pkg/safetensors", "pkg/lora"},
+	"pkg/model/nn":                      {"pkg/tensor", "pkg/safetensors", "pkg/lora", "pkg/model"},
 	"pkg/model/tokenizer":               {"pkg/safetensors"},
-	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
+	"pkg/model/qwenimage":               {"pkg/tensor", "pkg/tensor/cpu", "pkg/safetensors", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/model/qwenimage/checkpoint"}, // the CPU where no device is given; folders of random weights
 	"pkg/model/synthetic":               {"pkg/model"},
 	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
 	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
@@ -75,7 +76,7 @@ var layers = map[string][]string{
 	"integration/harness":               {"schemas", "pkg/bus", "pkg/bus/bustest"}, // what tests of the whole stand on
 	"integration/chaos":                 nil,                                       // faults; its tests have the pipeline
 	"pkg/client/policyloss":             nil,
-	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor"},
+	"pkg/client":                        {"schemas", "pkg/bus", "pkg/tensor", "pkg/lora"},
 
 	// What a run has stored, assembled; its contact sheets.
 	"pkg/sheet":   nil,
@@ -83,7 +84,7 @@ var layers = map[string][]string{
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
 	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
-	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
+	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/lora", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
 	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "services/internal/instrument"},
@@ -105,7 +106,7 @@ var layers = map[string][]string{
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/janitor", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.

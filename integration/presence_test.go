@@ -145,7 +145,7 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 	stuck := <-hook
 	if err := w.SetPolicy(t.Context(), &schemas.Policy{
 		Lane: "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1, MaxPixels: 256,
-	}); err != nil {
+	}, nil); err != nil {
 		t.Fatal(err)
 	}
 	alarm := make(chan error, 1)

@@ -22,6 +22,7 @@ const (
 	KindAdvantage  = "advantage"
 	KindBatch      = "batch"
 	KindPolicy     = "policy"
+	KindApplied    = "applied"
 	KindDead       = "dead"
 	KindControl    = "control"
 	KindParked     = "parked"
@@ -33,11 +34,11 @@ const AllSubjects = Prefix + ">"
 // Address is a subject by its tokens. Those that its kind does not have are empty, and so
 // is the partition of a reward or an opening that was not stored yet.
 type Address struct {
-	Kind                                                       string
-	Run                                                        Run
-	UID                                                        UID
-	Lane                                                       Lane
-	Partition, Stage, Batch, Sample, Attempt, Step, Part, Name string
+	Kind                                                                 string
+	Run                                                                  Run
+	UID                                                                  UID
+	Lane                                                                 Lane
+	Partition, Stage, Batch, Sample, Attempt, Step, Part, Name, Instance string
 }
 
 // tokens are the places of an address behind its kind, in the order of the subject.
@@ -65,6 +66,8 @@ func (a *Address) tokens() []*string {
 		return []*string{(*string)(&a.Run), &a.Batch}
 	case KindPolicy:
 		return []*string{(*string)(&a.Lane)}
+	case KindApplied:
+		return []*string{(*string)(&a.Lane), &a.Instance}
 	case KindDead:
 		return []*string{&a.Stage, (*string)(&a.Run), (*string)(&a.UID)}
 	}

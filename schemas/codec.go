@@ -132,16 +132,15 @@ func versioned(e Event) (any, error) {
 		v, c = copied(e, func(c *Batch) *int64 { return &c.V })
 	case *Policy:
 		v, c = copied(e, func(c *Policy) *int64 { return &c.V })
+	case *Applied:
+		v, c = copied(e, (*Applied).repair)
 	case *Receipt:
 		v, c = copied(e, func(c *Receipt) *int64 {
 			c.repair()
 			return &c.V
 		})
 	case *Presence:
-		v, c = copied(e, func(c *Presence) *int64 {
-			c.repair()
-			return &c.V
-		})
+		v, c = copied(e, (*Presence).repair)
 	case *Control:
 		v, c = copied(e, (*Control).repair)
 	case *ControlReceipt:
@@ -219,7 +218,7 @@ func New(typeName string) (Event, bool) {
 // Events returns a new empty event of every type, in the order data flows.
 func Events() []Event {
 	return []Event{
-		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Presence{}, &Dead{}, &Receipt{},
+		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
 		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{},
 	}
 }

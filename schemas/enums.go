@@ -171,6 +171,8 @@ var (
 	ControlActions    = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
 	RunStates         = []string{RunRunning, RunPaused, RunCancelled, RunDone}
 	UnknownPolicies   = []string{UnknownRefuse, UnknownWarn}
+	SwapRules         = []string{SwapFinish, SwapSwitch, SwapRestart}
+	AppliedStates     = []string{AppliedApplied, AppliedRefused}
 	Stages            = []string{"intake", "sampler", "reward", "advantage"}
 	PresentServices   = []string{ServiceSampler, ServiceReward}
 	DeadCodes         = []string{

@@ -33,6 +33,7 @@ const (
 	TypePolicy     = "policy/1"
 	TypeDead       = "dead/1"
 	TypeReceipt    = "receipt/1"
+	TypeApplied    = "applied/1"
 	TypePresence   = "presence/1"
 	TypeControl    = "control/1"
 
@@ -55,6 +56,7 @@ func (*Batch) Type() string       { return TypeBatch }
 func (*Policy) Type() string      { return TypePolicy }
 func (*Dead) Type() string        { return TypeDead }
 func (*Receipt) Type() string     { return TypeReceipt }
+func (*Applied) Type() string     { return TypeApplied }
 func (*Presence) Type() string    { return TypePresence }
 func (*Control) Type() string     { return TypeControl }
 
@@ -98,6 +100,9 @@ func (e *Batch) Subject() string { return BatchSubject(e.Run, e.Batch) }
 
 // Subject is where the event is published: its lane names it.
 func (e *Policy) Subject() string { return PolicySubject(e.Lane) }
+
+// Subject is where the event is published: its lane and instance name it.
+func (e *Applied) Subject() string { return AppliedSubject(e.Lane, e.Instance) }
 
 // Subject is where the event is published: its stage, run and uid name it.
 func (e *Dead) Subject() string { return DeadSubject(e.Stage, e.Run, e.UID) }

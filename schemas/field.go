@@ -64,7 +64,7 @@ const (
 
 // limits are the constants that tags name.
 var limits = map[string]float64{
-	"MaxAdvClip": MaxAdvClip, "MaxBatchGroups": MaxBatchGroups, "MaxBranches": MaxBranches, "MaxBlobBytes": MaxBlobBytes, "MaxCFGScale": MaxCFGScale,
+	"MaxAdapterConfig": MaxAdapterConfig, "MaxAdapterScale": MaxAdapterScale, "MaxAdvClip": MaxAdvClip, "MaxBatchGroups": MaxBatchGroups, "MaxBranches": MaxBranches, "MaxBlobBytes": MaxBlobBytes, "MaxCFGScale": MaxCFGScale,
 	"MaxConditioning": MaxConditioning, "MaxDebug": MaxDebug, "MaxDetail": MaxDetail, "MaxEpsilon": MaxEpsilon,
 	"MaxEventBytes": MaxEventBytes, "MaxGroupSize": MaxGroupSize, "MaxHeaderName": MaxHeaderName,
 	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
@@ -79,14 +79,14 @@ var limits = map[string]float64{
 
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
-	"BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
+	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
 	"FailedPolicies": FailedPolicies, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
 	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
 	"OffsetStrategies": OffsetStrategies, "PredictionKeeps": PredictionKeeps, "Predictions": Predictions,
 	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats, "RolloutSamplers": RolloutSamplers,
 	"PresentServices": PresentServices, "RewardStatuses": RewardStatuses, "RunStates": RunStates, "SDETypes": SDETypes,
 	"ScoreImageFormats": ScoreImageFormats, "Singletons": Singletons, "Solvers": Solvers, "Stages": Stages, "StdBases": StdBases,
-	"StdScales": StdScales, "StopReasons": StopReasons, "UnknownPolicies": UnknownPolicies, "WindowStrategies": WindowStrategies,
+	"StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules, "UnknownPolicies": UnknownPolicies, "WindowStrategies": WindowStrategies,
 	"ZeroStdPolicies": ZeroStdPolicies,
 }
 

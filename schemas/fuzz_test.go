@@ -45,6 +45,7 @@ func FuzzDecodeReward(f *testing.F)     { fuzzDecode[schemas.Reward](f) }
 func FuzzDecodeAdvantage(f *testing.F)  { fuzzDecode[schemas.Advantage](f) }
 func FuzzDecodeBatch(f *testing.F)      { fuzzDecode[schemas.Batch](f) }
 func FuzzDecodePolicy(f *testing.F)     { fuzzDecode[schemas.Policy](f) }
+func FuzzDecodeApplied(f *testing.F)    { fuzzDecode[schemas.Applied](f) }
 func FuzzDecodePresence(f *testing.F)   { fuzzDecode[schemas.Presence](f) }
 func FuzzDecodeControl(f *testing.F)    { fuzzDecode[schemas.Control](f) }
 func FuzzDecodeDead(f *testing.F)       { fuzzDecode[schemas.Dead](f) }

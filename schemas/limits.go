@@ -94,6 +94,9 @@ const (
 	MaxHeaderValue = 16 << 10
 	// MaxSchedulerConfig bounds a policy's scheduler_config.json.
 	MaxSchedulerConfig = 64 << 10
+	// MaxAdapterConfig bounds adapter_config.json, MaxAdapterScale the magnitude of an adapter's scale.
+	MaxAdapterConfig = 64 << 10
+	MaxAdapterScale  = 1000
 	// MaxLatentChannels and MaxPixelsPerToken bound what a policy announces.
 	MaxLatentChannels = 65536
 	MaxPixelsPerToken = 1024

@@ -17,6 +17,11 @@ type Presence struct {
 	// Controls is the sequence of the newest control that a sampler obeys: of what it and those
 	// before it stopped, no step is taken, and none is on its way to be stored.
 	Controls uint64 `msgpack:"controls,omitempty"`
+	// PolicyVersion is the version of the weights that a sampler begins samples with, WeightsDigest
+	// names them; Loading is the version that it is about to take over.
+	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.."`
+	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName"`
+	Loading       *int64 `msgpack:"loading,omitempty" range:"0.."`
 	// Draining says that it finishes what it has in hand and takes nothing new.
 	Draining bool `msgpack:"draining,omitempty"`
 	// Room is what a sampler takes of MDR_STEPS; absent: nothing.
@@ -78,7 +83,7 @@ func (e *Presence) rules(f *faults) {
 	}
 }
 
-func (e *Presence) repair() {
+func (e *Presence) repair() *int64 {
 	missing := make([]MissingReward, len(e.Missing))
 	for i, m := range e.Missing {
 		missing[i] = MissingReward{m.Name, legalText(m.Reason, MaxText)}
@@ -86,4 +91,5 @@ func (e *Presence) repair() {
 	if e.Missing != nil {
 		e.Missing = missing
 	}
+	return &e.V
 }

@@ -21,7 +21,7 @@ type sample struct {
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
 	t.Helper()
-	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), controlSamples(), scheduledSamples(t), treeSamples(t))
+	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), policySamples(), controlSamples(), scheduledSamples(t), treeSamples(t))
 }
 
 func requestSamples(t testing.TB) []sample {
@@ -206,6 +206,30 @@ func resultSamples(t testing.TB) []sample {
 	}
 }
 
+func policySamples() []sample {
+	return []sample{
+		{"policy-pushed", &schemas.Policy{
+			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 13, WeightsDigest: digestOf("adapted"), BaseDigest: digestOf("weights"),
+			Adapter: &schemas.PolicyAdapter{
+				File:   schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("adapter"), Size: 1184},
+				Config: []byte(`{"peft_type": "LORA", "r": 4, "lora_alpha": 4}`), Scale: 0.5,
+			},
+			Modules: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("modules"), Size: 240},
+			Parent:  new(int64(12)), Rollback: new(int64(9)), Rule: "switch", By: "trainer-0", Note: "update 13",
+			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 128, NumInferenceSteps: 8, TrueCFGScale: 1,
+			MaxPixels: 1 << 20, Announced: 1_763_690_301_000_000_000,
+		}},
+		{"applied", &schemas.Applied{
+			Lane: "tiny", Instance: "sampler-k3", PolicyVersion: 13, State: "applied", Serving: 13, WeightsDigest: digestOf("adapted"),
+			Canary: &schemas.Canary{Digest: digestOf("canary"), Norm: 12.5}, Backend: "cpu/avx512", LoadNS: 80_000_000, At: 1_763_690_301_100_000_000,
+		}},
+		{"applied-refused", &schemas.Applied{
+			Lane: "tiny", Instance: "sampler-k3", PolicyVersion: 14, State: "refused", Error: "adapter: module x: the transformer has none",
+			Serving: 13, WeightsDigest: digestOf("adapted"), Backend: "cpu/avx512", At: 1_763_690_302_000_000_000,
+		}},
+	}
+}
+
 func groupSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
@@ -249,6 +273,10 @@ func groupSamples(t testing.TB) []sample {
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 		{"receipt-waiting", &schemas.Receipt{Run: "run-1", UID: "p17", Waiting: "model: no sampler serves \"flux\" now"}},
 		{"presence-sampler", &schemas.Presence{Service: "sampler", Instance: "sampler-k3", Lane: "tiny", At: 1_763_690_400_000_000_000}},
+		{"presence-loads", &schemas.Presence{
+			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", PolicyVersion: new(int64(12)), WeightsDigest: digestOf("weights"),
+			Loading: new(int64(13)), At: 1_763_690_400_000_000_000,
+		}},
 		{"presence-room", &schemas.Presence{
 			Service: "sampler", Instance: "sampler-k3", Lane: "tiny", Draining: true,
 			Room: &schemas.Room{Held: 31_000_000, Wants: 62_000_000, Turn: 812, Waiting: 4, Need: 15_500_000, Since: 1_763_690_398_000_000_000, Disk: true},

@@ -13,6 +13,7 @@ const (
 	StreamVerdicts     = "MDR_VERDICTS"
 	StreamAdvantages   = "MDR_ADVANTAGES"
 	StreamPolicies     = "MDR_POLICIES"
+	StreamApplied      = "MDR_APPLIED"
 	StreamControl      = "MDR_CONTROL"
 	StreamParked       = "MDR_PARKED"
 	StreamDead         = "MDR_DEAD"
@@ -107,8 +108,12 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "advantage.*.*", Prefix + "batch.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamPolicies, Purpose: "weight announcements per lane",
-			Subjects: []string{Prefix + "policy.*"}, DiscardNew: true, MaxMsgs: 10_000, MaxBytes: gib / 16,
+			Name: StreamPolicies, Purpose: "weights with their versions per lane: what it serves, and what it has served",
+			Subjects: []string{Prefix + "policy.*"}, DiscardNew: true, MaxBytes: gib / 4,
+		},
+		{
+			Name: StreamApplied, Purpose: "the samplers' answers to policies: applied or refused, with a canary",
+			Subjects: []string{Prefix + "applied.*.*"}, MaxBytes: gib / 16, MaxAge: 30 * day,
 		},
 		{
 			Name: StreamControl, Purpose: "what operators asked of runs: cancel, pause, resume; what holds is in the bucket mdr-control",

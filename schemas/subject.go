@@ -84,6 +84,11 @@ func BatchSubject(run Run, batch string) string {
 // PolicySubject is the weight announcements of a lane.
 func PolicySubject(lane Lane) string { return Prefix + "policy." + string(lane) }
 
+// AppliedSubject is the answers of a sampler to the policies of its lane.
+func AppliedSubject(lane Lane, instance string) string {
+	return Prefix + "applied." + string(lane) + "." + instance
+}
+
 // DeadSubject is refused input. What is not a legal token becomes "_".
 func DeadSubject(stage string, run Run, uid UID) string {
 	return Prefix + "dead." + safeToken(stage) + "." + safeToken(string(run)) + "." + safeToken(string(uid))

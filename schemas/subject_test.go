@@ -55,6 +55,7 @@ func TestParseSubject(t *testing.T) {
 			schemas.AdvantageSubject(run, uid):             {Kind: schemas.KindAdvantage, Run: run, UID: uid},
 			schemas.BatchSubject(run, batch):               {Kind: schemas.KindBatch, Run: run, Batch: batch},
 			schemas.PolicySubject(lane):                    {Kind: schemas.KindPolicy, Lane: lane},
+			schemas.AppliedSubject(lane, name):             {Kind: schemas.KindApplied, Lane: lane, Instance: name},
 			schemas.DeadSubject("intake", run, uid):        {Kind: schemas.KindDead, Stage: "intake", Run: run, UID: uid},
 		} {
 			got, ok := schemas.ParseSubject(subject)

@@ -1,22 +1,6 @@
 package schemas
 
-import (
-	"encoding/json"
-	"strconv"
-)
-
-// Validate joins every fault of the policy. That the scheduler configuration makes
-// sense is for the services that use it; here it must be a JSON object.
-func (e *Policy) Validate() error { return CheckFields(e) }
-
-func (e *Policy) rules(f *faults) {
-	if n := len(e.SchedulerConfig); n > 0 && n <= MaxSchedulerConfig {
-		var object map[string]json.RawMessage
-		if json.Unmarshal(e.SchedulerConfig, &object) != nil || object == nil {
-			f.add("scheduler_config", strconv.Itoa(n)+" bytes", "must be a JSON object")
-		}
-	}
-}
+import "strconv"
 
 // Validate joins every fault of the dead letter. Encode repairs over-long text, so
 // only what it cannot know is a fault.

@@ -1,12 +1,10 @@
 package bus
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -126,55 +124,4 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 		return fmt.Errorf("delete run %q: %w", run, err)
 	}
 	return nil
-}
-
-// SetPolicy announces what a lane serves: to the history in MDR_POLICIES first, then as
-// the lane's current policy.
-func (b *Bus) SetPolicy(ctx context.Context, p *schemas.Policy) error {
-	if err := schemas.CheckToken("lane", p.Lane); err != nil {
-		return fmt.Errorf("set policy: %w", err)
-	}
-	data, err := schemas.Encode(p)
-	if err != nil {
-		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
-	}
-	if _, err := b.Publish(ctx, p); err != nil {
-		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
-	}
-	err = b.patiently(ctx, func(ctx context.Context) error {
-		kv, err := b.bucket(ctx, schemas.PolicyBucket)
-		if err == nil {
-			_, err = kv.Put(ctx, string(p.Lane), data)
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
-	}
-	return nil
-}
-
-// Policies returns the current policy of every lane, sorted by lane.
-func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
-	stored, err := b.LastMany(ctx, "KV_"+schemas.PolicyBucket, []string{schemas.BucketSubject(schemas.PolicyBucket, ">")})
-	if err != nil {
-		return nil, fmt.Errorf("policies: %w", err)
-	}
-	out := make([]*schemas.Policy, 0, len(stored))
-	for _, m := range stored {
-		if len(m.Data) == 0 {
-			continue // deleted
-		}
-		p := &schemas.Policy{}
-		if err := schemas.DecodeValid(m.Data, p); err != nil {
-			return nil, fmt.Errorf("policy %q: %w", m.Subject, err)
-		}
-		out = append(out, p)
-	}
-	sortByLane(out)
-	return out, nil
-}
-
-func sortByLane(p []*schemas.Policy) {
-	slices.SortFunc(p, func(a, b *schemas.Policy) int { return cmp.Compare(a.Lane, b.Lane) })
 }

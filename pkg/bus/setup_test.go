@@ -143,9 +143,21 @@ func TestBus_policies(t *testing.T) {
 		if got, err := e.Policies(ctx); err != nil || len(got) != 0 {
 			t.Errorf("got %v, %v; want none", got, err)
 		}
-		for _, p := range []*schemas.Policy{policy("tiny", 1), policy("big", 7), policy("tiny", 2)} {
-			if err := e.SetPolicy(ctx, p); err != nil {
+		for _, p := range []struct{ next, after *schemas.Policy }{
+			{policy("tiny", 1), nil}, {policy("big", 7), nil}, {policy("tiny", 2), policy("tiny", 1)},
+		} {
+			if err := e.SetPolicy(ctx, p.next, p.after); err != nil {
 				t.Fatal(err)
+			}
+		}
+		other := policy("tiny", 2)
+		other.WeightsDigest = strings.Repeat("1", 64)
+		for name, p := range map[string]struct{ next, after *schemas.Policy }{
+			"follows an older one": {policy("tiny", 3), policy("tiny", 1)}, "is no first": {policy("tiny", 3), nil},
+			"goes back": {policy("tiny", 1), policy("tiny", 2)}, "has the version of others": {other, policy("tiny", 2)},
+		} {
+			if err := e.SetPolicy(ctx, p.next, p.after); !errors.Is(err, bus.ErrBehind) {
+				t.Errorf("%s: got %v, want ErrBehind", name, err)
 			}
 		}
 		got, err := e.Policies(ctx)
@@ -154,6 +166,13 @@ func TestBus_policies(t *testing.T) {
 		}
 		if n := e.Info(t, schemas.StreamPolicies).State.Msgs; n != 3 {
 			t.Errorf("history has %d, want 3", n)
+		}
+		history, err := e.PolicyHistory(ctx, "tiny")
+		if current, currentErr := e.Policy(ctx, "tiny"); err != nil || currentErr != nil || len(history) != 2 || history[0].PolicyVersion != 1 || current.PolicyVersion != 2 {
+			t.Errorf("got %+v, %v, %+v, %v", history, err, current, currentErr)
+		}
+		if _, err := e.Policy(ctx, "none"); !errors.Is(err, bus.ErrNotFound) {
+			t.Errorf("got %v, want ErrNotFound", err)
 		}
 	})
 }

@@ -48,12 +48,13 @@ var (
 	ErrEvicted = bus.ErrEvicted
 )
 
-// RefusedError is intake's refusal of a prompt or a control, which is in the dead letters.
+// RefusedError is intake's refusal of a prompt or a control, which is in the dead letters, or that of
+// a policy that nobody could use, of which nothing is stored.
 type RefusedError struct {
 	// Code is the class of the reason, one of the schemas.Code constants.
 	Code   string
 	Reason string
-	// What was refused: prompt or control.
+	// What was refused: prompt, control or policy.
 	What string
 }
 

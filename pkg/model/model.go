@@ -20,6 +20,8 @@ import (
 	"fmt"
 	"image"
 	"strings"
+
+	"github.com/meander-rl/meander/pkg/lora"
 )
 
 // Card is what the rest of the pipeline must know about a model.
@@ -224,4 +226,17 @@ type Model interface {
 	MemoryBytes() (weights, working int)
 	// Close frees what the model holds.
 	Close() error
+}
+
+// Adaptable is a model that LoRAs can be added to while it is in use.
+type Adaptable interface {
+	Model
+	// BaseDigest names the checkpoint, without adapters.
+	BaseDigest() string
+	// Modules is what adapters can change.
+	Modules() lora.Table
+	// Adapted returns the checkpoint plus the adapters, whatever adapters the model has. No files
+	// are read, and what no adapter changes is shared. Both models stay usable, and each must be
+	// closed. No adapters give the checkpoint again. An adapter that does not fit is an error.
+	Adapted(adapters ...lora.Weighted) (Model, error)
 }

@@ -270,3 +270,12 @@ func (a *Archive) ReadFloats(dst []float32, name string) error {
 	}
 	return nil
 }
+
+// ListNames joins names of tensors for an error, leaving out what no reader needs.
+func ListNames(names []string) string {
+	const most = 12
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}

@@ -160,6 +160,7 @@ func TestChannels(t *testing.T) {
 		"presence":   schemas.PresenceSubject("i"),
 		"dead":       schemas.DeadSubject("intake", "r", "u"),
 		"control":    schemas.ControlSubject("r"),
+		"applied":    schemas.AppliedSubject("l", "i"),
 		"parked":     schemas.ParkedSubject("r", "l", "u", 1),
 
 		"held_control": schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey("r", "")),

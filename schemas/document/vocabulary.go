@@ -69,7 +69,7 @@ var vocabulary = map[string]string{
 	"batch_epoch":         "where the trainer was in its passes over the data",
 	"group_policy":        "which groups are trained on, and what becomes of the others",
 	"round":               "how often the group has been replaced, from 1",
-	"announced":           "when the sampler said so, Unix nanoseconds",
+	"announced":           "when it was published, Unix nanoseconds",
 	"max_step_offset":     "M: offsets are 0 to M timesteps",
 	"strategy":            "how offsets are drawn",
 	"timesteps":           "N: training timesteps are 0 to N-1, noise rising",

@@ -150,7 +150,7 @@ func TestFacts_Policy(t *testing.T) {
 // A pipeline is asked for its models and for the room it has.
 func TestAsk(t *testing.T) {
 	b := bustest.New(t).Bus
-	if err := b.SetPolicy(t.Context(), policy(t, "a")); err != nil {
+	if err := b.SetPolicy(t.Context(), policy(t, "a"), nil); err != nil {
 		t.Fatal(err)
 	}
 	facts, err := estimate.Ask(t.Context(), b)

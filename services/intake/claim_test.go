@@ -24,7 +24,7 @@ type plane struct{ *bustest.Plane }
 func newPlane(t testing.TB) *plane {
 	t.Helper()
 	p := &plane{bustest.New(t)}
-	if err := p.SetPolicy(t.Context(), qwen()); err != nil {
+	if err := p.SetPolicy(t.Context(), qwen(), nil); err != nil {
 		t.Fatal(err)
 	}
 	p.sampler(t, qwen().Lane)

@@ -18,7 +18,7 @@ import (
 // some, and are refused when there was none for as long as a prompt is held.
 func TestFull_Prompts(t *testing.T) {
 	p := &plane{bustest.New(t)}
-	if err := p.SetPolicy(t.Context(), qwen()); err != nil {
+	if err := p.SetPolicy(t.Context(), qwen(), nil); err != nil {
 		t.Fatal(err)
 	}
 	var waiting atomic.Bool

@@ -141,7 +141,7 @@ func (s *service) heed(ctx context.Context, m *bus.Message, req *schemas.Request
 	if errors.Is(err, bus.ErrStreamFull) {
 		// It waits in the queue instead, and its place here is for other runs.
 		log.Warn().Err(err).Msg("not parked: " + c.Says() + "; give the stream more with 'meander streams limit --max-parked-bytes SIZE'")
-		return putBack(ctx, m)
+		return putBack(ctx, m, err)
 	}
 	if err != nil {
 		return fmt.Errorf("park the request: %w", err)

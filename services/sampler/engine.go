@@ -46,6 +46,9 @@ type Episode interface {
 	Finish(ctx context.Context, t *schemas.Trajectory) (Images, error)
 }
 
+// Switcher is an episode that can go on with another engine of the same model, between two steps.
+type Switcher interface{ Switch(to Engine) }
+
 // Images are those of a trajectory, nil where it is not to have one: of what the sample ended
 // with and, under scheduled sampling, of its noised and its teacher-forced latent.
 type Images struct{ End, Noised, Teacher *image.NRGBA }

@@ -16,16 +16,14 @@ import (
 
 // flowEngine is flow matching: pkg/flow takes the steps, pkg/model says where to.
 type flowEngine struct {
-	model model.Model
-	card  model.Card
-	// policyVersion is that of the weights in model.
-	policyVersion int64
-	velocities    chan *Velocities // one for each Step that runs
+	model      model.Model
+	card       model.Card
+	velocities chan *Velocities // one for each Step that runs
 }
 
 // newFlowEngine serves calls of Step from that many goroutines at once.
-func newFlowEngine(m model.Model, policyVersion int64, workers int) *flowEngine {
-	e := &flowEngine{model: m, card: m.Card(), policyVersion: policyVersion, velocities: make(chan *Velocities, workers)}
+func newFlowEngine(m model.Model, workers int) *flowEngine {
+	e := &flowEngine{model: m, card: m.Card(), velocities: make(chan *Velocities, workers)}
 	for range workers {
 		e.velocities <- NewVelocities(m)
 	}
@@ -55,9 +53,6 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 	tokens, err := e.card.Tokens(int(req.Height), int(req.Width))
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
-	}
-	if req.MinPolicyVersion > e.policyVersion {
-		return nil, fmt.Errorf("min_policy_version: %d; this sampler has version %d", req.MinPolicyVersion, e.policyVersion)
 	}
 	if got := req.ComputeScheduleDigest(); got != req.ScheduleDigest {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("schedule_digest: %q; the request's fields give %q", req.ScheduleDigest, got))
@@ -159,6 +154,10 @@ func (e *flowEngine) Step(ctx context.Context, episodes []Episode) error {
 	}
 	return nil
 }
+
+// Switch has the next step made by another engine of flow matching. What the prompt was encoded to stays: updates are
+// of the transformer.
+func (p *flowEpisode) Switch(to Engine) { p.e = to.(*flowEngine) }
 
 func (p *flowEpisode) request() *schemas.Request { return p.req }
 

@@ -18,6 +18,10 @@ type instruments struct {
 	steps, resumed, resumedSteps, superseded prometheus.Counter
 	joining, denoising, places               prometheus.Gauge
 	lost                                     prometheus.Counter
+	updates                                  *prometheus.CounterVec
+	version, resident                        prometheus.Gauge
+	restarted                                prometheus.Counter
+	load                                     prometheus.Observer
 	rolls                                    rollInstruments
 	step, fill                               prometheus.Observer
 	encode, denoise, decode, publish, whole  prometheus.Observer
@@ -36,6 +40,11 @@ func newInstruments(r prometheus.Registerer) *instruments {
 		denoising:    s.Gauge("denoising_samples", "samples in micro-batches").WithLabelValues(),
 		places:       s.Gauge("batch_places", "samples that micro-batches have room for: batch times workers").WithLabelValues(),
 		lost:         s.Counter("devices_lost_total", "devices that compute no more until the process is started again").WithLabelValues(),
+		updates:      instrument.Zero(s.Counter("policy_updates_total", "versions of the weights that the lane was given, by what became of them here", "state"), schemas.AppliedStates...),
+		version:      s.Gauge("policy_version", "version of the weights that samples begin with").WithLabelValues(),
+		resident:     s.Gauge("policy_versions_resident", "versions of the weights in memory: one, and the last while samples end on it").WithLabelValues(),
+		restarted:    s.Counter("policy_restarts_total", "samples that began again for the sake of newer weights").WithLabelValues(),
+		load:         s.Seconds("policy_load_seconds", "time from the news of a version to the first sample that may begin with it").WithLabelValues(),
 		rolls:        newRollInstruments(s),
 		step:         s.Seconds("step_seconds", "time of one evaluation of the model, for a micro-batch").WithLabelValues(),
 		fill:         s.Ratio("batch_fill_ratio", "share of the places of a micro-batch that an evaluation of the model had samples for").WithLabelValues(),

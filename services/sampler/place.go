@@ -156,14 +156,13 @@ func (p *Places) Close() error {
 	return errors.Join(errors.Join(errs...), p.set.Close())
 }
 
-// seat is where attempts are computed: an engine on a device, with the schedulers that take
-// from joins.
+// seat is where attempts are computed: a device, with the schedulers that take from joins.
 type seat struct {
-	id     string
-	engine Engine
-	joins  chan *attempt
-	load   atomic.Int64 // attempts that have it
-	lost   atomic.Bool
+	id    string
+	index int // of its engines
+	joins chan *attempt
+	load  atomic.Int64 // attempts that have it
+	lost  atomic.Bool
 }
 
 // sit returns the seat with the fewest attempts of those whose device works, and what the

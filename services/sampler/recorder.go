@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"image"
 	"image/png"
+	"strconv"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -26,15 +27,19 @@ type recorder struct {
 	token string
 	// backend is what computes: of the first device until it is known.
 	backend string
+	// weights are those that the next step is made with; oldest and newest are the versions so far.
+	weights        *weights
+	oldest, newest int64
 
 	received time.Time
 	encode   time.Duration
 	logProbs []*float64 // of all steps of the schedule; nil where none ran
 }
 
-func (s *service) newRecorder(req *schemas.Request) *recorder {
+func (s *service) newRecorder(req *schemas.Request, with *weights) *recorder {
 	return &recorder{
 		Recording: &Recording{sealer: s.sealer, publisher: s.publisher}, s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend: s.card.Backend, received: time.Now(),
+		weights: with, oldest: with.version(), newest: with.version(),
 		logProbs: make([]*float64, len(req.Transitions)),
 	}
 }
@@ -50,13 +55,43 @@ func (r *recorder) takeOver(step *storedStep) {
 // step publishes one step without waiting for it to be stored.
 func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Duration) error {
 	e.Run, e.UID, e.SampleIndex, e.Attempt = r.req.Run, r.req.UID, r.req.SampleIndex, r.token
-	e.PolicyVersion, e.WeightsDigest = r.s.cfg.PolicyVersion, r.s.card.WeightsDigest
+	e.PolicyVersion, e.WeightsDigest = r.weights.version(), r.weights.policy.WeightsDigest
 	e.Sampler, e.Backend, e.DeviceNS = r.s.cfg.Instance, r.backend, device.Nanoseconds()
 	if err := r.Step(ctx, e); err != nil {
 		return err
 	}
 	r.logProbs[e.StepIndex] = e.LogProb
 	r.s.metrics.steps.Inc()
+	return nil
+}
+
+// catchUp has an attempt go on with the sampler's newest weights, where their policy says so: with the
+// next step, or, with restarts, from the beginning (errRestart).
+func (r *recorder) catchUp(a *attempt, c *seat, restarts bool) error {
+	next := r.s.versions.newest()
+	if next == r.weights {
+		return nil
+	}
+	episode, can := a.episode.(Switcher)
+	switch rule := next.policy.Rule; {
+	case rule == schemas.SwapRestart && restarts:
+		return errRestart
+	case rule == schemas.SwapSwitch && can:
+		a.engine = next.engines[c.index]
+		episode.Switch(a.engine)
+		r.s.versions.move(r.weights, next)
+		r.weights, r.newest = next, next.version()
+	}
+	return nil
+}
+
+// undo removes the steps of an attempt that begins again.
+func (r *recorder) undo(ctx context.Context) error {
+	r.leave()
+	steps := schemas.Prefix + schemas.KindStep + "." + string(r.req.Run) + "." + string(r.req.UID) + "." + strconv.FormatInt(r.req.SampleIndex, 10) + "." + r.token + ".>"
+	if _, err := r.s.bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
+		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
+	}
 	return nil
 }
 
@@ -122,7 +157,7 @@ func (r *recorder) trajectory() *schemas.Trajectory {
 		ScheduledSampling: q.ScheduledSampling,
 		Sigmas:            q.Sigmas, Transitions: q.Transitions, LogProbs: r.logProbs, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
 		Solver: q.Solver, LatentsDType: q.LatentsDType, ScheduleDigest: q.ScheduleDigest,
-		WeightsDigest: s.card.WeightsDigest, PolicyVersionMin: s.cfg.PolicyVersion, PolicyVersionMax: s.cfg.PolicyVersion,
+		WeightsDigest: r.weights.policy.WeightsDigest, PolicyVersionMin: r.oldest, PolicyVersionMax: r.newest,
 		Sampler: s.cfg.Instance, Backend: r.backend, Group: q.Group,
 	}
 	for _, sigma := range q.Sigmas {

@@ -98,6 +98,7 @@ type search struct {
 	s        *service
 	req      *schemas.Request
 	backend  string          // of the attempt that goes on
+	weights  *weights        // that it is made with
 	attempts []string        // those that may have steps, the likeliest first
 	stored   map[string]int  // steps by attempt
 	subjects map[string]bool // of steps
@@ -125,7 +126,7 @@ func (s *service) search(ctx context.Context, r *recorder) (*search, error) {
 		return nil, err // the engine says so
 	}
 	f := &search{
-		s: s, req: q, backend: r.backend, stored: map[string]int{}, subjects: map[string]bool{}, looks: len(q.Transitions) + resumeLooks,
+		s: s, req: q, backend: r.backend, weights: r.weights, stored: map[string]int{}, subjects: map[string]bool{}, looks: len(q.Transitions) + resumeLooks,
 		shape: []int64{int64(tokens), int64(s.card.LatentChannels)},
 	}
 	for subject := range subjects {
@@ -192,14 +193,14 @@ func (f *search) check(ctx context.Context, m *bus.Message, before seal) (*store
 	if err := bus.Fits(m, event); err != nil {
 		return nil, err
 	}
-	card := f.s.card
+	with := f.weights
 	for _, of := range []struct {
 		field     string
 		has, want any
 	}{
 		{"schedule_digest", event.ScheduleDigest, f.req.ScheduleDigest},
-		{"weights_digest", event.WeightsDigest, card.WeightsDigest},
-		{"policy_version", event.PolicyVersion, f.s.cfg.PolicyVersion},
+		{"weights_digest", event.WeightsDigest, with.policy.WeightsDigest},
+		{"policy_version", event.PolicyVersion, with.version()},
 		{"backend", alike(event.Backend), alike(f.backend)},
 	} {
 		if of.has != of.want {

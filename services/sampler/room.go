@@ -18,10 +18,15 @@ var errLeaving = errors.New("the sampler stops")
 
 // presence is the entry of this sampler, without its room.
 func (s *service) presence() *schemas.Presence {
+	serving, loading := s.versions.serving()
 	return &schemas.Presence{
-		Service: schemas.ServiceSampler, Instance: "sampler-" + s.token, Lane: s.cfg.Lane, Controls: s.reins.obeys(), Draining: s.stopping.Err() != nil,
+		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.reins.obeys(), Draining: s.stopping.Err() != nil,
+		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
 	}
 }
+
+// instance is the name of this sampler among those that are present.
+func (s *service) instance() string { return "sampler-" + s.token }
 
 // inRoom makes one sample once its steps fit. The room is its own until leave, when the trajectory
 // is stored or there is none. work is ctx until a control stops the sample.
@@ -50,7 +55,7 @@ func (s *service) takeRoom(ctx context.Context, req *schemas.Request) (*bus.Clai
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(s.stopping, stop)()
-	claim, err := s.room.Take(waiting, req.StepBytes(s.policy().StateElements(req.Height, req.Width)))
+	claim, err := s.room.Take(waiting, req.StepBytes(PolicyOf(s.card).StateElements(req.Height, req.Width)))
 	if err != nil && ctx.Err() == nil {
 		return nil, errLeaving
 	}

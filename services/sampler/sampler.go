@@ -8,6 +8,7 @@
 package sampler
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -147,9 +148,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	places, err := cfg.compute().Open(cfg.Models, cfg.Model, model.Options{
-		Adapter: cfg.Adapter, AdapterScale: cfg.AdapterScale, Progress: loading(cfg.Loading, log),
-	}, false)
+	places, err := cfg.compute().Open(cfg.Models, cfg.Model, model.Options{Progress: loading(cfg.Loading, log)}, false)
 	if err != nil {
 		return err
 	}
@@ -211,11 +210,12 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	defer publisher.Close()
 	defer metrics.watch(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
-		cfg: cfg, bus: b, card: card, publisher: publisher, metrics: metrics,
+		cfg: cfg, bus: b, places: places, card: card, publisher: publisher, metrics: metrics,
 		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), reins: newReins(controls), loading: make(chan struct{}, 1),
 	}
-	for _, p := range places.All {
-		s.seats = append(s.seats, &seat{id: p.ID, engine: newFlowEngine(p.Model, cfg.PolicyVersion, cfg.Workers), joins: make(chan *attempt)})
+	s.versions = &versions{s: s, drained: make(chan struct{}, 1), news: make(chan struct{}, 1)}
+	for i, p := range places.All {
+		s.seats = append(s.seats, &seat{id: p.ID, index: i, joins: make(chan *attempt)})
 	}
 	defer metrics.compute(places)()
 	if places.Note != "" {
@@ -226,21 +226,27 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	}
 	s.room, s.stopping = b.NewRoom(s.presence, s.reins.obeyed, cfg.DiskFree), ctx
 	defer metrics.watchRoom(s.room)()
-	if err := b.SetPolicy(ctx, s.policy()); err != nil {
+	if err := s.first(log.WithContext(ctx)); err != nil {
 		return fmt.Errorf("announce model %q: %w", card.Name, err)
 	}
+	defer s.versions.close()
 	if cfg.Announced != nil {
 		cfg.Announced()
 	}
-	log.Info().Str("model", card.Name).Str("lane", string(cfg.Lane)).Str("device", places.IDs()).Str("backend", card.Backend).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
+	log.Info().Str("model", card.Name).Str("lane", string(cfg.Lane)).Int64("policy_version", s.versions.newest().version()).Str("device", places.IDs()).Str("backend", card.Backend).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
+	return s.run(ctx, log)
+}
 
+// run serves the lane until ctx ends and what is in hand is finished, or handed back.
+func (s *service) run(ctx context.Context, log zerolog.Logger) error {
+	cfg, metrics := s.cfg, s.metrics
 	// The schedulers outlive ctx: samples in hand are finished while Consume drains.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	for i := range cfg.Workers {
 		c := s.seats[i%len(s.seats)]
 		wg.Go(func() {
-			(&scheduler{engine: c.engine, batch: cfg.Batch, joins: c.joins, metrics: metrics}).run(work)
+			(&scheduler{batch: cfg.Batch, joins: c.joins, metrics: metrics}).run(work)
 		})
 	}
 	consumer, handle := metrics.set.Count(bus.ConsumerConfig{
@@ -253,11 +259,13 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	}, s.handle)
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.room.Run(work) }) // as long as there are samples in hand
-	g.Go(func() error { return controls.Follow(serving) })
+	g.Go(func() error { return s.reins.controls.Follow(serving) })
 	g.Go(func() error { return s.reins.follow(serving) })
+	g.Go(func() error { return s.bus.FollowPolicy(serving, cfg.Lane, s.versions.want) })
+	g.Go(func() error { return s.versions.follow(log.WithContext(serving)) })
 	g.Go(func() error {
 		defer stop() // nothing is in hand any more
-		return b.Consume(serving, consumer, handle)
+		return s.bus.Consume(serving, consumer, handle)
 	})
 	g.Go(func() error {
 		select {
@@ -267,7 +275,7 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 			return nil
 		}
 	})
-	err = g.Wait()
+	err := g.Wait()
 	stop()
 	wg.Wait()
 	return err
@@ -280,10 +288,13 @@ func kin(m *bus.Message) []string {
 }
 
 type service struct {
-	cfg       Config
-	bus       *bus.Bus
-	seats     []*seat // one for each device
+	cfg    Config
+	bus    *bus.Bus
+	places *Places
+	seats  []*seat // one for each of places
+	// card is the model's, of its files: without what policies add.
 	card      model.Card
+	versions  *versions
 	publisher *bus.Publisher
 	sealer    *sealer
 	metrics   *instruments
@@ -300,12 +311,6 @@ type service struct {
 	// that events of two attempts never share a subject.
 	token string
 	count atomic.Uint64
-}
-
-func (s *service) policy() *schemas.Policy {
-	p := PolicyOf(s.card)
-	p.Lane, p.PolicyVersion, p.Announced = s.cfg.Lane, s.cfg.PolicyVersion, time.Now().UnixNano()
-	return p
 }
 
 // PolicyOf is what a sampler of a model announces, in the lane of the model's name.
@@ -358,8 +363,8 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if c := stoppedBy(work); c != nil && err != nil {
 		return s.heed(ctx, m, &req, c)
 	}
-	if errors.Is(err, errUnborn) || errors.Is(err, errLeaving) {
-		return putBack(ctx, m)
+	if errors.Is(err, errUnborn) || errors.Is(err, errLeaving) || errors.Is(err, errYoung) {
+		return putBack(ctx, m, err)
 	}
 	if err != nil {
 		return err
@@ -376,36 +381,62 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	return nil
 }
 
+// maxRestarts is how often a sample begins again for the sake of newer weights.
+const maxRestarts = 3
+
+// errRestart ends an attempt that is to begin again with newer weights.
+var errRestart = errors.New("begins again with newer weights")
+
 // make computes one sample and stores its steps, or lets it be at the next step boundary when
 // work ends, which is a part of ctx.
 func (s *service) make(ctx, work context.Context, c *seat, req *schemas.Request) (*schemas.Trajectory, error) {
-	r := s.newRecorder(req)
-	r.backend = c.engine.Card().Backend
-	episode, err := s.begin(work, c.engine, r)
+	for restarts := 0; ; restarts++ {
+		t, err := s.try(ctx, work, c, req, restarts < maxRestarts)
+		if !errors.Is(err, errRestart) {
+			return t, err
+		}
+		s.metrics.restarted.Inc()
+	}
+}
+
+// try is one attempt. With restarts, it may end as errRestart.
+func (s *service) try(ctx, work context.Context, c *seat, req *schemas.Request, restarts bool) (*schemas.Trajectory, error) {
+	with, err := s.versions.pin(req.MinPolicyVersion)
+	if err != nil {
+		return nil, err
+	}
+	r := s.newRecorder(req, with)
+	defer func() { s.versions.release(r.weights) }()
+	engine := with.engines[c.index]
+	r.backend = engine.Card().Backend
+	episode, err := s.begin(work, engine, r)
 	if err != nil {
 		return nil, err
 	}
 	r.encode = time.Since(r.received)
-	a := &attempt{
-		ctx: work, episode: episode, priority: req.Priority, done: make(chan struct{}),
-		record: func(step *schemas.Step, device time.Duration) error {
-			if err := r.step(ctx, step, device); err != nil {
-				return err
-			}
-			return r.judge(r.next())
-		},
+	a := &attempt{ctx: work, engine: engine, episode: episode, priority: req.Priority, done: make(chan struct{})}
+	a.record = func(step *schemas.Step, device time.Duration) error {
+		if err := r.step(ctx, step, device); err != nil {
+			return err
+		}
+		if err := r.judge(r.next()); err != nil || episode.Done() {
+			return err
+		}
+		return r.catchUp(a, c, restarts)
 	}
 	err = r.judge(r.next())
 	if err == nil {
 		err = s.denoise(work, c, a)
 	}
-	if err != nil {
-		if work.Err() != nil {
-			r.leave()
-		}
-		return r.pruned(ctx, a, err)
+	switch {
+	case err == nil:
+		return r.finish(ctx, a)
+	case errors.Is(err, errRestart):
+		return nil, cmp.Or(r.undo(ctx), err)
+	case work.Err() != nil:
+		r.leave()
 	}
-	return r.finish(ctx, a)
+	return r.pruned(ctx, a, err)
 }
 
 // denoise has a scheduler take all steps of an attempt; some samples have none to take.
@@ -444,7 +475,7 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 	if schemas.DecodeValid(m.Data, &req) != nil {
 		return nil // nothing to name: the dead letter is all there is
 	}
-	stored, err := s.publish(ctx, s.newRecorder(&req).failed(cause), &req)
+	stored, err := s.publish(ctx, s.newRecorder(&req, s.versions.newest()).failed(cause), &req)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ import (
 // scheduler steps attempts in micro-batches. One goroutine owns it. Requests join and
 // leave at any step boundary. It knows neither the mathematics nor where events go.
 type scheduler struct {
-	engine  Engine
 	batch   int
 	joins   <-chan *attempt
 	metrics *instruments
@@ -26,7 +25,9 @@ type scheduler struct {
 // scheduler owns it.
 type attempt struct {
 	// ctx is the handler's: when it ends, the attempt is dropped at the next boundary.
-	ctx      context.Context
+	ctx context.Context
+	// engine makes the episode.
+	engine   Engine
 	episode  Episode
 	priority int64
 	// record takes each step as it is completed; device is the time it took, this attempt's
@@ -85,7 +86,7 @@ func (s *scheduler) admit(a *attempt) {
 	s.metrics.denoising.Inc()
 }
 
-// pick returns the attempts to advance: those of the bucket that has waited longest,
+// pick returns the attempts to advance: those of the engine and bucket that has waited longest,
 // higher priority first where waits are equal.
 func (s *scheduler) pick() []*attempt {
 	first := s.active[0]
@@ -97,7 +98,7 @@ func (s *scheduler) pick() []*attempt {
 	s.ticks++
 	var batch []*attempt
 	for _, a := range s.active {
-		if a.episode.Bucket() == first.episode.Bucket() {
+		if a.engine == first.engine && a.episode.Bucket() == first.episode.Bucket() {
 			a.tick = s.ticks
 			batch = append(batch, a)
 		}
@@ -120,7 +121,7 @@ func (s *scheduler) step(ctx context.Context, batch []*attempt) {
 		episodes[i] = a.episode
 	}
 	began := time.Now()
-	err := s.engine.Step(ctx, episodes)
+	err := batch[0].engine.Step(ctx, episodes)
 	took := time.Since(began)
 	s.metrics.step.Observe(took.Seconds())
 	s.metrics.fill.Observe(float64(len(batch)) / float64(s.batch))

@@ -89,14 +89,16 @@ type stage struct {
 	joins chan *attempt
 	stop  context.CancelFunc
 	ended chan struct{}
+	// engine makes all attempts.
+	engine Engine
 }
 
 func newStage(t *testing.T, e Engine, batch int) *stage {
 	ctx, stop := context.WithCancel(t.Context())
-	s := &stage{t: t, joins: make(chan *attempt), stop: stop, ended: make(chan struct{})}
+	s := &stage{t: t, joins: make(chan *attempt), stop: stop, ended: make(chan struct{}), engine: e}
 	go func() {
 		defer close(s.ended)
-		(&scheduler{engine: e, batch: batch, joins: s.joins, metrics: newInstruments(nil)}).run(ctx)
+		(&scheduler{batch: batch, joins: s.joins, metrics: newInstruments(nil)}).run(ctx)
 	}()
 	return s
 }
@@ -120,6 +122,7 @@ func cast(name, bucket string, steps int) (*attempt, *[]string) {
 
 func (s *stage) enter(attempts ...*attempt) {
 	for _, a := range attempts {
+		a.engine = s.engine
 		go func() { s.joins <- a }()
 		synctest.Wait()
 	}

@@ -17,10 +17,10 @@ import (
 )
 
 // A seal says that a sampler of this event plane made a step, for this very request, with this
-// program, these weights and such a device, and made or took over all steps before it, each with its seal. What
+// program and such a device, and made or took over all steps before it, each with its seal. What
 // anybody else puts on the subjects of steps has none, and neither has a step of another
 // request, another order, or with another state in it: the code is over the one before it,
-// the step's content digest and the digest of its checkpoint.
+// the step's content digest, which names the weights, and the digest of its checkpoint.
 type seal [sha256.Size]byte
 
 func (s seal) String() string { return hex.EncodeToString(s[:]) }
@@ -37,7 +37,7 @@ func (s *service) newSealer(ctx context.Context) (*sealer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sealer{key: key, build: fmt.Sprintf("%s %q %d", program(), s.card.WeightsDigest, s.cfg.PolicyVersion)}, nil
+	return &sealer{key: key, build: program()}, nil
 }
 
 // program is the SHA-256 of the program that runs. One that cannot be read is like no other.

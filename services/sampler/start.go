@@ -155,12 +155,12 @@ func (s *service) unborn(ctx context.Context, req *schemas.Request) error {
 // putBack hands back a request that waits, for its parent for instance. It comes again after an eighth of
 // the time that it has waited, so that the waits of a day are fewer than the deliveries that
 // end without a result.
-func putBack(ctx context.Context, m *bus.Message) error {
+func putBack(ctx context.Context, m *bus.Message, why error) error {
 	d := 200 * time.Millisecond
 	for range min(m.Delivered, 90) {
 		d += d / 8
 	}
-	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back")
+	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back: " + why.Error())
 	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrSettled) {
 		return fmt.Errorf("put back: %w", err)
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
@@ -46,6 +45,3 @@ func (f Faults) Of(name string) error {
 	}
 	return fmt.Errorf("%s: %w", name, errors.Join(f...))
 }
-
-// finite reports whether v is a number.
-func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }

@@ -175,22 +175,13 @@ func (l *Loader) Finish() error {
 		names []string
 	}{{"missing", l.missing}, {"unexpected", unexpected}, {"of another shape", l.shapes}} {
 		if len(p.names) > 0 {
-			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what, shorten(p.names)))
+			parts = append(parts, fmt.Sprintf("%d tensors %s: %s", len(p.names), p.what, safetensors.ListNames(p.names)))
 		}
 	}
 	if len(parts) > 0 {
 		return errors.New(strings.Join(parts, "; "))
 	}
 	return nil
-}
-
-// shorten joins names, leaving out what no reader needs.
-func shorten(names []string) string {
-	const most = 12
-	if len(names) <= most {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
 // count returns the parameters of an archive by type.

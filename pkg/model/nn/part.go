@@ -13,7 +13,7 @@ import (
 // LoadPart reads the checkpoint in a folder of a model onto a device and adds its files
 // to the digest, both at once. What the checkpoint has otherwise than load asks for is an
 // error. progress may be nil.
-func LoadPart(folder *safetensors.Folder, device tensor.Device, part string, d *Digest, progress model.Progress, load func(*Loader)) error {
+func LoadPart(folder *safetensors.Folder, device tensor.Device, part string, d *safetensors.Digest, progress model.Progress, load func(*Loader)) error {
 	a, err := folder.Archive(part)
 	if err != nil {
 		return err

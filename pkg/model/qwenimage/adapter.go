@@ -2,9 +2,10 @@ package qwenimage
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
 )
 
@@ -14,23 +15,30 @@ import (
 // models stay usable and each must be closed. No adapters give the base again.
 //
 // An adapter that does not fit is an error that names all its wrong modules.
-func (m *Model) WithAdapters(adapters ...nn.Weighted) (*Model, error) {
+func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	t := m.base.clone()
 	if err := nn.Adapt(m.device, t.places(), adapters); err != nil {
 		return nil, err
 	}
 	n := &Model{shared: m.shared, card: m.card, transformer: t}
 	n.modulations.Limit = m.modulations.Limit
-	n.card.WeightsDigest = m.baseDigest
-	if len(adapters) > 0 {
-		d := nn.NewDigest()
-		fmt.Fprintf(d, "%s\n", m.baseDigest)
-		for _, a := range adapters {
-			fmt.Fprintf(d, "%s %x\n", a.Adapter.Digest(), math.Float64bits(a.Weight))
-		}
-		n.card.WeightsDigest = d.Hex()
-	}
+	n.card.WeightsDigest = lora.WeightsDigest(m.baseDigest, adapters...)
 	m.users.Add(1)
+	return n, nil
+}
+
+// BaseDigest names the checkpoint without adapters.
+func (m *Model) BaseDigest() string { return m.baseDigest }
+
+// Modules is what adapters can change.
+func (m *Model) Modules() lora.Table { return nn.Table(m.base.places()) }
+
+// Adapted is WithAdapters for any family.
+func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
+	n, err := m.WithAdapters(adapters...)
+	if err != nil {
+		return nil, err
+	}
 	return n, nil
 }
 

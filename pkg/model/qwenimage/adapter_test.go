@@ -7,22 +7,22 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model/qwenimage"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
-func openAdapter(t testing.TB, name string) *nn.Adapter {
+func openAdapter(t testing.TB, name string) *lora.Adapter {
 	t.Helper()
-	a, err := nn.OpenAdapter(filepath.Join(golden, name))
+	a, err := lora.Open(filepath.Join(golden, name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return a
 }
 
-func withAdapters(t testing.TB, m *qwenimage.Model, adapters ...nn.Weighted) *qwenimage.Model {
+func withAdapters(t testing.TB, m *qwenimage.Model, adapters ...lora.Weighted) *qwenimage.Model {
 	t.Helper()
 	n, err := m.WithAdapters(adapters...)
 	if err != nil {
@@ -49,13 +49,13 @@ func TestParity_Adapters(t *testing.T) {
 	seen := map[string]bool{}
 	for _, tt := range []struct {
 		name     string
-		adapters []nn.Weighted
+		adapters []lora.Weighted
 	}{
 		{"base", nil},
-		{"first", []nn.Weighted{{Adapter: first, Weight: 1}}},
-		{"first.scaled", []nn.Weighted{{Adapter: first, Weight: 0.4}}},
-		{"second", []nn.Weighted{{Adapter: second, Weight: 1}}},
-		{"both", []nn.Weighted{{Adapter: first, Weight: 1}, {Adapter: second, Weight: -0.5}}},
+		{"first", []lora.Weighted{{Adapter: first, Weight: 1}}},
+		{"first.scaled", []lora.Weighted{{Adapter: first, Weight: 0.4}}},
+		{"second", []lora.Weighted{{Adapter: second, Weight: 1}}},
+		{"both", []lora.Weighted{{Adapter: first, Weight: 1}, {Adapter: second, Weight: -0.5}}},
 	} {
 		m := withAdapters(t, base, tt.adapters...)
 		got := flat(velocities(t, m, x, sigma, encodeAll(t, m, texts...), size[0], size[1]))
@@ -76,7 +76,7 @@ func TestModel_WithAdapters_swapsAndRestores(t *testing.T) {
 	g := openGoldens(t, "velocity.safetensors")
 	x, sigma, cond := rows(g.floats("single.x"), 1), g.floats("single.sigma"), encodeAll(t, m, "a sign")
 	before := flat(velocities(t, m, x, sigma, cond, 64, 128))
-	adapted := withAdapters(t, m, nn.Weighted{Adapter: openAdapter(t, "lora-first"), Weight: 1})
+	adapted := withAdapters(t, m, lora.Weighted{Adapter: openAdapter(t, "lora-first"), Weight: 1})
 	changed := flat(velocities(t, adapted, x, sigma, cond, 64, 128))
 	if slices.Equal(before, changed) {
 		t.Error("the adapter changes nothing")
@@ -154,10 +154,10 @@ func TestOpenAdapter_refuses(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			a, err := nn.OpenAdapter(dir)
+			a, err := lora.Open(dir)
 			if err == nil {
 				var m *qwenimage.Model
-				if m, err = base.WithAdapters(nn.Weighted{Adapter: a, Weight: 1}); err == nil {
+				if m, err = base.WithAdapters(lora.Weighted{Adapter: a, Weight: 1}); err == nil {
 					m.Close()
 				}
 			}

@@ -84,8 +84,8 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 }
 
 // newDigest starts with configurations and tokenizer.
-func newDigest(folder *safetensors.Folder) (*nn.Digest, error) {
-	d := nn.NewDigest()
+func newDigest(folder *safetensors.Folder) (*safetensors.Digest, error) {
+	d := safetensors.NewDigest()
 	return d, d.Files(folder, tokenizer.MaxFile,
 		"text_encoder/config.json", "transformer/config.json", "vae/config.json",
 		"tokenizer/tokenizer.json", "tokenizer/vocab.json", "tokenizer/merges.txt",

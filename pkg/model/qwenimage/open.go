@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
@@ -37,14 +38,14 @@ func openAdapted(dir string, o model.Options) (*Model, error) {
 		return base, err
 	}
 	defer func() { _ = base.Close() }() // the adapted model keeps what both share
-	adapter, err := nn.OpenAdapter(o.Adapter)
+	adapter, err := lora.Open(o.Adapter)
 	if err != nil {
 		return nil, err
 	}
 	if o.AdapterScale == 0 {
 		o.AdapterScale = 1
 	}
-	return base.WithAdapters(nn.Weighted{Adapter: adapter, Weight: o.AdapterScale})
+	return base.WithAdapters(lora.Weighted{Adapter: adapter, Weight: o.AdapterScale})
 }
 
 // Options are the choices that a checkpoint leaves open. Zero fields take the
@@ -127,7 +128,7 @@ func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {
 }
 
 // load reads the weights onto the device and fills in the rest.
-func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs, digest *nn.Digest) error {
+func (m *Model) load(folder *safetensors.Folder, dir string, o Options, c *modelConfigs, digest *safetensors.Digest) error {
 	s := m.shared
 	var errs [3]error
 	errs[0] = nn.LoadPart(folder, s.textDevice, "text_encoder", digest, o.Progress, func(l *nn.Loader) { s.text = loadTextEncoder(l, c.text) })

@@ -1,4 +1,4 @@
-package nn
+package safetensors
 
 import (
 	"crypto/sha256"
@@ -9,8 +9,6 @@ import (
 	"io/fs"
 	"path"
 	"slices"
-
-	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
 // Digest is the SHA-256 of a model: name, length and contents of every file that decides
@@ -30,7 +28,7 @@ func (d *Digest) File(name string, b []byte) {
 }
 
 // Files adds those of names that are in the folder, each of at most limit bytes.
-func (d *Digest) Files(folder *safetensors.Folder, limit int64, names ...string) error {
+func (d *Digest) Files(folder *Folder, limit int64, names ...string) error {
 	for _, name := range names {
 		b, err := folder.Read(name, limit)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -46,7 +44,7 @@ func (d *Digest) Files(folder *safetensors.Folder, limit int64, names ...string)
 
 // Archive adds the files of a checkpoint, headers included. read, which may be nil, hears
 // of their bytes, a piece after the other.
-func (d *Digest) Archive(part string, a *safetensors.Archive, read func(bytes int)) {
+func (d *Digest) Archive(part string, a *Archive, read func(bytes int)) {
 	for _, f := range a.Files() {
 		fmt.Fprintf(d.h, "%s %d\n", path.Join(part, f.Name), len(f.Bytes))
 		for piece := range slices.Chunk(f.Bytes, 16<<20) {

@@ -1,0 +1,223 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Push says how weights are to be served.
+type Push struct {
+	// Lane is where; empty: the only lane that there is.
+	Lane schemas.Lane
+	// Scale is how much of the adapter is added; 0 is 1, what it was trained at.
+	Scale float64
+	// Version is that of the weights, above the lane's current one; 0: the next.
+	Version int64
+	// Base names the checkpoint that the adapter was trained on; empty: it is not compared.
+	Base string
+	// Rule says what becomes of samples that have begun: finish, switch or restart; empty is finish.
+	Rule string
+	// By is who pushes, "client" without; Note is for people.
+	By, Note string
+}
+
+// PushPolicy has a lane serve its checkpoint plus an adapter (nil: the checkpoint alone) as its next
+// version, and returns the policy. Whatever can be known of the adapter is checked before anything
+// is stored: a *RefusedError. Weights that the lane serves already are not pushed again: the
+// policy returned is the current one. Samplers take it over by themselves; see Taken.
+func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Push) (*schemas.Policy, error) {
+	return c.follow(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
+		next := *current
+		next.Rollback, next.Adapter, next.WeightsDigest = nil, nil, current.BaseDigest
+		if push.Base != "" && push.Base != current.BaseDigest {
+			return nil, refusedPolicy("base: %.16s; must be of the checkpoint that lane %q serves, %.16s", push.Base, current.Lane, current.BaseDigest)
+		}
+		if adapter == nil {
+			return &next, nil
+		}
+		if current.Modules == nil {
+			return nil, refusedPolicy("adapter: the model %q of lane %q takes none", current.Model, current.Lane)
+		}
+		data, err := c.bus.GetBlob(ctx, *current.Modules)
+		if err != nil {
+			return nil, fmt.Errorf("fetch the table of modules of lane %q: %w", current.Lane, err)
+		}
+		table, err := lora.ParseTable(data)
+		if err != nil {
+			return nil, err
+		}
+		with := lora.Weighted{Adapter: adapter, Weight: cmp.Or(push.Scale, 1)}
+		if err := table.Check(with); err != nil {
+			return nil, refusedPolicy("%w", err)
+		}
+		ref, err := c.bus.PutBlob(ctx, adapter.File())
+		if err != nil {
+			return nil, fmt.Errorf("store the adapter: %w", err)
+		}
+		next.Adapter = &schemas.PolicyAdapter{File: ref, Config: adapter.Config(), Scale: with.Weight}
+		next.WeightsDigest = lora.WeightsDigest(current.BaseDigest, with)
+		return &next, nil
+	})
+}
+
+// RollbackPolicy has a lane serve the weights of an earlier version again, as its next version;
+// ErrNotFound when the lane's history has none of that number.
+func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (*schemas.Policy, error) {
+	return c.follow(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
+		history, err := c.bus.PolicyHistory(ctx, current.Lane)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range slices.Backward(history) {
+			switch {
+			case p.PolicyVersion != version:
+			case p.BaseDigest != current.BaseDigest:
+				return nil, refusedPolicy("version: %d; must be of the checkpoint that lane %q serves, %.16s", version, current.Lane, current.BaseDigest)
+			default:
+				next := *current
+				next.Adapter, next.WeightsDigest, next.Rollback = p.Adapter, p.WeightsDigest, &version
+				if p.Adapter != nil {
+					if err := c.bus.HasBlob(ctx, p.Adapter.File); err != nil {
+						return nil, refusedPolicy("version: %d; its adapter is not stored any more: %w", version, err)
+					}
+				}
+				return &next, nil
+			}
+		}
+		return nil, fmt.Errorf("version %d of lane %q: %w", version, current.Lane, ErrNotFound)
+	})
+}
+
+// refusedPolicy is a push that nobody would take.
+func refusedPolicy(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &RefusedError{Code: schemas.CodeInvalid, Reason: err.Error(), What: "policy"}
+}
+
+// follow stores what next makes of the lane's current policy, again when somebody else was first.
+func (c *Client) follow(ctx context.Context, push Push, next func(current *schemas.Policy) (*schemas.Policy, error)) (*schemas.Policy, error) {
+	if push.Rule != "" && !slices.Contains(schemas.SwapRules, push.Rule) {
+		return nil, refusedPolicy("rule: %q; must be one of %v", push.Rule, schemas.SwapRules)
+	}
+	for {
+		current, err := c.Policy(ctx, push.Lane)
+		if err != nil {
+			return nil, err
+		}
+		p, err := next(current)
+		if err != nil {
+			return nil, err
+		}
+		if p.WeightsDigest == current.WeightsDigest {
+			return current, nil
+		}
+		p.PolicyVersion = cmp.Or(push.Version, current.PolicyVersion+1)
+		if p.PolicyVersion <= current.PolicyVersion {
+			return nil, refusedPolicy("version: %d; must be above %d, which lane %q serves", p.PolicyVersion, current.PolicyVersion, current.Lane)
+		}
+		p.Parent, p.Rule, p.By, p.Note, p.Announced = &current.PolicyVersion, push.Rule, cmp.Or(push.By, "client"), push.Note, time.Now().UnixNano()
+		if err := p.Validate(); err != nil {
+			return nil, refusedPolicy("%w", err)
+		}
+		if err = c.bus.SetPolicy(ctx, p, current); !errors.Is(err, bus.ErrBehind) {
+			return p, err
+		}
+	}
+}
+
+// Policy is what a lane serves now, or ErrNotFound; an empty lane is the only one that there is.
+func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
+	if lane != "" {
+		if err := schemas.CheckToken("lane", lane); err != nil {
+			return nil, err
+		}
+		return c.bus.Policy(ctx, lane)
+	}
+	all, err := c.bus.Policies(ctx)
+	if err != nil {
+		return nil, err
+	}
+	switch len(all) {
+	case 0:
+		return nil, fmt.Errorf("policy: %w: no sampler has announced a model", ErrNotFound)
+	case 1:
+		return c.bus.Policy(ctx, all[0].Lane)
+	}
+	var lanes []schemas.Lane
+	for _, p := range all {
+		lanes = append(lanes, p.Lane)
+	}
+	return nil, fmt.Errorf("lane: empty; must be one of %v", lanes)
+}
+
+// PolicyHistory is what a lane has served, the oldest first.
+func (c *Client) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.Policy, error) {
+	return c.bus.PolicyHistory(ctx, lane)
+}
+
+// Replica is a sampler that runs and what it makes samples with.
+type Replica struct {
+	schemas.Presence
+	// Answer is its last word on the lane's current policy, nil while there is none.
+	Answer *schemas.Applied
+}
+
+// Replicas are the samplers of a policy's lane that run, by name, with their answers to it.
+func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
+	present, err := c.bus.Present(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := c.bus.Applied(ctx, p.Lane)
+	if err != nil {
+		return nil, err
+	}
+	var out []Replica
+	for _, s := range present {
+		if s.Service != schemas.ServiceSampler || s.Lane != p.Lane {
+			continue
+		}
+		r := Replica{Presence: *s}
+		for _, a := range answers {
+			if a.Instance == s.Instance && a.PolicyVersion == p.PolicyVersion {
+				r.Answer = a
+			}
+		}
+		out = append(out, r)
+	}
+	slices.SortFunc(out, func(a, b Replica) int { return cmp.Compare(a.Instance, b.Instance) })
+	return out, nil
+}
+
+// takenEvery is how often Taken looks.
+const takenEvery = 20 * time.Millisecond
+
+// Taken waits until every sampler of the lane that runs has answered a policy that was pushed, or
+// serves a later one, and returns them; with ctx's error when that ends before.
+func (c *Client) Taken(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
+	for {
+		replicas, err := c.Replicas(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		late := slices.ContainsFunc(replicas, func(r Replica) bool {
+			return r.Answer == nil && (r.PolicyVersion == nil || *r.PolicyVersion < p.PolicyVersion)
+		})
+		if !late {
+			return replicas, nil
+		}
+		select {
+		case <-ctx.Done():
+			return replicas, ctx.Err()
+		case <-time.After(takenEvery):
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package schemas
+
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// Policy is weights with their version, and what the lane that serves them takes. The current one of
+// each lane is in the key-value bucket PolicyBucket; MDR_POLICIES keeps the history, each
+// version after the one that it follows. The first of a lane is what a sampler began with; those
+// after it are pushed, and are the same but for the weights.
+type Policy struct {
+	V    int64 `msgpack:"v"`
+	Lane Lane  `msgpack:"lane" form:"token"`
+	// Model and Family name the network; PolicyVersion counts weight updates.
+	Model         string `msgpack:"model" size:"1..MaxName"`
+	Family        string `msgpack:"family" size:"0..MaxName"`
+	PolicyVersion int64  `msgpack:"policy_version" range:"0.."`
+	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
+	// BaseDigest names the checkpoint of the lane: the weights without what Adapter adds. Samplers
+	// of another checkpoint refuse the policy.
+	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
+	// Adapter is what is added to the checkpoint; absent: nothing.
+	Adapter *PolicyAdapter `msgpack:"adapter,omitempty"`
+	// Modules is the table of what adapters can change: JSON, of each projection its name and the
+	// shape [n, k] of its weight; absent: the model takes no adapters.
+	Modules *Ref `msgpack:"modules,omitempty"`
+	// Parent is the version that it follows, Rollback the one whose weights it has again.
+	Parent   *int64 `msgpack:"parent,omitempty" range:"0.."`
+	Rollback *int64 `msgpack:"rollback,omitempty" range:"0.."`
+	// Rule says what becomes of samples that have begun: finish (they end on the weights that they
+	// began with), switch (the next step is on the new ones; each step says which) or restart (they
+	// begin again). Empty: finish.
+	Rule string `msgpack:"rule,omitempty" enum:"SwapRules?"`
+	// By is who pushed it, empty for what a sampler began with; Note is for people.
+	By   string `msgpack:"by,omitempty" size:"0..MaxName"`
+	Note string `msgpack:"note,omitempty" size:"0..MaxText"`
+	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
+	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
+	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
+	LatentChannels int64 `msgpack:"latent_channels" range:"1..MaxLatentChannels"`
+	PixelsPerToken int64 `msgpack:"pixels_per_token" range:"1..MaxPixelsPerToken"`
+	// Height and Width in pixels, NumInferenceSteps and TrueCFGScale are for prompts that leave
+	// them out.
+	Height            int64   `msgpack:"height" range:"1..MaxSide"`
+	Width             int64   `msgpack:"width" range:"1..MaxSide"`
+	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"1..MaxSteps"`
+	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
+	// NegativePrompt is what guidance leads away from where a prompt does not say.
+	NegativePrompt string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes"`
+	// ConditioningBytes is the most that the conditioning of one text takes, ConditioningTokenBytes what
+	// one of its tokens does.
+	ConditioningBytes      int64 `msgpack:"conditioning_bytes,omitempty" range:"0..MaxBlobBytes"`
+	ConditioningTokenBytes int64 `msgpack:"conditioning_token_bytes,omitempty" range:"0..MaxBlobBytes"`
+	// MaxPixels is the largest product of height and width that the lane makes.
+	MaxPixels int64 `msgpack:"max_pixels" range:"1..MaxSide*MaxSide"`
+	// Announced is when it was published, Unix nanoseconds.
+	Announced int64 `msgpack:"announced" range:"0.."`
+	// Reward lists the reward functions of prompts that name none; empty: the service's.
+	Reward []string `msgpack:"reward,omitempty" size:"0..MaxRewards" form:"reward_name"`
+}
+
+// StateElements is the number of elements of a state, S x C, of images of that size in pixels.
+func (e *Policy) StateElements(height, width int64) int64 {
+	edge := max(1, e.PixelsPerToken)
+	return height / edge * (width / edge) * e.LatentChannels
+}
+
+// PolicyAdapter is a LoRA (low-rank adaptation) in PEFT's form.
+type PolicyAdapter struct {
+	// File is adapter_model.safetensors, in the object store.
+	File Ref `msgpack:"file"`
+	// Config is adapter_config.json; empty: the file says it all.
+	Config []byte `msgpack:"config" size:"0..MaxAdapterConfig"`
+	// Scale is how much of it is added; 1 is what it was trained at.
+	Scale float64 `msgpack:"scale" range:"-MaxAdapterScale..MaxAdapterScale"`
+}
+
+// Rules of a policy for samples that have begun.
+const (
+	SwapFinish  = "finish"
+	SwapSwitch  = "switch"
+	SwapRestart = "restart"
+)
+
+// Applied is a sampler's answer to a policy.
+type Applied struct {
+	V    int64 `msgpack:"v"`
+	Lane Lane  `msgpack:"lane" form:"token"`
+	// Instance is the sampler, as it is named in its Presence.
+	Instance string `msgpack:"instance" form:"token"`
+	// PolicyVersion is the version that was to be taken over.
+	PolicyVersion int64 `msgpack:"policy_version" range:"0.."`
+	// State is applied: samples that begin from now on are made with it; or refused: Error says why,
+	// and the sampler goes on with Serving.
+	State string `msgpack:"state" enum:"AppliedStates"`
+	Error string `msgpack:"error,omitempty" size:"0..MaxText"`
+	// Serving is the version that is in use from now on, WeightsDigest names its weights.
+	Serving       int64  `msgpack:"serving" range:"0.."`
+	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
+	// Canary is what the weights in use make of a fixed input; absent: it was not tried.
+	Canary *Canary `msgpack:"canary,omitempty"`
+	// Backend is what computes; Canaries of one backend can be compared.
+	Backend string `msgpack:"backend" size:"0..MaxName"`
+	// LoadNS is the time from the news of the version to this answer, in nanoseconds.
+	LoadNS int64 `msgpack:"load_ns" range:"0.."`
+	// At is when, Unix nanoseconds.
+	At int64 `msgpack:"at" range:"0.."`
+}
+
+// Canary is the velocity that weights give at a fixed input: updates that change nothing are seen by it.
+type Canary struct {
+	// Digest is the sha-256 of its elements, float32 little-endian, in lower-case hex.
+	Digest string `msgpack:"digest" form:"digest"`
+	// Norm is its Euclidean length.
+	Norm float64 `msgpack:"norm" range:"0.."`
+}
+
+// States of Applied.
+const (
+	AppliedApplied = "applied"
+	AppliedRefused = "refused"
+)
+
+// Validate joins every fault of the policy. That the scheduler configuration makes
+// sense is for the services that use it; here it must be a JSON object.
+func (e *Policy) Validate() error { return CheckFields(e) }
+
+func (e *Policy) rules(f *faults) {
+	object := func(field string, data []byte, most int) {
+		if n := len(data); n > 0 && n <= most {
+			var object map[string]json.RawMessage
+			if json.Unmarshal(data, &object) != nil || object == nil {
+				f.add(field, strconv.Itoa(n)+" bytes", "must be a JSON object")
+			}
+		}
+	}
+	object("scheduler_config", e.SchedulerConfig, MaxSchedulerConfig)
+	if e.Adapter != nil {
+		object("adapter.config", e.Adapter.Config, MaxAdapterConfig)
+		if e.BaseDigest == "" {
+			f.add("base_digest", "empty", "must name the checkpoint that the adapter is for")
+		}
+	}
+	if e.Parent != nil && *e.Parent >= e.PolicyVersion {
+		f.within("parent", *e.Parent, 0, e.PolicyVersion-1)
+	}
+	if e.Rollback != nil && *e.Rollback >= e.PolicyVersion {
+		f.within("rollback", *e.Rollback, 0, e.PolicyVersion-1)
+	}
+}
+
+// Validate joins every fault of the answer.
+func (e *Applied) Validate() error { return CheckFields(e) }
+
+func (e *Applied) rules(f *faults) {
+	switch e.State {
+	case AppliedRefused:
+		f.filled("error", e.Error)
+	case AppliedApplied:
+		if e.Error != "" {
+			f.add("error", quote(e.Error), "must be empty when applied")
+		}
+		if e.Serving != e.PolicyVersion {
+			f.add("serving", strconv.FormatInt(e.Serving, 10), "must be the policy_version when applied")
+		}
+	}
+}
+
+func (e *Applied) repair() *int64 {
+	e.Error = legalText(e.Error, MaxText)
+	return &e.V
+}

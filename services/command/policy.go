@@ -1,0 +1,391 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// pusher is one of the commands that give a lane other weights.
+type pusher struct {
+	*app
+	client.Push
+	wait time.Duration
+}
+
+func policyCommand(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "policy",
+		Short: "the weights that samplers use: push an adapter, look, go back",
+		Long: `policy changes the weights of samplers while they work. A version is the lane's
+checkpoint plus an adapter (a LoRA in PEFT's form); versions only go up. Samplers fetch
+the new one, check it, load it beside the one in use and take it over between two steps:
+nothing stops and nothing that was made is thrown away. A version that cannot be used is
+refused, by the command where it can be known and by every sampler; the one before goes on.`,
+		Example: `  meander policy push ./adapter
+  meander policy ls
+  meander policy rollback 3`,
+		Args: args(noSuchCommand),
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(policyPushCommand(a), policyListCommand(a), policyShowCommand(a), policyRollbackCommand(a))
+	return c
+}
+
+// flags are those of push and rollback.
+func (k *pusher) flags(f *pflag.FlagSet) {
+	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only one")
+	f.StringVar(&k.Rule, "rule", schemas.SwapFinish, "what becomes of samples that have begun: finish (they end on the weights that they began with), switch (from the next step on the new ones) or restart")
+	f.Int64Var(&k.Version, "version", 0, "number of the version; default the next")
+	f.StringVar(&k.By, "by", "", "who pushes; default you, as user@host")
+	f.StringVar(&k.Note, "note", "", "a word for those who see it")
+	f.DurationVar(&k.wait, "wait", 30*time.Second, "how long to wait until the samplers that run have answered; 0: do not wait")
+}
+
+func policyPushCommand(a *app) *cobra.Command {
+	k := &pusher{app: a}
+	c := &cobra.Command{
+		Use:   "push ADAPTER",
+		Short: "have a lane's samplers use another adapter from now on",
+		Long: `push stores a LoRA in PEFT's form, a folder or a safetensors file, as the lane's next
+version. It is checked first: that it can be read, that its numbers are finite, that it changes
+weights that the model has, in their shapes, and that its ranks are below their sizes.
+
+Then push waits until every sampler that runs has taken it over or refused it. Without samplers
+it is what the next one starts on. Weights that the lane has already are not pushed again.
+
+Exit status: 0 every sampler uses it, 1 one refused it or did not answer in time, 2 it was not
+pushed.`,
+		Example: `  meander policy push ./adapter
+  meander policy push ./adapter --lane signs --rule switch --note "update 12"`,
+		Args: args(cobra.ExactArgs(1)),
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			adapter, err := lora.Open(given[0])
+			if err != nil {
+				return usage(err)
+			}
+			return k.push(c, conn, func(ctx context.Context, peer *client.Client) (*schemas.Policy, error) {
+				return peer.PushPolicy(ctx, adapter, k.Push)
+			})
+		}),
+	}
+	k.flags(c.Flags())
+	c.Flags().Float64Var(&k.Scale, "scale", 1, "how much of the adapter is added; 1 is what it was trained at")
+	c.Flags().StringVar(&k.Base, "base", "", "digest of the checkpoint that it was trained on, to be compared; see 'meander policy show'")
+	return c
+}
+
+func policyRollbackCommand(a *app) *cobra.Command {
+	k := &pusher{app: a}
+	c := &cobra.Command{
+		Use:   "rollback VERSION",
+		Short: "have a lane's samplers use the weights of an earlier version again",
+		Long: `rollback makes the weights of an earlier version the lane's next version: versions only go
+up, so that whatever was made in between keeps its number.`,
+		Example: `  meander policy ls
+  meander policy rollback 3 --note "4 reads worse"`,
+		Args: args(cobra.ExactArgs(1)),
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			version, err := versionOf(given[0])
+			if err != nil {
+				return err
+			}
+			return k.push(c, conn, func(ctx context.Context, peer *client.Client) (*schemas.Policy, error) {
+				return peer.RollbackPolicy(ctx, version, k.Push)
+			})
+		}),
+	}
+	k.flags(c.Flags())
+	return c
+}
+
+func versionOf(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return 0, usage(fmt.Errorf("VERSION: %q; must be a number that 'meander policy ls' shows", text))
+	}
+	return n, nil
+}
+
+// push stores a version and says what became of it.
+func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Context, *client.Client) (*schemas.Policy, error)) error {
+	ctx, out, peer := c.Context(), c.OutOrStdout(), client.New(conn.Bus)
+	k.By = cmp.Or(k.By, me())
+	before, err := peer.Policy(ctx, k.Lane)
+	if err != nil {
+		return usage(err)
+	}
+	began := time.Now()
+	p, err := store(ctx, peer)
+	if _, refused := errors.AsType[*client.RefusedError](err); refused || errors.Is(err, client.ErrNotFound) {
+		return usage(err)
+	}
+	if err != nil {
+		return advise(ctx, conn.Bus, err)
+	}
+	news := p.PolicyVersion != before.PolicyVersion
+	if !k.json {
+		if !news {
+			fmt.Fprintf(out, "lane %s has these weights already, as version %d\n", p.Lane, p.PolicyVersion)
+		} else {
+			fmt.Fprintf(out, "lane %s: version %d after %d, weights %.12s\n", p.Lane, p.PolicyVersion, before.PolicyVersion, p.WeightsDigest)
+		}
+	}
+	var replicas []client.Replica
+	var late error
+	if k.wait > 0 {
+		waiting, stop := context.WithTimeout(ctx, k.wait)
+		replicas, late = peer.Taken(waiting, p)
+		stop()
+	}
+	if k.json {
+		if err := json.NewEncoder(out).Encode(policyJSON(p, replicas)); err != nil {
+			return err
+		}
+	} else if news && k.wait > 0 {
+		printTaken(out, p, replicas, time.Since(began))
+	}
+	for _, r := range replicas {
+		if r.Answer != nil && r.Answer.State == schemas.AppliedRefused {
+			return &exitError{status: exitFailed}
+		}
+	}
+	if late != nil && ctx.Err() == nil {
+		return fmt.Errorf("version %d is stored, but not every sampler has answered in %v; see 'meander policy ls'", p.PolicyVersion, k.wait)
+	}
+	return late
+}
+
+// policyJSON is a policy with the samplers of its lane, for machines.
+func policyJSON(p *schemas.Policy, replicas []client.Replica) any {
+	line := jsonOf(p)
+	if fields, ok := line.(map[string]any); ok {
+		list := []any{}
+		for _, r := range replicas {
+			one := map[string]any{"instance": r.Instance, "policy_version": r.PolicyVersion, "weights_digest": r.WeightsDigest, "loading": r.Loading}
+			if r.Answer != nil {
+				one["answer"] = jsonOf(r.Answer)
+			}
+			list = append(list, one)
+		}
+		fields["replicas"] = list
+	}
+	return line
+}
+
+// printTaken says what samplers made of a version.
+func printTaken(out io.Writer, p *schemas.Policy, replicas []client.Replica, took time.Duration) {
+	if len(replicas) == 0 {
+		fmt.Fprintln(out, "no sampler runs; the next one starts on it")
+		return
+	}
+	applied := 0
+	for _, r := range replicas {
+		switch {
+		case r.Answer != nil && r.Answer.State == schemas.AppliedRefused:
+			fmt.Fprintf(out, "  %s %s and goes on with version %d: %s\n", r.Instance, paint(out, sgrRed, "refused it"), r.Answer.Serving, r.Answer.Error)
+		case r.Answer != nil || r.PolicyVersion != nil && *r.PolicyVersion >= p.PolicyVersion:
+			applied++
+		}
+	}
+	fmt.Fprintf(out, "in use by %d of %s after %d ms\n", applied, count(len(replicas), "sampler"), took.Milliseconds())
+}
+
+func policyListCommand(a *app) *cobra.Command {
+	var lane schemas.Lane
+	c := &cobra.Command{
+		Use:   "ls",
+		Short: "the versions of a lane, and what each of its samplers uses",
+		Example: `  meander policy ls
+  meander policy ls --lane signs --json`,
+		Args: args(cobra.NoArgs),
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+			peer := client.New(conn.Bus)
+			current, err := peer.Policy(c.Context(), lane)
+			if err != nil {
+				return usage(err)
+			}
+			history, err := peer.PolicyHistory(c.Context(), current.Lane)
+			if err != nil {
+				return err
+			}
+			replicas, err := peer.Replicas(c.Context(), current)
+			if err != nil {
+				return err
+			}
+			out := c.OutOrStdout()
+			if !a.json {
+				return printPolicies(out, current, history, replicas)
+			}
+			for _, p := range history {
+				var of []client.Replica
+				if p.PolicyVersion == current.PolicyVersion {
+					of = replicas
+				}
+				if err := json.NewEncoder(out).Encode(policyJSON(p, of)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default the only one")
+	return c
+}
+
+// printPolicies is a line for each version, then one for each sampler.
+func printPolicies(out io.Writer, current *schemas.Policy, history []*schemas.Policy, replicas []client.Replica) error {
+	serving := map[int64]int{}
+	for _, r := range replicas {
+		if r.PolicyVersion != nil {
+			serving[*r.PolicyVersion]++
+		}
+	}
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, "VERSION\tWEIGHTS\tWHAT\tSAMPLERS\tWHEN\tBY\tNOTE")
+	for _, p := range history {
+		mark := ""
+		if p.PolicyVersion == current.PolicyVersion {
+			mark = "*"
+		}
+		when := time.Unix(0, p.Announced).UTC().Format(time.RFC3339)
+		fmt.Fprintf(t, "%d%s\t%.12s\t%s\t%d\t%s\t%s\t%s\n", p.PolicyVersion, mark, p.WeightsDigest, whatOf(p), serving[p.PolicyVersion], when, orDash(p.By), p.Note)
+	}
+	fmt.Fprintln(t, "\nSAMPLER\tUSES\tSTATE")
+	for _, r := range replicas {
+		uses := "-"
+		if r.PolicyVersion != nil {
+			uses = strconv.FormatInt(*r.PolicyVersion, 10)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", r.Instance, uses, stateOf(current, r))
+	}
+	if len(replicas) == 0 {
+		fmt.Fprintln(t, "none runs; the next one starts on version", current.PolicyVersion)
+	}
+	return t.Flush()
+}
+
+// whatOf is what weights are made of, in a few words.
+func whatOf(p *schemas.Policy) string {
+	text := "checkpoint"
+	if p.Adapter != nil {
+		text = "adapter " + p.Adapter.File.Digest[:8]
+		if p.Adapter.Scale != 1 {
+			text += fmt.Sprintf(" x %g", p.Adapter.Scale)
+		}
+	}
+	if p.Rollback != nil {
+		text += fmt.Sprintf(", that of %d", *p.Rollback)
+	}
+	return text
+}
+
+// stateOf is how a sampler stands to the lane's current version.
+func stateOf(current *schemas.Policy, r client.Replica) string {
+	switch {
+	case r.Answer != nil && r.Answer.State == schemas.AppliedRefused:
+		return fmt.Sprintf("refused version %d: %s", current.PolicyVersion, firstLine(r.Answer.Error))
+	case r.Draining:
+		return "stops"
+	case r.Loading != nil:
+		return fmt.Sprintf("loads version %d", *r.Loading)
+	case r.PolicyVersion != nil && *r.PolicyVersion == current.PolicyVersion:
+		return "current"
+	}
+	return fmt.Sprintf("behind version %d", current.PolicyVersion)
+}
+
+func policyShowCommand(a *app) *cobra.Command {
+	var lane schemas.Lane
+	c := &cobra.Command{
+		Use:   "show [VERSION]",
+		Short: "one version of a lane: its weights, where it is from, and what samplers answered",
+		Example: `  meander policy show
+  meander policy show 3 --json`,
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			p, err := client.New(conn.Bus).Policy(c.Context(), lane)
+			if err != nil {
+				return usage(err)
+			}
+			if len(given) > 0 {
+				version, err := versionOf(given[0])
+				if err != nil {
+					return err
+				}
+				history, err := conn.PolicyHistory(c.Context(), p.Lane)
+				if err != nil {
+					return err
+				}
+				found := false
+				for _, old := range history {
+					if old.PolicyVersion == version {
+						p, found = old, true
+					}
+				}
+				if !found {
+					return usage(fmt.Errorf("VERSION: %d; lane %s has none of that number, see 'meander policy ls'", version, p.Lane))
+				}
+			}
+			answers, err := conn.Applied(c.Context(), p.Lane)
+			if err != nil {
+				return err
+			}
+			return a.printPolicy(c.OutOrStdout(), p, answers)
+		}),
+	}
+	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default the only one")
+	return c
+}
+
+// printPolicy shows a version, and the answers to it.
+func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
+	if a.json {
+		return json.NewEncoder(out).Encode(jsonOf(p))
+	}
+	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	line := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
+	line("lane", "%s", p.Lane)
+	line("version", "%d", p.PolicyVersion)
+	line("model", "%s (%s)", p.Model, p.Family)
+	line("weights", "%s", p.WeightsDigest)
+	line("base", "%s", orDash(p.BaseDigest))
+	line("made of", "%s", whatOf(p))
+	if p.Adapter != nil {
+		line("adapter", "%s, %s, scale %g", p.Adapter.File.Digest, size(p.Adapter.File.Size), p.Adapter.Scale)
+	}
+	if p.Parent != nil {
+		line("follows", "%d", *p.Parent)
+	}
+	line("rule", "%s", cmp.Or(p.Rule, schemas.SwapFinish))
+	line("by", "%s", orDash(p.By))
+	line("note", "%s", orDash(p.Note))
+	line("published", "%s", time.Unix(0, p.Announced).UTC().Format(time.RFC3339Nano))
+	for _, r := range answers {
+		if r.PolicyVersion != p.PolicyVersion {
+			continue
+		}
+		text := fmt.Sprintf("%s in %d ms, on %s", r.State, r.LoadNS/1e6, orDash(r.Backend))
+		if r.Canary != nil && r.State == schemas.AppliedApplied {
+			text += fmt.Sprintf(", canary %.12s of norm %.6g", r.Canary.Digest, r.Canary.Norm)
+		}
+		if r.Error != "" {
+			text += ": " + r.Error
+		}
+		line(r.Instance, "%s", text)
+	}
+	return t.Flush()
+}
