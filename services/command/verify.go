@@ -96,6 +96,9 @@ func printReport(out io.Writer, r *verify.Report) {
 			fmt.Fprintf(out, ", %d %s", part.n, part.what)
 		}
 	}
+	if r.Versions > 0 {
+		fmt.Fprintf(out, ", %s fetched", count(r.Versions, "pushed version"))
+	}
 	fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
 	if r.Conditionings > 0 {
 		fmt.Fprintf(out, "%d prompt embeddings and masks compared, max distance = %g\n", r.Conditionings, r.MaxConditioning)

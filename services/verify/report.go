@@ -19,6 +19,10 @@ type Report struct {
 	StepsGone int `json:"steps_gone"`
 	// StartsGone of the samples began with states that are stored no more.
 	StartsGone int `json:"starts_gone"`
+	// Versions of the weights were fetched as policies name them; WeightsGone is the samples, or steps,
+	// whose weights are stored no more.
+	Versions    int `json:"versions,omitempty"`
+	WeightsGone int `json:"weights_gone,omitempty"`
 	// Conditionings are the stored tensors of texts that were compared with what the model makes of them,
 	// MaxConditioning the largest distance of one, in its lengths; ConditioningGone are stored no more.
 	Conditionings    int     `json:"conditionings,omitempty"`
@@ -54,6 +58,8 @@ func (r *Report) judge() {
 		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", events(r.StepsGone))
 	case r.StartsGone > 0:
 		r.Unproven = fmt.Sprintf("what %d of the samples started with is gone: removed by age or by hand", r.StartsGone)
+	case r.WeightsGone > 0:
+		r.Unproven = fmt.Sprintf("the weights of %d samples or steps are gone: removed by hand", r.WeightsGone)
 	case r.ConditioningGone > 0:
 		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand", r.ConditioningGone)
 	case r.Steps > 0 || r.Rolled > 0:

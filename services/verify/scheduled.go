@@ -50,7 +50,7 @@ func (s *sample) rolled(ctx context.Context) error {
 	}
 	for !r.Done() {
 		x, sigma := r.Row()
-		output, err := s.velocity(ctx, x, sigma)
+		output, err := s.velocity(ctx, s.with, x, sigma)
 		if err != nil {
 			return errors.Join(ctx.Err(), s.notRolled(err))
 		}

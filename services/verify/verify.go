@@ -52,7 +52,7 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 	if o.Models == nil {
 		o.Models = families.All()
 	}
-	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}, encoded: map[string][]byte{}}
+	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}, encoded: map[string][]byte{}, history: map[schemas.Lane][]*schemas.Policy{}}
 	defer v.close()
 	if err := v.run(ctx); err != nil {
 		return nil, err
@@ -62,18 +62,24 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 }
 
 type verifier struct {
-	bus        *bus.Bus
-	options    Options
-	places     *sampler.Places // of the model
-	model      model.Model     // opened at the first trajectory, which names it
-	velocities *sampler.Velocities
-	report     Report
-	states     *schemas.Tensor // those that a group was given last, with their ref and data
+	bus     *bus.Bus
+	options Options
+	places  *sampler.Places // of the model
+	model   model.Model     // opened at the first trajectory, which names it
+	// versions are the model's weights, then those of policies that were needed last; history is
+	// what lanes have served.
+	versions []*version
+	history  map[schemas.Lane][]*schemas.Policy
+	report   Report
+	states   *schemas.Tensor // those that a group was given last, with their ref and data
 	// encoded are stored tensors of texts that came last, by digest.
 	encoded map[string][]byte
 }
 
 func (v *verifier) close() {
+	for _, w := range v.versions {
+		w.close(v.model)
+	}
 	if v.places != nil {
 		_ = v.places.Close()
 	}
@@ -120,7 +126,7 @@ func (v *verifier) open(name string) error {
 		return &ModelError{err}
 	}
 	v.places, v.model = places, places.All[0].Model
-	v.velocities = sampler.NewVelocities(v.model)
+	v.versions = []*version{{digest: v.model.Card().WeightsDigest, model: v.model, velocities: sampler.NewVelocities(v.model)}}
 	return nil
 }
 
@@ -130,20 +136,20 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 		return err
 	}
 	s := &sample{verifier: v, t: t}
-	card := v.model.Card()
-	if card.WeightsDigest != t.WeightsDigest {
-		s.fault(-1, "weights_digest: trajectory has %.16s, model %q has %.16s", t.WeightsDigest, card.Name, card.WeightsDigest)
-		return nil
+	with, err := v.weights(ctx, t.Lane, t.WeightsDigest)
+	if err != nil || !s.known(with, -1) {
+		return err
 	}
+	s.with = with
 	request := requestOf(t)
 	if got := request.ComputeScheduleDigest(); got != t.ScheduleDigest {
 		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", t.ScheduleDigest, got)
 	}
-	steps, err := s.steps(ctx)
+	steps, err := s.load(ctx)
 	if err != nil {
 		return err
 	}
-	s.latents = s.storedLatents(steps)
+	s.steps, s.latents = steps, s.storedLatents(steps)
 	if !s.shaped() {
 		return nil
 	}
@@ -173,6 +179,8 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 type sample struct {
 	*verifier
 	t       *schemas.Trajectory
+	with    *version            // the weights that made it, or the last of its steps
+	steps   []*schemas.Step     // those that are there, from where it begins
 	latents map[int64][]float32 // [S, C] by index
 	conds   []*model.Conditioning
 }
@@ -209,7 +217,15 @@ func (s *sample) logProb(ctx context.Context, plan flow.Plan, i int) error {
 		}
 		return nil
 	}
-	velocity, err := s.velocity(ctx, x, s.t.Sigmas[i])
+	with := s.with
+	begin, _ := s.t.Segment()
+	if digest := s.steps[index-begin].WeightsDigest; digest != with.digest { // it went on with others later
+		var err error
+		if with, err = s.weights(ctx, s.t.Lane, digest); err != nil || !s.known(with, index) {
+			return err
+		}
+	}
+	velocity, err := s.velocity(ctx, with, x, s.t.Sigmas[i])
 	var got flow.LogProb
 	if err == nil {
 		got, err = flow.Score(plan, i, x, velocity, next)
@@ -230,9 +246,9 @@ func (s *sample) logProb(ctx context.Context, plan flow.Plan, i int) error {
 	return nil
 }
 
-// steps loads the step events the trajectory names and checks them against it. Those that
+// load loads the step events the trajectory names and checks them against it. Those that
 // are gone are counted and nil.
-func (s *sample) steps(ctx context.Context) ([]*schemas.Step, error) {
+func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
 	t := s.t
 	begin, _ := t.Segment() // of a valid trajectory there is one for each that ran
 	steps := make([]*schemas.Step, len(t.Steps))
@@ -283,6 +299,12 @@ func (s *sample) checkStep(i int64, step *schemas.Step, ref schemas.StepRef) {
 	begin, _ := t.Segment()
 	if step.UID != t.UID || step.SampleIndex != t.SampleIndex || step.Attempt != t.StepAttempt(int(i-begin)) || step.StepIndex != i {
 		s.fault(i, "sequence %d holds step %d of %s #%d, attempt %s", ref.Seq, step.StepIndex, step.UID, step.SampleIndex, step.Attempt)
+	}
+	if v := step.PolicyVersion; v < t.PolicyVersionMin || v > t.PolicyVersionMax {
+		s.fault(i, "policy_version: %d, the trajectory has %d to %d", v, t.PolicyVersionMin, t.PolicyVersionMax)
+	}
+	if step.WeightsDigest != t.WeightsDigest && (t.PolicyVersionMin == t.PolicyVersionMax || i+1 == begin+int64(len(t.Steps))) {
+		s.fault(i, "weights_digest: %.16s, the trajectory has %.16s", step.WeightsDigest, t.WeightsDigest)
 	}
 	if step.ScheduleDigest != t.ScheduleDigest {
 		s.fault(i, "schedule_digest: %.16s, the trajectory has %.16s", step.ScheduleDigest, t.ScheduleDigest)
@@ -420,13 +442,13 @@ func (s *sample) given(ctx context.Context, start *schemas.SegmentStart) (*schem
 	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
 }
 
-// velocity is the guided model output [S, C] at (x, sigma).
-func (s *sample) velocity(ctx context.Context, x []float32, sigma float32) ([]float32, error) {
+// velocity is the guided output [S, C] of some weights at (x, sigma).
+func (s *sample) velocity(ctx context.Context, with *version, x []float32, sigma float32) ([]float32, error) {
 	row := sampler.Row{Dst: make([]float32, len(x)), X: x, Sigma: sigma, Cond: s.conds[0], Scale: s.t.TrueCFGScale}
 	if len(s.conds) == 2 {
 		row.Negative = s.conds[1]
 	}
-	faults, err := s.velocities.Eval(ctx, []sampler.Row{row}, int(s.t.Height), int(s.t.Width))
+	faults, err := with.velocities.Eval(ctx, []sampler.Row{row}, int(s.t.Height), int(s.t.Width))
 	if err == nil {
 		err = faults[0]
 	}

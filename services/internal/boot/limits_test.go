@@ -54,7 +54,7 @@ func TestLimits_Streams(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	for _, s := range schemas.Streams() {
-		small := s.Name == schemas.StreamPolicies || s.Name == schemas.StreamControl || s.Name == schemas.StreamAdvisories
+		small := s.Name == schemas.StreamPolicies || s.Name == schemas.StreamApplied || s.Name == schemas.StreamControl || s.Name == schemas.StreamAdvisories
 		if flag := boot.SizeFlag(s.Name); (flag == "") != small || flag != "" && fs.Lookup(flag) == nil {
 			t.Errorf("%s has the flag %q", s.Name, flag)
 		}
