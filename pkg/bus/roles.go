@@ -106,9 +106,9 @@ func Grants() []Grant {
 		},
 		{
 			Role: RoleSampler, Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
-			Publishes: []string{schemas.KindStep, schemas.KindTrajectory, schemas.KindParked, schemas.KindPolicy, schemas.KindDead},
+			Publishes: []string{schemas.KindStep, schemas.KindTrajectory, schemas.KindParked, schemas.KindPolicy, schemas.KindApplied, schemas.KindDead},
 			Takes:     map[string]string{schemas.StreamRequests: everyLane},
-			Reads:     []string{schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamAdvantages, schemas.StreamParked, policyStream, presenceStream, controlStream, sealStream, blobStream},
+			Reads:     []string{schemas.StreamPolicies, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamAdvantages, schemas.StreamParked, policyStream, presenceStream, controlStream, sealStream, blobStream},
 			Puts:      []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes:   []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
 			Purges:    []string{schemas.StreamSteps},
@@ -133,16 +133,16 @@ func Grants() []Grant {
 			Serves:    true,
 		},
 		{
-			Role: RoleTrainer, Purpose: "trains on groups: publishes prompts, reads what became of them",
-			Publishes: []string{schemas.KindPrompt},
-			Reads:     append([]string{schemas.StreamRequests, schemas.StreamDead}, results...),
-			Puts:      []string{schemas.RunBucket, schemas.BlobBucket},
+			Role: RoleTrainer, Purpose: "trains on groups: publishes prompts, reads what became of them, pushes weights",
+			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy},
+			Reads:     append([]string{schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied}, results...),
+			Puts:      []string{schemas.RunBucket, schemas.PolicyBucket, schemas.BlobBucket},
 			Keeps:     []string{schemas.StreamAdvantages},
 			OfRuns:    true,
 		},
 		{
 			Role: RoleViewer, Purpose: "looks, and changes nothing: watch, show, streams, verify",
-			Reads: append([]string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamParked, schemas.StreamPolicies, schemas.StreamControl, schemas.StreamDead}, results...),
+			Reads: append([]string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamParked, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamControl, schemas.StreamDead}, results...),
 			Lists: true, OfRuns: true,
 		},
 		{
@@ -226,12 +226,17 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 		r.allow("$JS.API.STREAM.INFO." + name)
 	}
 	for _, kind := range g.Publishes {
+		if kind == schemas.KindPolicy && len(runs) > 0 {
+			continue // the weights of a lane are those of all runs
+		}
 		for _, run := range orAll(runs) {
 			r.allow(published(kind, run)...)
 		}
 	}
 	for _, bucket := range g.Puts {
-		r.put(bucket, runs)
+		if bucket != schemas.PolicyBucket || len(runs) == 0 {
+			r.put(bucket, runs)
+		}
 	}
 	for stream, durable := range g.Takes {
 		r.take(stream, durables(durable))
