@@ -173,6 +173,10 @@ down: compose-plugin build/compose.env ## stop the containers of every profile; 
 logs: compose-plugin build/compose.env ## follow the containers' logs
 	$(COMPOSE) $(addprefix --profile ,$(PROFILES)) logs --follow
 
+.PHONY: compose-test
+compose-test: ## the containers of docker-compose.yml for real, on images made without any registry; says so where there is no engine
+	MEANDER_COMPOSE=1 go test -v -count=1 $(TEST_LIMIT) -run '^TestCompose$$' ./integration/
+
 compose-plugin: ## fail and say what is needed when containers cannot be run here
 	@have=$$(docker compose version --short 2>/dev/null | tr -d v); \
 	printf '%s\n' $(COMPOSE_LEAST) "$$have" | sort -CV || { \

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -26,9 +27,10 @@ type Process struct {
 	mu       sync.Mutex
 	process  *os.Process
 	running  bool
-	killed   bool // by us: start it again
-	again    bool // by us: let it end, and start it again
-	stopping bool // by us: let it end
+	killed   bool          // by us: start it again
+	again    bool          // by us: let it end, and start it again
+	stopping bool          // by us: let it end
+	held     chan struct{} // by us: not started again until it is closed
 	starts   int
 	deaths   []string
 	done     chan struct{}
@@ -87,10 +89,14 @@ func (v *Process) supervise(first chan<- error) {
 		if asked := v.stopping || v.again; !v.killed && !(asked && err == nil) {
 			v.deaths = append(v.deaths, fmt.Sprintf("ended (asked to: %t): %v; last it said\n%s", asked, err, v.tail(1000)))
 		}
-		stopping := v.stopping
+		stopping, held := v.stopping, v.held
+		v.held = nil
 		v.mu.Unlock()
 		if stopping {
 			return
+		}
+		if held != nil {
+			<-held
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -105,6 +111,24 @@ func (v *Process) Kill() bool {
 	}
 	v.killed = true
 	return v.process.Kill() == nil
+}
+
+// KillFor is Kill, but the process is started again only when up is called, or the test ends.
+func (v *Process) KillFor(t testing.TB) (up func()) {
+	t.Helper()
+	held := make(chan struct{})
+	v.mu.Lock()
+	v.held = held
+	v.mu.Unlock()
+	up = sync.OnceFunc(func() { close(held) })
+	t.Cleanup(up)
+	bustest.Until(t, v.Name+" is there to be killed", func() error {
+		if !v.Kill() {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	return up
 }
 
 // Restart asks the process to end; it is started again. False: there was none, or it is asked

@@ -10,7 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -75,31 +75,45 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Server is the server that go.mod names, as a process with its store in a folder: on a port and
-// a store that stay when it is killed. It listens when Server returns.
-func Server(t testing.TB, dir string, more ...string) (url string, v *Process) {
+// ServerProgram is the path of the server that go.mod names.
+func ServerProgram(t testing.TB) string {
 	t.Helper()
 	path, err := builtServer()
 	if err != nil {
 		t.Fatalf("build nats-server: %v", err)
 	}
+	return path
+}
+
+// FreeAddress is an address on loopback that nobody listens on.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().(*net.TCPAddr)
-	_ = l.Close()
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// Server is the server that go.mod names, as a process with its store in a folder: on a port and
+// a store that stay when it is killed. It listens when Server returns.
+func Server(t testing.TB, dir string, more ...string) (url string, v *Process) {
+	t.Helper()
+	path := ServerProgram(t)
+	address := FreeAddress(t)
+	_, port, _ := strings.Cut(address, ":")
 	v = Raise(t, &Process{Name: "nats-server", Path: path, Dir: t.TempDir(), Args: append([]string{
-		"-a", "127.0.0.1", "-p", strconv.Itoa(address.Port), "-js", "-sd", filepath.Join(dir, "store"),
+		"-a", "127.0.0.1", "-p", port, "-js", "-sd", filepath.Join(dir, "store"),
 	}, more...)})
 	bustest.Until(t, "the server listens", func() error {
-		c, err := net.Dial("tcp", address.String())
+		c, err := net.Dial("tcp", address)
 		if err != nil {
 			return err
 		}
 		return c.Close()
 	})
-	return "nats://" + address.String(), v
+	return "nats://" + address, v
 }
 
 // Verify runs the program that recomputes every log-prob and every digest of a run.

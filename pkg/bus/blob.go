@@ -31,29 +31,11 @@ const (
 	blobAtOnce = 4 << 20
 )
 
-// blobStore is the handle of the object store, made at first use.
+// blobStore is what this process knows of the object store.
 type blobStore struct {
 	mu sync.Mutex
-	os jetstream.ObjectStore
 	// unfinished is when somebody looked last for what was left of blobs that were not finished.
 	unfinished time.Time
-}
-
-func (b *Bus) objects(ctx context.Context) (jetstream.ObjectStore, error) {
-	b.blobs.mu.Lock()
-	defer b.blobs.mu.Unlock()
-	if b.blobs.os == nil {
-		var os jetstream.ObjectStore
-		err := b.patiently(ctx, func(ctx context.Context) (err error) {
-			os, err = b.js.ObjectStore(ctx, schemas.BlobBucket)
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("open bucket %s: %w", schemas.BlobBucket, err)
-		}
-		b.blobs.os = os
-	}
-	return b.blobs.os, nil
 }
 
 // PutBlob stores data under its sha-256 and returns the reference. Data that is stored
@@ -64,17 +46,13 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	if len(data) > MaxBlob {
 		return ref, Terminal(schemas.CodeTooLarge, fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data), MaxBlob))
 	}
-	os, err := b.objects(ctx)
-	if err != nil {
-		return ref, fmt.Errorf("put blob: %w", err)
-	}
-	info, err := b.objectInfo(ctx, os, ref)
+	info, err := b.objectInfo(ctx, ref)
 	if err == nil && int64(info.Size) == ref.Size && info.Digest == objectDigest(sum) {
 		if time.Since(info.ModTime) < blobFresh || b.refresh(ctx, info, ref) {
 			return ref, nil
 		}
 	}
-	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
+	if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrCorrupt) {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
 	if err := b.store(ctx, ref, sum, data); err != nil {
@@ -86,12 +64,21 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	return ref, nil
 }
 
-func (b *Bus) objectInfo(ctx context.Context, os jetstream.ObjectStore, ref schemas.Ref) (info *jetstream.ObjectInfo, err error) {
-	err = b.patiently(ctx, func(ctx context.Context) (err error) {
-		info, err = os.GetInfo(ctx, ref.Digest)
-		return err
-	})
-	return info, err
+// objectInfo is the entry of a blob, or ErrNotFound.
+func (b *Bus) objectInfo(ctx context.Context, ref schemas.Ref) (*jetstream.ObjectInfo, error) {
+	m, err := b.Last(ctx, "OBJ_"+ref.Bucket, blobEntry(ref.Bucket, ref.Digest))
+	if err != nil {
+		return nil, err
+	}
+	info := &jetstream.ObjectInfo{}
+	if err := json.Unmarshal(m.Data, info); err != nil {
+		return nil, fmt.Errorf("%w: entry: %w", ErrCorrupt, err)
+	}
+	if info.Deleted {
+		return nil, ErrNotFound
+	}
+	info.ModTime = m.Time
+	return info, nil
 }
 
 // store writes an object: its chunks under a name of their own, then the entry that
@@ -164,14 +151,8 @@ func (b *Bus) HasBlob(ctx context.Context, ref schemas.Ref) error {
 	if err != nil {
 		return fmt.Errorf("look up blob: %w", err)
 	}
-	os, err := b.objects(ctx)
-	if err != nil {
-		return fmt.Errorf("look up blob: %w", err)
-	}
-	info, err := os.GetInfo(ctx, ref.Digest)
+	info, err := b.objectInfo(ctx, ref)
 	switch {
-	case errors.Is(err, jetstream.ErrObjectNotFound):
-		err = ErrNotFound
 	case err == nil && int64(info.Size) != ref.Size:
 		err = fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
 	case err == nil && info.Digest != objectDigest(sum):
@@ -204,15 +185,11 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	if _, err := checkRef(ref); err != nil {
 		return nil, fmt.Errorf("get blob: %w", err)
 	}
-	os, err := b.objects(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("get blob: %w", err)
-	}
-	data, err := b.fetch(ctx, os, ref)
+	data, err := b.fetch(ctx, ref)
 	if err != nil && !errors.Is(err, ErrNotFound) && ctx.Err() == nil {
 		// Two writers of one blob at once: the later one removes what the earlier one
 		// wrote, perhaps under a reader.
-		data, err = b.fetch(ctx, os, ref)
+		data, err = b.fetch(ctx, ref)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get blob %s: %w", ref.Digest, err)
@@ -222,11 +199,8 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 
 // fetch reads the chunks itself: the library's reader ends after 5 s, however large the
 // blob and slow the line, and does not end before, when ctx does.
-func (b *Bus) fetch(ctx context.Context, os jetstream.ObjectStore, ref schemas.Ref) ([]byte, error) {
-	info, err := b.objectInfo(ctx, os, ref)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return nil, ErrNotFound
-	}
+func (b *Bus) fetch(ctx context.Context, ref schemas.Ref) ([]byte, error) {
+	info, err := b.objectInfo(ctx, ref)
 	if err != nil {
 		return nil, err
 	}

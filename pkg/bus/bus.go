@@ -311,9 +311,9 @@ func (b *Bus) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 // starts again recovers its streams first.
 const patience = readyTimeout
 
-// patiently runs f, again each time the connection was away or was lost under it: what
-// it asks, the server answers that comes after. f must be safe to repeat. What is not allowed
-// is ErrPermission.
+// patiently runs f, again each time the connection was away or was lost under it, or the stream
+// had no leader: what it asks, the server answers that comes after. f must be safe to repeat. What
+// is not allowed is ErrPermission.
 func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) error {
 	end, wait := time.Now().Add(patience), retryMin
 	refused := false
@@ -322,7 +322,7 @@ func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) 
 		allowed, denied, stop := b.undenied(ctx)
 		try, cut := context.WithCancel(allowed)
 		unlink := context.AfterFunc(l.ctx, cut)
-		err := f(try)
+		err := noLeader(f(own{try}))
 		unlink()
 		cut()
 		note := denied()
@@ -334,11 +334,15 @@ func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) 
 			refused = true
 			continue
 		}
+		if b.clustered() && errors.Is(err, context.DeadlineExceeded) {
+			// While a cluster has no leader, none of its servers may answer.
+			err = fmt.Errorf("%w (%w)", ErrNoLeader, err)
+		}
 		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !isAway(err) || b.nc.IsClosed() || time.Now().After(end) {
 			return err
 		}
 		if b.waitLog.allow() {
-			b.log.Warn().Err(err).Msg("connection lost, asking again")
+			b.log.Warn().Err(err).Msg("no answer, asking again")
 		}
 		if pause(ctx, wait) != nil {
 			return err
@@ -347,9 +351,15 @@ func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) 
 	}
 }
 
-// isAway says whether an error is that of a connection that is not there.
+// own hides the deadline of a context, which still ends it: then each request to the server has a
+// time of its own, and one that was lost does not take all of it.
+type own struct{ context.Context }
+
+func (own) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// isAway says whether an error is that of a connection, or of a stream's leader, that is not there.
 func isAway(err error) bool {
-	for _, away := range []error{errLinkLost, nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting, nats.ErrDisconnected} {
+	for _, away := range []error{errLinkLost, ErrNoLeader, nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting, nats.ErrDisconnected} {
 		if errors.Is(err, away) {
 			return true
 		}

@@ -92,6 +92,7 @@ const (
 	codeMessageExceeds     = 10054
 	codeStoreFailed        = 10077 // one code for three limits; see outcome
 	codeStreamWrongLastSeq = 10071
+	codeDuplicateInFlight  = 10158
 )
 
 // errorClass is what a failed publish means.
@@ -119,6 +120,13 @@ func classify(err error) errorClass {
 			return classRetry
 		case codeStreamWrongLastSeq:
 			return classRefused
+		case codeDuplicateInFlight: // a cluster has the message in hand, and cannot say yet where
+			return classRetry
+		case codeNoPeers: // of a cluster, no server has room, or too few are there
+			if strings.Contains(api.Description, "insufficient storage") {
+				return classFull
+			}
+			return classRetry
 		case codeResourceLimits, codeInsufficient, codeMemoryExceeded, codeStorageExceeded:
 			return classFull
 		case codeMessageExceeds:

@@ -22,6 +22,7 @@ const (
 	headerNumPending   = "Nats-Num-Pending"
 	headerLastSequence = "Nats-Last-Sequence"
 	headerUpToSequence = "Nats-UpTo-Sequence"
+	headerKVOperation  = "KV-Operation"
 
 	statusEOB      = "204"
 	statusNotFound = "404"
@@ -37,6 +38,7 @@ type directRequest struct {
 	MaxBytes  int      `json:"max_bytes,omitempty"`
 	MultiLast []string `json:"multi_last,omitempty"`
 	UpToSeq   uint64   `json:"up_to_seq,omitempty"`
+	NextFor   string   `json:"next_by_subj,omitempty"` // only of a leader
 }
 
 func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream }
@@ -44,7 +46,11 @@ func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream
 // Last returns the newest message on a subject, which may have wildcards, or
 // ErrNotFound. The subject is the stored one; see RewardFilter.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error) {
-	m, err := b.direct(ctx, stream, directRequest{LastFor: subject})
+	from := directSubject(stream)
+	if b.asksLeaders() {
+		from = leaderSubject(stream)
+	}
+	m, err := b.ask(ctx, stream, from, directRequest{LastFor: subject})
 	if err != nil {
 		return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
 	}
@@ -61,35 +67,41 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (*Message, err
 	if seq == 0 {
 		return nil, fmt.Errorf("get %s 0: %w", stream, ErrNotFound)
 	}
-	m, err := b.direct(ctx, stream, directRequest{Seq: seq})
+	m, err := b.ask(ctx, stream, directSubject(stream), directRequest{Seq: seq})
+	if errors.Is(err, ErrNotFound) && b.asksLeaders() {
+		m, err = b.ask(ctx, stream, leaderSubject(stream), directRequest{Seq: seq})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("get %s %d: %w", stream, seq, err)
 	}
 	return m, nil
 }
 
-// direct asks for one message. While the server is away it asks again, until ctx ends.
-func (b *Bus) direct(ctx context.Context, stream string, req directRequest) (*Message, error) {
+// ask asks on a subject for one message of a stream: directSubject, or leaderSubject. While the
+// server is away it asks again, until ctx ends.
+func (b *Bus) ask(ctx context.Context, stream, subject string, req directRequest) (m *Message, err error) {
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, err
 	}
 	wait := retryMin
 	for range 5 {
-		var resp *nats.Msg
-		err = b.patiently(ctx, func(ctx context.Context) (err error) {
-			resp, err = b.request(ctx, &nats.Msg{Subject: directSubject(stream), Data: body})
+		answered := false
+		err = b.patiently(ctx, func(ctx context.Context) error {
+			resp, err := b.request(ctx, &nats.Msg{Subject: subject, Data: body})
+			if err != nil {
+				return err
+			}
+			if subject == leaderSubject(stream) {
+				m, err = fromLeader(stream, resp)
+			} else if err = directError(resp); err == nil {
+				m, err = stored(resp)
+			}
+			answered = !errors.Is(err, jetstream.ErrNoStreamResponse) && !errors.Is(err, ErrNoLeader)
 			return err
 		})
-		if err == nil {
-			if err = directError(resp); err == nil {
-				return stored(resp)
-			}
-			if !errors.Is(err, jetstream.ErrNoStreamResponse) {
-				return nil, err
-			}
-		} else if classify(err) == classFatal {
-			return nil, err
+		if answered || classify(err) == classFatal {
+			return m, err
 		}
 		if pauseErr := pause(ctx, wait); pauseErr != nil {
 			return nil, errors.Join(err, pauseErr)
@@ -127,16 +139,16 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 		return nil, nil
 	}
 	req := directRequest{MultiLast: filters, Batch: multiBatch, MaxBytes: multiBytes}
+	reached, err := b.reached(ctx, stream)
+	if err != nil {
+		return nil, fmt.Errorf("last of each subject of %s: %w", stream, err)
+	}
 	var out []*Message
 	for {
-		var page []*Message
-		var upTo, pending uint64
-		err := b.patiently(ctx, func(ctx context.Context) (err error) {
-			page, upTo, pending, err = b.many(ctx, stream, req)
-			return err
-		})
-		if errors.Is(err, errTooMany) {
-			// The server resolves 1,024 subjects at once; an ordered reader any number.
+		page, upTo, pending, err := b.fresh(ctx, stream, req, reached)
+		if errors.Is(err, errTooMany) || err == nil && pending > 0 && reached > 0 {
+			// The server resolves 1,024 subjects at once; an ordered reader any number. Of a
+			// cluster, each page may come from another server.
 			return b.lastPerSubject(ctx, stream, filters)
 		}
 		if err != nil {
@@ -157,13 +169,13 @@ var errTooMany = errors.New("too many subjects")
 func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		req := directRequest{Seq: 1, Batch: multiBatch, MaxBytes: multiBytes}
+		reached, err := b.reached(ctx, stream)
 		for {
 			var page []*Message
 			var pending uint64
-			err := b.patiently(ctx, func(ctx context.Context) (err error) {
-				page, _, pending, err = b.many(ctx, stream, req)
-				return err
-			})
+			if err == nil {
+				page, _, pending, err = b.fresh(ctx, stream, req, 0)
+			}
 			if err != nil {
 				if ctx.Err() == nil {
 					yield(nil, fmt.Errorf("read %s: %w", stream, err))
@@ -176,8 +188,15 @@ func (b *Bus) Queued(ctx context.Context, stream string) iter.Seq2[*Message, err
 				}
 				req.Seq = m.Seq + 1
 			}
-			if len(page) == 0 || pending == 0 {
+			if len(page) > 0 && pending > 0 {
+				continue
+			}
+			var lags bool
+			if lags, err = b.unseen(ctx, stream, nil, req.Seq, reached); err == nil && !lags {
 				return
+			}
+			if err == nil {
+				err = pause(ctx, lagPause)
 			}
 		}
 	}
@@ -383,6 +402,9 @@ type StreamStats struct {
 	Need    int64 `json:"need_bytes,omitempty"`
 	// OnDisk says that they wait for room on the server's disk.
 	OnDisk bool `json:"on_disk,omitempty"`
+	// Replicas is how many servers keep the stream, Current how many of them have all of it.
+	Replicas int `json:"replicas"`
+	Current  int `json:"current"`
 	// Oldest and Newest are when messages were stored; zero for an empty stream.
 	Oldest    time.Time       `json:"oldest"`
 	Newest    time.Time       `json:"newest"`
@@ -438,12 +460,19 @@ func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.Stream, error) {
 	s, err := b.js.Stream(ctx, k.name)
 	if err != nil {
-		return nil, nil, fmt.Errorf("stats of %s: %w", k.name, err)
+		return nil, nil, fmt.Errorf("stats of %s: %w", k.name, noLeader(err))
 	}
 	state, config := s.CachedInfo().State, s.CachedInfo().Config
 	stats := &StreamStats{
 		Name: k.name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, MaxMessages: config.MaxMsgs, MaxAge: config.MaxAge,
-		Consumers: []ConsumerStats{},
+		Replicas: config.Replicas, Current: 1, Consumers: []ConsumerStats{},
+	}
+	if c := s.CachedInfo().Cluster; c != nil {
+		for _, peer := range c.Replicas {
+			if peer.Current && !peer.Offline {
+				stats.Current++
+			}
+		}
 	}
 	stats.State = stats.state(k.refuses)
 	if state.Msgs > 0 {

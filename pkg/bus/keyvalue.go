@@ -59,21 +59,14 @@ func (b *Bus) createKey(ctx context.Context, bucket, key string, value []byte) (
 
 // getKey returns the value of a key, or ErrNotFound.
 func (b *Bus) getKey(ctx context.Context, bucket, key string) ([]byte, error) {
-	var e jetstream.KeyValueEntry
-	err := b.patiently(ctx, func(ctx context.Context) error {
-		kv, err := b.bucket(ctx, bucket)
-		if err == nil {
-			e, err = kv.Get(ctx, key)
-		}
-		return err
-	})
-	if errors.Is(err, jetstream.ErrKeyNotFound) {
+	m, err := b.Last(ctx, "KV_"+bucket, schemas.BucketSubject(bucket, key))
+	if err == nil && m.Header.Get(headerKVOperation) != "" { // the mark of a key that was removed
 		err = ErrNotFound
 	}
 	if err != nil {
 		return nil, err
 	}
-	return e.Value(), nil
+	return m.Data, nil
 }
 
 // sealKey is the one key of schemas.SealBucket, sealKeyBytes the size of its value.

@@ -35,6 +35,9 @@ const (
 	readAhead = 32 << 20
 	// readIdle is the silence after which a read that should end looks whether it has.
 	readIdle = time.Second
+	// readBeat is how often the server says that it is there while it has nothing to send;
+	// two that do not come mean that it does not know of the reader.
+	readBeat = 2 * time.Second
 )
 
 // Read yields the stored messages that match the filters (none: all) in stream order,
@@ -81,26 +84,44 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 		// What stays behind on a failure goes by itself after a while.
 		_ = s.DeleteConsumer(ctx, c.CachedInfo().Name)
 	}()
+	next := o.FromSeq
+	if next == 0 && !o.FromTime.IsZero() {
+		next = c.CachedInfo().Delivered.Stream + 1
+	}
+	// Of a cluster, the reader may be on a server that does not have everything yet.
+	all := func() (bool, error) {
+		lags, err := b.unseen(ctx, stream, filters, next, last)
+		return !lags, err
+	}
 	if !o.Live && c.CachedInfo().NumPending == 0 {
-		return nil
+		if done, err := all(); done || err != nil {
+			return err
+		}
 	}
 	ahead := max(1, min(256, readAhead/max(1, int(b.nc.MaxPayload()))))
-	it, err := c.Messages(jetstream.PullMaxMessages(ahead))
+	it, err := c.Messages(jetstream.PullMaxMessages(ahead), jetstream.PullHeartbeat(readBeat))
 	if err != nil {
 		return err
 	}
 	defer it.Stop()
 	for {
 		m, err := b.nextOf(ctx, it, c, o.Live)
-		if err != nil || m == nil {
+		if err != nil {
 			return err
 		}
-		if !o.Live && m.Seq > last {
-			return nil
+		if m != nil {
+			if !o.Live && m.Seq > last {
+				return nil
+			}
+			m.made, next = made, m.Seq+1
+			if !yield(m, nil) || !o.Live && m.Seq == last {
+				return nil
+			}
 		}
-		m.made = made
-		if !yield(m, nil) || !o.Live && (m.Seq == last || m.pending == 0) {
-			return nil
+		if m == nil || !o.Live && m.pending == 0 {
+			if done, err := all(); done || err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -109,11 +130,14 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 // pending at the start has been deleted meanwhile.
 func (b *Bus) nextOf(ctx context.Context, it jetstream.MessagesContext, c jetstream.Consumer, live bool) (*Message, error) {
 	for {
-		wait, stop := ctx, context.CancelFunc(func() {})
+		// One call for as long as it takes: each begins to listen for heartbeats anew, and
+		// without them the library makes the consumer again.
+		wait, stop := context.WithCancel(ctx)
 		if !live {
-			wait, stop = context.WithTimeout(ctx, readIdle)
+			go endIdle(wait, c, stop)
 		}
 		raw, err := it.Next(jetstream.NextContext(wait))
+		ended := wait.Err() != nil
 		stop()
 		switch {
 		case err == nil:
@@ -127,13 +151,28 @@ func (b *Bus) nextOf(ctx context.Context, it jetstream.MessagesContext, c jetstr
 			return nil, ctx.Err()
 		case errors.Is(err, jetstream.ErrNoHeartbeat):
 			continue // the library makes the consumer again
-		case !errors.Is(err, context.DeadlineExceeded):
+		case ended:
+			return nil, nil
+		default:
 			return nil, err
 		}
+	}
+}
+
+// endIdle calls end when the consumer has nothing left after a silence, and still has
+// nothing after another: what it had then was on its way.
+func endIdle(ctx context.Context, c jetstream.Consumer, end func()) {
+	for nothing := 0; nothing < 2; {
+		if pause(ctx, readIdle) != nil {
+			return
+		}
 		if info, err := c.Info(ctx); err == nil && info.NumPending == 0 {
-			return nil, nil
+			nothing++
+		} else {
+			nothing = 0
 		}
 	}
+	end()
 }
 
 func (o ReadOptions) native(filters []string) jetstream.OrderedConsumerConfig {

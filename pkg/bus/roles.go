@@ -345,7 +345,7 @@ func (r *Rights) read(stream string, g Grant, runs []schemas.Run, blobs bool) {
 	switch {
 	case spec.WorkQueue: // a consumer would take the work away
 		if len(runs) == 0 {
-			r.allow("$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.CONSUMER.INFO."+stream+".*")
+			r.allow("$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.CONSUMER.INFO."+stream+".*")
 		}
 		return
 	case len(runs) == 0 || !ofRun && (stream != blobStream || blobs):

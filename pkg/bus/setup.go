@@ -32,40 +32,59 @@ const (
 // retention, guard, direct gets) is put right where the server can, and is
 // ErrIncompatible where it cannot. New streams get their limits from the registry, all
 // scaled down by the same factor when the server's storage is smaller than their sum.
-func (b *Bus) Setup(ctx context.Context) error { return b.patiently(ctx, b.setUp) }
+//
+// Servers of a cluster that are not there yet are waited for, for two minutes.
+func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
+	var o setupOptions
+	for _, opt := range opts {
+		opt(&o)
+	}
+	for end := time.Now().Add(readyTimeout); ; {
+		err := b.patiently(ctx, func(ctx context.Context) error { return b.setUp(ctx, o) })
+		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
+			return err
+		}
+		if b.waitLog.allow() {
+			b.log.Warn().Err(err).Msg("streams cannot be set up yet, trying again")
+		}
+		if pause(ctx, rebindPause) != nil {
+			return err
+		}
+	}
+}
 
-func (b *Bus) setUp(ctx context.Context) error {
+func (b *Bus) setUp(ctx context.Context, o setupOptions) error {
 	var missing []jetstream.StreamConfig
 	for _, spec := range specs() {
 		s, err := b.js.Stream(ctx, spec.Name)
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
-			missing = append(missing, streamConfig(spec))
+			missing = append(missing, streamConfig(spec, o.replicas))
 			continue
 		}
 		if err == nil {
-			err = b.update(ctx, s.CachedInfo().Config, streamConfig(spec))
+			err = b.update(ctx, s.CachedInfo().Config, streamConfig(spec, o.replicas))
 		}
 		if err != nil {
 			return fmt.Errorf("set up stream %s: %w", spec.Name, err)
 		}
 	}
 	for scale := int64(1); ; scale *= 2 {
-		err := b.create(ctx, missing, scale)
+		err := b.create(ctx, missing, scale, max(1, o.replicas))
 		if err == nil {
 			break
 		}
 		if classify(err) != classFull || scale > 1<<16 {
-			return err
+			return replicasError(o.replicas, err)
 		}
 		if scale == 1 {
 			b.log.Info().Msg("the server's storage is smaller than the streams' limits; scaling them down")
 		}
 	}
-	return nil
+	return b.setReplicas(ctx, o.replicas)
 }
 
 // create makes streams and buckets that are missing, with limits divided by scale.
-func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scale int64) error {
+func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scale int64, replicas int) error {
 	for _, c := range missing {
 		if c.MaxBytes > 0 {
 			c.MaxBytes = max(minStreamBytes, c.MaxBytes/scale)
@@ -84,7 +103,7 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 		if _, err := b.js.KeyValue(ctx, c.Bucket); err == nil {
 			continue
 		}
-		c.Storage, c.MaxBytes = jetstream.FileStorage, max(minStreamBytes, c.MaxBytes/scale)
+		c.Storage, c.MaxBytes, c.Replicas = jetstream.FileStorage, max(minStreamBytes, c.MaxBytes/scale), replicas
 		_, err := b.js.CreateKeyValue(ctx, c)
 		if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
 			return fmt.Errorf("set up bucket %s: %w", c.Bucket, err)
@@ -95,7 +114,7 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 	}
 	_, err := b.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
 		Bucket: schemas.BlobBucket, Description: "images, embeddings and checkpoints by their sha-256",
-		MaxBytes: max(minStreamBytes, blobBytes/scale), Storage: jetstream.FileStorage,
+		MaxBytes: max(minStreamBytes, blobBytes/scale), Storage: jetstream.FileStorage, Replicas: replicas,
 	})
 	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
 		return fmt.Errorf("set up bucket %s: %w", schemas.BlobBucket, err)
@@ -104,9 +123,9 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 }
 
 // streamConfig is the stream of a spec.
-func streamConfig(s schemas.StreamSpec) jetstream.StreamConfig {
+func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	c := jetstream.StreamConfig{
-		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage, Replicas: 1,
+		Name: s.Name, Description: s.Purpose, Subjects: s.Subjects, Storage: jetstream.FileStorage, Replicas: max(1, replicas),
 		MaxMsgs: cmp.Or(s.MaxMsgs, -1), MaxBytes: cmp.Or(s.MaxBytes, -1), MaxAge: s.MaxAge,
 		Duplicates: schemas.DedupWindow, AllowDirect: true,
 	}

@@ -78,7 +78,9 @@ func (a *app) server() bus.Config {
 	return bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA, CertFile: a.tlsCert, KeyFile: a.tlsKey}
 }
 
-func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger) (*connection, error) {
+// open reaches the pipeline. With options of a set-up, the streams of a server that --nats names
+// are set up, too; else somebody else has to.
+func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption) (*connection, error) {
 	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
 	cfg := a.server()
 	if a.natsURL == "" {
@@ -106,7 +108,7 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	if c.member != nil {
 		go c.watch()
 	}
-	if err := c.prepare(ctx); err != nil {
+	if err := c.prepare(ctx, setup); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
@@ -125,16 +127,16 @@ func (c *connection) watch() {
 
 // prepare returns when the streams are there. Who has the server sets them up, and
 // that may become us meanwhile.
-func (c *connection) prepare(ctx context.Context) error {
-	if c.member == nil {
+func (c *connection) prepare(ctx context.Context, setup []bus.SetupOption) error {
+	if c.member == nil && len(setup) == 0 {
 		return c.Ready(ctx)
 	}
-	if c.member.Owns() {
-		return c.Setup(ctx)
+	if c.member == nil || c.member.Owns() {
+		return c.Setup(ctx, setup...)
 	}
 	ctx, stop := context.WithCancel(ctx)
 	taken := make(chan error, 1)
-	go func() { taken <- c.member.Serve(ctx, c.Setup) }()
+	go func() { taken <- c.member.Serve(ctx, func(ctx context.Context) error { return c.Setup(ctx) }) }()
 	err := c.Ready(ctx)
 	stop()
 	if setUp := <-taken; err != nil { // else they are there, whoever made them

@@ -109,7 +109,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetLimits(ctx, r.services.limits.Streams()...); err != nil {
+	if err := r.services.limits.Apply(ctx, conn.Bus); err != nil {
 		return err
 	}
 	if err := r.services.validate(); err != nil { // of what a pipeline that runs has set

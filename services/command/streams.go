@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -70,7 +71,7 @@ Exit status: 0 every stream takes events, 1 one does not.`,
 // printStreams writes a line for each stream, and one for each durable consumer.
 func printStreams(out io.Writer, stats []bus.StreamStats) error {
 	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(t, "STREAM\tMESSAGES\tSIZE\tLIMIT\tUSED\tKEPT\tSTATE\tNEWEST")
+	fmt.Fprintln(t, "STREAM\tMESSAGES\tSIZE\tLIMIT\tUSED\tKEPT\tSERVERS\tSTATE\tNEWEST")
 	for _, s := range stats {
 		newest, used := "-", "-"
 		if !s.Newest.IsZero() {
@@ -83,7 +84,11 @@ func printStreams(out io.Writer, stats []bus.StreamStats) error {
 		if s.MaxAge == 0 {
 			kept = "for ever"
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Messages, size(int64(s.Bytes)), size(s.MaxBytes), used, kept, s.State, newest)
+		servers := strconv.Itoa(s.Replicas)
+		if s.Current < s.Replicas {
+			servers = fmt.Sprintf("%d of %d", s.Current, s.Replicas)
+		}
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, s.Messages, size(int64(s.Bytes)), size(s.MaxBytes), used, kept, servers, s.State, newest)
 	}
 	fmt.Fprintln(t, "\nCONSUMER\tSTREAM\tWAITING\tIN HAND\tREDELIVERED")
 	for _, s := range stats {
@@ -174,17 +179,17 @@ a stream goes on by itself once there is some. A size below what a stream holds 
 refused; a shorter age removes at once what is older.`,
 		Example: `  meander streams limit --max-steps-bytes 32GiB --max-blobs-bytes 32GiB
   meander streams limit --max-trajectories-age 30d --max-steps-age 31d
-  meander streams limit --max-steps-age forever`,
+  meander streams limit --max-steps-age forever
+  meander streams limit --stream-replicas 3    # of a cluster`,
 		RunE: func(c *cobra.Command, given []string) error {
-			set := limits.Streams()
-			if len(set) == 0 {
+			if !limits.Any() {
 				return usage(errors.New("no limit is given; name one, such as --max-steps-bytes 32GiB"))
 			}
 			if err := limits.Validate(); err != nil {
 				return usage(err)
 			}
 			return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-				if err := conn.SetLimits(c.Context(), set...); err != nil {
+				if err := limits.Apply(c.Context(), conn.Bus); err != nil {
 					return err
 				}
 				stats, err := conn.Stats(c.Context())

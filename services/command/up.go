@@ -29,6 +29,7 @@ next start.`,
 		Example: `  meander up
   meander up --gc-above 80 --gc-age 48h    # frees the oldest closed groups, so that it runs for ever
   meander up --auth auth    # clients by the roles and certificates of meander auth init auth
+  meander up --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3    # on a cluster; no server here
   meander up --model synthetic --batch 16 --workers 2 --listen 127.0.0.1:4333
   meander publish --run demo 'a red sign that says "OPEN"'    # in another terminal, as any NATS client can`,
 		Args: args(cobra.NoArgs),
@@ -57,12 +58,12 @@ next start.`,
 				Agree: func(running natsd.Info) error {
 					return fmt.Errorf("a pipeline runs on store %q already: process %d", a.store, running.PID)
 				},
-			}, log)
+			}, log, bus.Replicas(int(s.limits.StreamReplicas)))
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
-			if err := conn.SetLimits(c.Context(), s.limits.Streams()...); err != nil {
+			if err := s.limits.Apply(c.Context(), conn.Bus); err != nil {
 				return err
 			}
 			serve := func(ctx context.Context) error { return s.run(ctx, conn, log) }

@@ -108,6 +108,9 @@ func (s *storage) check() error {
 	ctx, cancel := context.WithTimeout(context.Background(), storageTimeout)
 	defer cancel()
 	faults, err := s.bus.Faults(ctx)
+	if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, bus.ErrNoLeader) {
+		err = fmt.Errorf("the server does not say within %v how its streams are; see its log, and start the servers of its cluster that are down", storageTimeout)
+	}
 	var said []string
 	for _, f := range faults {
 		said = append(said, Advice(f))

@@ -1,6 +1,7 @@
 package boot
 
 import (
+	"context"
 	"encoding"
 	"errors"
 	"fmt"
@@ -68,8 +69,25 @@ func (a *Age) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// Replicas is how many servers of a cluster keep each stream; 0: as many as do already.
+type Replicas int
+
+// UnmarshalText reads a number of servers.
+func (r *Replicas) UnmarshalText(text []byte) error {
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || n < 0 || n > bus.MaxReplicas {
+		return fmt.Errorf("%q; must be a number of servers from 1 to %d (3 survive the loss of one), or 0 to leave it as it is", text, bus.MaxReplicas)
+	}
+	*r = Replicas(n)
+	return nil
+}
+
+// MarshalText is the number.
+func (r Replicas) MarshalText() ([]byte, error) { return []byte(strconv.Itoa(int(r))), nil }
+
 // Limits are the limits of streams and of the object store, each as it is (or, for a new
-// stream, as the contract has it) where nothing is set. The tag names the stream.
+// stream, as the contract has it) where nothing is set, and on how many servers they are. The
+// tag names the stream.
 type Limits struct {
 	MaxPromptsBytes      Bytes `koanf:"max_prompts_bytes" stream:"MDR_PROMPTS" help:"size of MDR_PROMPTS"`
 	MaxGroupsBytes       Bytes `koanf:"max_groups_bytes" stream:"MDR_GROUPS" help:"size of MDR_GROUPS"`
@@ -89,7 +107,20 @@ type Limits struct {
 	MaxRewardsAge        Age   `koanf:"max_rewards_age" stream:"MDR_REWARDS" help:"how long rewards are kept"`
 	MaxAdvantagesAge     Age   `koanf:"max_advantages_age" stream:"MDR_ADVANTAGES" help:"how long advantages are kept"`
 	MaxDeadAge           Age   `koanf:"max_dead_age" stream:"MDR_DEAD" help:"how long dead letters are kept"`
+
+	StreamReplicas Replicas `koanf:"stream_replicas" help:"how many servers of a cluster keep each stream: 3 survive the loss of one; new streams are on one"`
 }
+
+// Apply changes what is set, of streams that are there.
+func (l Limits) Apply(ctx context.Context, b *bus.Bus) error {
+	if err := b.SetLimits(ctx, l.Streams()...); err != nil {
+		return err
+	}
+	return b.SetReplicas(ctx, int(l.StreamReplicas))
+}
+
+// Any says whether anything is set.
+func (l Limits) Any() bool { return l != Limits{} }
 
 // each calls f for every setting.
 func (l *Limits) each(f func(key, stream, help string, value reflect.Value)) {
@@ -128,7 +159,7 @@ func (f limitFlag) Type() string { return typeName(f.value.Type()) }
 func (l Limits) Streams() []bus.StreamLimit {
 	var out []bus.StreamLimit
 	l.each(func(_, stream, _ string, v reflect.Value) {
-		if v.IsZero() {
+		if v.IsZero() || stream == "" {
 			return
 		}
 		i := slices.IndexFunc(out, func(l bus.StreamLimit) bool { return l.Stream == stream })

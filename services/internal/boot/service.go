@@ -67,8 +67,8 @@ func (s settings[T]) Validate() error {
 	if s.Common.DrainTimeout <= 0 {
 		errs = append(errs, fmt.Errorf("drain_timeout: %v; must be positive", s.Common.DrainTimeout))
 	}
-	if !s.Common.Setup && len(s.Common.Limits.Streams()) > 0 {
-		errs = append(errs, errors.New("setup: false; limits of streams (max_*) are for the program that sets them up"))
+	if !s.Common.Setup && s.Common.Limits.Any() {
+		errs = append(errs, errors.New("setup: false; limits and replicas of streams are for the program that sets them up"))
 	}
 	return errors.Join(append(errs, s.Common.NATS.Validate(), s.Common.Log.Validate(), s.Common.Limits.Validate())...)
 }
@@ -165,12 +165,12 @@ func (s Service[T]) serve(ctx context.Context, cfg settings[T], stderr io.Writer
 func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, health *Health, log zerolog.Logger) error {
 	prepare := b.Ready
 	if cfg.Common.Setup {
-		prepare = func(ctx context.Context) error { return setUp(ctx, b, log) }
+		prepare = func(ctx context.Context) error { return setUp(ctx, b, int(cfg.Common.Limits.StreamReplicas), log) }
 	}
 	if err := prepare(ctx); err != nil {
 		return err
 	}
-	if err := b.SetLimits(ctx, cfg.Common.Limits.Streams()...); err != nil {
+	if err := cfg.Common.Limits.Apply(ctx, b); err != nil {
 		return err
 	}
 	leave, err := Announce(b, s.Name, s.Summary, cfg.Common.Instance, log)
@@ -198,8 +198,8 @@ func (s Service[T]) consume(ctx context.Context, cfg settings[T], b *bus.Bus, he
 }
 
 // setUp makes the streams. Who may not, on a server with roles, waits until somebody else has.
-func setUp(ctx context.Context, b *bus.Bus, log zerolog.Logger) error {
-	err := b.Setup(ctx)
+func setUp(ctx context.Context, b *bus.Bus, replicas int, log zerolog.Logger) error {
+	err := b.Setup(ctx, bus.Replicas(replicas))
 	if errors.Is(err, bus.ErrPermission) && ctx.Err() == nil {
 		log.Warn().Err(err).Msg("the streams are for the role admin to make (meander streams setup); waiting for them")
 		return b.Ready(ctx)
