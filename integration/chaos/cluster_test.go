@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -216,6 +214,9 @@ func (f *feed) more(t *testing.T, n int) {
 // What is stored on a cluster is there for whoever looks, whichever server answers. Direct gets,
 // which any server answers, do not promise that.
 func TestCluster_ReadsWhatIsStored(t *testing.T) {
+	if harness.Race {
+		t.Skip("TestCluster_ReadsWhatIsStored: of servers that are not built with -race; it runs without")
+	}
 	t.Parallel()
 	url, _ := newCluster(t)
 	b := bustest.Connect(t, bus.Config{URL: url, Name: "cluster-test"})
@@ -227,7 +228,7 @@ func TestCluster_ReadsWhatIsStored(t *testing.T) {
 		t.Errorf("five replicas on three servers: %v", err)
 	}
 	stale := 0
-	for i := range max(10, *faults) {
+	for i := range 10 {
 		run := schemas.Run(fmt.Sprintf("run-%d", i))
 		ack, err := b.PublishPrompt(t.Context(), run, []byte("prompt"), nil)
 		if err != nil {
@@ -238,7 +239,7 @@ func TestCluster_ReadsWhatIsStored(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		raw, err := b.Conn().RequestMsgWithContext(t.Context(), &nats.Msg{Subject: "$JS.API.DIRECT.GET." + ack.Stream, Data: ask})
+		raw, err := b.Conn().RequestWithContext(t.Context(), "$JS.API.DIRECT.GET."+ack.Stream, ask)
 		if err != nil {
 			t.Fatal(err)
 		}
