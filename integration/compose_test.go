@@ -39,7 +39,7 @@ func TestCompose(t *testing.T) {
 		t.Skip("containers are not tested: make compose-test does, where there is an engine")
 	}
 	engine(t)
-	c := compose4(t)
+	c := newStack(t)
 	c.up("--wait")
 	t.Run("containers", c.contained)
 	models, err := filepath.Abs(filepath.Join(root, "deploy/models"))
@@ -136,8 +136,8 @@ func docker(t *testing.T, env []string, args ...string) output {
 	return output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// compose4 is the four services, the server and the all-in-one, built and not started.
-func compose4(t *testing.T) *composed {
+// newStack is the four services, the server and the all-in-one, built and not started.
+func newStack(t *testing.T) *composed {
 	t.Helper()
 	_, port, err := net.SplitHostPort(harness.FreeAddress(t))
 	_, alone, err2 := net.SplitHostPort(harness.FreeAddress(t))
@@ -176,15 +176,14 @@ func compose4(t *testing.T) *composed {
 func buildImage(t *testing.T, image, name string) {
 	t.Helper()
 	dir := t.TempDir()
-	file, path := filepath.Join(dir, "Dockerfile"), name
 	var text string
 	if name == "" {
-		text, path = natsImage(t, dir)
+		text = natsImage(t, dir)
 	} else {
-		text, path = read(t, "deploy/Dockerfile"), harness.Program(t, name)
+		text = read(t, "deploy/Dockerfile")
 		text = "ARG PROGRAM\n" + text[strings.LastIndex(text, "FROM scratch"):]
 		text = strings.ReplaceAll(text, "--from=build ", "")
-		link(t, path, filepath.Join(dir, "src/bin", name))
+		copyFile(t, harness.Program(t, name), filepath.Join(dir, "src/bin", name))
 		if err := os.CopyFS(filepath.Join(dir, "src/deploy/models"), os.DirFS(filepath.Join(root, "deploy/models"))); err != nil {
 			t.Fatal(err)
 		}
@@ -194,7 +193,7 @@ func buildImage(t *testing.T, image, name string) {
 			t.Fatal(err)
 		}
 	}
-	err := errors.Join(os.WriteFile(filepath.Join(dir, "etc/ssl/certs/ca-certificates.crt"), nil, 0o644), os.Chmod(filepath.Join(dir, "out/tmp"), 0o777|os.ModeSticky), os.WriteFile(file, []byte(text), 0o600))
+	err := errors.Join(os.WriteFile(filepath.Join(dir, "etc/ssl/certs/ca-certificates.crt"), nil, 0o644), os.Chmod(filepath.Join(dir, "out/tmp"), 0o777|os.ModeSticky), os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,25 +204,24 @@ func buildImage(t *testing.T, image, name string) {
 
 // natsImage is the server's image: what deploy/nats.Dockerfile says, on nothing instead of on the
 // official image.
-func natsImage(t *testing.T, dir string) (text, path string) {
+func natsImage(t *testing.T, dir string) (text string) {
 	t.Helper()
-	path = harness.ServerProgram(t)
-	link(t, path, filepath.Join(dir, "bin/nats-server"))
+	copyFile(t, harness.ServerProgram(t), filepath.Join(dir, "bin/nats-server"))
 	probe := filepath.Join(dir, "bin/wget")
 	build := exec.Command("go", "build", "-o", probe, "./testdata/probe")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the probe: %v\n%s", err, out)
 	}
-	link(t, filepath.Join(root, "deploy/nats.conf"), filepath.Join(dir, "deploy/nats.conf"))
+	copyFile(t, filepath.Join(root, "deploy/nats.conf"), filepath.Join(dir, "deploy/nats.conf"))
 	text = read(t, "deploy/nats.Dockerfile")
 	text = regexp.MustCompile(`(?m)^FROM .*$`).ReplaceAllString(text, "FROM scratch\nENV PATH=/bin\nCOPY bin /bin")
 	text = regexp.MustCompile(`(?m)^RUN mkdir /data .*$`).ReplaceAllString(text, "COPY --chown=65532:65532 out/data /data")
-	return text, path
+	return text
 }
 
-// link copies a file.
-func link(t *testing.T, from, to string) {
+// copyFile copies a file.
+func copyFile(t *testing.T, from, to string) {
 	t.Helper()
 	data, err := os.ReadFile(from)
 	if err == nil {
