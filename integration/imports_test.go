@@ -103,11 +103,13 @@ var layers = map[string][]string{
 		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
 	},
 	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
+	// Looks everything over: what runs, and what is on this machine.
+	"services/doctor": {"schemas", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler"},
 	"services/command": {
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
-		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/janitor", "services/internal/boot",
+		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
@@ -145,6 +147,7 @@ var testLayers = map[string][]string{
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
+	"services/doctor":              {"pkg/bus/bustest"},
 	"services/verify":              {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"integration/chaos":            {"integration/harness", "schemas", "pkg/bus", "pkg/bus/bustest", "pkg/client", "services/pipeline"},
 }

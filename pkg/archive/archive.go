@@ -70,7 +70,7 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 	}
 	refs, filters := map[schemas.Ref]bool{}, schemas.RunFilters(run)
 	for _, stream := range slices.Sorted(maps.Keys(filters)) {
-		for m, err := range b.Read(ctx, stream, filters[stream], bus.ReadOptions{}) {
+		for m, err := range stored(ctx, b, stream, run, filters[stream]) {
 			if err != nil {
 				return s, fmt.Errorf("export %s: %w", run, err)
 			}
@@ -79,7 +79,7 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 				return s, fmt.Errorf("export %s: %w", run, err)
 			}
 			s.Events[stream]++
-			for _, ref := range refsOf(m) {
+			for _, ref := range refsOf(m.Subject, m.Data) {
 				refs[ref] = true
 			}
 		}
@@ -104,17 +104,59 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 	return s, t.Close()
 }
 
+// stored yields the events of a run in a stream. A work queue has no readers beside those who
+// take its messages away, and is looked through.
+func stored(ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string) iter.Seq2[*bus.Message, error] {
+	queue := slices.ContainsFunc(schemas.Streams(), func(s schemas.StreamSpec) bool { return s.Name == stream && s.WorkQueue })
+	if !queue {
+		return b.Read(ctx, stream, filters, bus.ReadOptions{})
+	}
+	return func(yield func(*bus.Message, error) bool) {
+		for m, err := range b.Queued(ctx, stream) {
+			if err == nil {
+				if of, ok := schemas.RunOf(m.Subject); !ok || of != run {
+					continue
+				}
+			}
+			if !yield(m, err) {
+				return
+			}
+		}
+	}
+}
+
+// Refs are the blobs that an event of an archive names; a blob names none.
+func (e *Entry) Refs() []schemas.Ref {
+	if e.Blob != "" {
+		return nil
+	}
+	return refsOf(e.Subject, e.Data)
+}
+
 // refsOf are the blobs that an event names.
-func refsOf(m *bus.Message) (refs []schemas.Ref) {
-	a, _ := schemas.ParseSubject(m.Subject)
-	if a.Kind != schemas.KindTrajectory {
+func refsOf(subject string, data []byte) []schemas.Ref {
+	a, _ := schemas.ParseSubject(subject)
+	var e schemas.Event
+	switch a.Kind {
+	case schemas.KindPrompt:
+		e = &schemas.Prompt{}
+	case schemas.KindGroup:
+		e = &schemas.GroupRecord{}
+	case schemas.KindPlan:
+		e = &schemas.Plan{}
+	case schemas.KindRequest, schemas.KindParked:
+		e = &schemas.Request{}
+	case schemas.KindStep:
+		e = &schemas.Step{}
+	case schemas.KindTrajectory:
+		e = &schemas.Trajectory{}
+	default:
+		return nil // the others have no tensors
+	}
+	if schemas.Decode(data, e) != nil {
 		return nil
 	}
-	var t schemas.Trajectory
-	if bus.Fits(m, &t) != nil {
-		return nil
-	}
-	return refsIn(reflect.ValueOf(&t))
+	return refsIn(reflect.ValueOf(e))
 }
 
 // refsIn are all references of a value, wherever they are in it.
@@ -124,7 +166,10 @@ func refsIn(v reflect.Value) (refs []schemas.Ref) {
 		if !v.IsNil() {
 			refs = refsIn(v.Elem())
 		}
-	case reflect.Slice:
+	case reflect.Slice, reflect.Array:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return nil // bytes
+		}
 		for i := range v.Len() {
 			refs = append(refs, refsIn(v.Index(i))...)
 		}

@@ -421,6 +421,8 @@ type ConsumerStats struct {
 	Pending     uint64 `json:"pending"`
 	AckPending  int    `json:"ack_pending"`
 	Redelivered int    `json:"redelivered"`
+	// Pulls are requests for messages that the server has not answered yet: somebody works here.
+	Pulls int `json:"pulls"`
 }
 
 // Stats describes the contract's streams in the order data flows, with their durable
@@ -440,20 +442,28 @@ func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 		if err != nil {
 			return nil, err
 		}
-		consumers := s.ListConsumers(ctx)
-		for c := range consumers.Info() {
-			if c.Config.Durable != "" {
-				stats.Consumers = append(stats.Consumers, ConsumerStats{
-					Name: c.Name, Stage: stageOf(c.Name), Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered,
-				})
-			}
-		}
-		if err := consumers.Err(); err != nil {
-			return nil, fmt.Errorf("stats of %s: %w", k.name, err)
+		if err := stats.consumers(ctx, s); err != nil {
+			return nil, err
 		}
 		out = append(out, *stats)
 	}
 	return out, nil
+}
+
+// consumers adds the durables of a stream.
+func (stats *StreamStats) consumers(ctx context.Context, s jetstream.Stream) error {
+	consumers := s.ListConsumers(ctx)
+	for c := range consumers.Info() {
+		if c.Config.Durable != "" {
+			stats.Consumers = append(stats.Consumers, ConsumerStats{
+				Name: c.Name, Stage: stageOf(c.Name), Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
+			})
+		}
+	}
+	if err := consumers.Err(); err != nil {
+		return fmt.Errorf("stats of %s: %w", stats.Name, err)
+	}
+	return nil
 }
 
 // statsOf is one stream, without its consumers.

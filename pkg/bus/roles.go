@@ -221,7 +221,7 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 	if g.Unlimited {
 		return r, nil
 	}
-	r.allow("$JS.API.INFO", "$JS.API.STREAM.NAMES")
+	r.allow("$JS.API.INFO", "$JS.API.STREAM.NAMES", "$SYS.REQ.USER.INFO")
 	for _, name := range streamNames() {
 		r.allow("$JS.API.STREAM.INFO." + name)
 	}
@@ -254,6 +254,7 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 		r.allow("$JS.API.STREAM.PURGE." + stream)
 	}
 	if g.Lists && len(runs) == 0 {
+		r.allow("$SRV.INFO")
 		for _, name := range streamNames() {
 			r.allow("$JS.API.CONSUMER.LIST." + name)
 		}

@@ -144,9 +144,8 @@ func streamConfig(s schemas.StreamSpec, replicas int) jetstream.StreamConfig {
 	return c
 }
 
-// update changes a stream that exists as far as the contract needs.
-func (b *Bus) update(ctx context.Context, have, want jetstream.StreamConfig) error {
-	var faults []string
+// wrong is in what a stream that exists cannot be made what the contract needs.
+func wrong(have, want jetstream.StreamConfig) (faults []string) {
 	differ := func(setting string, have, want any) {
 		if have != want {
 			faults = append(faults, fmt.Sprintf("%s is %v, must be %v", setting, have, want))
@@ -158,22 +157,33 @@ func (b *Bus) update(ctx context.Context, have, want jetstream.StreamConfig) err
 	differ("max_msgs_per_subject", max(0, have.MaxMsgsPerSubject), want.MaxMsgsPerSubject)
 	differ("discard_new_per_subject", have.DiscardNewPerSubject, want.DiscardNewPerSubject)
 	differ("subject_transform", transform(have), transform(want))
-	if len(faults) > 0 {
-		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible, strings.Join(faults, "; "))
-	}
-	next, changed := have, false
+	return faults
+}
+
+// brought is a stream that exists with what the contract needs, and in what that is new.
+func brought(have, want jetstream.StreamConfig) (next jetstream.StreamConfig, changes []string) {
+	next = have
 	for _, subject := range want.Subjects {
 		if !slices.Contains(next.Subjects, subject) {
-			next.Subjects, changed = append(slices.Clone(next.Subjects), subject), true
+			next.Subjects, changes = append(slices.Clone(next.Subjects), subject), append(changes, "it lacks the subjects "+subject)
 		}
 	}
 	if !have.AllowDirect {
-		next.AllowDirect, changed = true, true
+		next.AllowDirect, changes = true, append(changes, "it answers no direct gets")
 	}
 	if have.Duplicates != want.Duplicates {
-		next.Duplicates, changed = want.Duplicates, true
+		next.Duplicates, changes = want.Duplicates, append(changes, fmt.Sprintf("its deduplication window is %v, must be %v", have.Duplicates, want.Duplicates))
 	}
-	if !changed {
+	return next, changes
+}
+
+// update changes a stream that exists as far as the contract needs.
+func (b *Bus) update(ctx context.Context, have, want jetstream.StreamConfig) error {
+	if faults := wrong(have, want); len(faults) > 0 {
+		return fmt.Errorf("%w: %s; remove the stream, or use another account or store", ErrIncompatible, strings.Join(faults, "; "))
+	}
+	next, changes := brought(have, want)
+	if len(changes) == 0 {
 		return nil
 	}
 	_, err := b.js.UpdateStream(ctx, next)

@@ -117,10 +117,13 @@ func broken(ns *server.Server) error {
 }
 
 // DiskFree is the bytes that may still be written to the disk of the store, whoever has it open.
-func (m *Member) DiskFree() (int64, error) {
+func (m *Member) DiskFree() (int64, error) { return DiskFree(m.opts.StoreDir) }
+
+// DiskFree is the bytes that may still be written to the disk of a folder.
+func DiskFree(dir string) (int64, error) {
 	var s unix.Statfs_t
-	if err := unix.Statfs(m.opts.StoreDir, &s); err != nil {
-		return 0, fmt.Errorf("disk of store %q: %w", m.opts.StoreDir, err)
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, fmt.Errorf("disk of store %q: %w", dir, err)
 	}
 	return int64(s.Bavail * uint64(s.Bsize)), nil
 }

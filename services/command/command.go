@@ -107,7 +107,9 @@ type app struct {
 	tlsKey   string
 	json     bool
 	logLevel string
-	stderr   io.Writer
+	// asItIs connects to what is there, and sets nothing up.
+	asItIs bool
+	stderr io.Writer
 }
 
 func newRoot() *cobra.Command {
@@ -162,7 +164,7 @@ with an embedded NATS server.`,
 	teach(root)
 	root.AddCommand(
 		upCommand(a), runCommand(a), scheduledCommand(a), rescoreCommand(a), verdictCommand(a), publishCommand(a), watchCommand(a), showCommand(a),
-		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a), verifyCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), modelCommand(a), versionCommand(a),
+		cancelCommand(a), pauseCommand(a), resumeCommand(a), pruneCommand(a), statusCommand(a), policyCommand(a), verifyCommand(a), deadCommand(a), authCommand(a), streamsCommand(a), runsCommand(a), gcCommand(a), doctorCommand(a), modelCommand(a), versionCommand(a),
 	)
 	completeNames(root)
 	return root

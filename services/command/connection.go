@@ -108,6 +108,9 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	if c.member != nil {
 		go c.watch()
 	}
+	if a.asItIs {
+		return c, nil
+	}
 	if err := c.prepare(ctx, setup); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}

@@ -257,14 +257,19 @@ func runsReadCommand(a *app) *cobra.Command {
 			}
 			defer func() { _ = f.Close() }() // read-only
 			s := &archive.Summary{Events: map[string]int{}}
+			named, here := map[string]bool{}, map[string]bool{}
 			for e, err := range archive.Read(f) {
 				if err != nil {
 					return err
 				}
 				s.Bytes += int64(len(e.Data))
+				for _, ref := range e.Refs() {
+					named[ref.Digest] = true
+				}
 				switch {
 				case e.Blob != "":
 					s.Blobs++
+					here[e.Blob] = true
 				case a.json:
 					line := map[string]any{"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(), "event": jsonOfBytes(e.Data)}
 					if err := json.NewEncoder(c.OutOrStdout()).Encode(line); err != nil {
@@ -272,6 +277,11 @@ func runsReadCommand(a *app) *cobra.Command {
 					}
 				default:
 					s.Events[e.Stream]++
+				}
+			}
+			for digest := range named {
+				if !here[digest] {
+					s.Missing++
 				}
 			}
 			if a.json {
@@ -295,7 +305,7 @@ func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error
 		fmt.Fprintf(out, "  %-18s %8d\n", stream, s.Events[stream])
 	}
 	if s.Missing > 0 {
-		fmt.Fprintf(out, "  %s named and stored no more\n", count(s.Missing, "blob"))
+		fmt.Fprintf(out, "  %s named and not in it: no more stored then\n", count(s.Missing, "blob"))
 	}
 	return nil
 }

@@ -76,6 +76,9 @@ func Available(names string) error {
 	return err
 }
 
+// GPUs is how many there are; the error says why there are none.
+func GPUs() (int, error) { return cuda.Count() }
+
 // Options say how devices are opened.
 type Options struct {
 	// Threads is how many threads the CPU has; 0 is all cores.

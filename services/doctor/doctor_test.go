@@ -1,0 +1,260 @@
+package doctor_test
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/doctor"
+)
+
+const signs = "../../deploy/models/signs"
+
+// look is what is found, by area.
+func look(t *testing.T, o doctor.Options) map[string][]doctor.Finding {
+	t.Helper()
+	found := map[string][]doctor.Finding{}
+	doctor.Run(t.Context(), o, func(f doctor.Finding) {
+		if f.Area == "" || f.Says == "" || f.State != doctor.OK && f.Fix == "" && f.State != doctor.Unchecked || strings.Contains(f.Says+f.Fix, "\n") {
+			t.Errorf("%+v", f)
+		}
+		found[f.Area] = append(found[f.Area], f)
+	})
+	return found
+}
+
+// has fails unless an area has a finding of a state that says so.
+func has(t *testing.T, found map[string][]doctor.Finding, area string, state doctor.State, says string) {
+	t.Helper()
+	for _, f := range found[area] {
+		if f.State == state && strings.Contains(f.Says+" -> "+f.Fix, says) {
+			return
+		}
+	}
+	t.Errorf("%s: no %s that says %q among %+v", area, state, says, found[area])
+}
+
+// only fails for findings of other states.
+func only(t *testing.T, found map[string][]doctor.Finding, area string, state doctor.State) {
+	t.Helper()
+	for _, f := range found[area] {
+		if f.State != state {
+			t.Errorf("%s: %+v; must be %s", area, f, state)
+		}
+	}
+	if len(found[area]) == 0 {
+		t.Errorf("%s: nothing", area)
+	}
+}
+
+// serve announces the services of a version, as their programs do.
+func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		s, err := micro.AddService(p.Conn(), micro.Config{Name: "meander-" + name, Version: "0.0.0", Metadata: map[string]string{"instance": name + "-1", "version": version}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Stop() })
+	}
+}
+
+func TestRun_Healthy(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	serve(t, p, "v1", "intake", "sampler", "reward", "advantage")
+	found := look(t, doctor.Options{Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1", DiskFree: func() (int64, error) { return 1 << 50, nil }})
+	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "disk", "model", "device"} {
+		only(t, found, area, doctor.OK)
+	}
+	has(t, found, "consumers", doctor.Unchecked, "services make them")
+	has(t, found, "model", doctor.OK, "signs loads, weights ")
+	has(t, found, "services", doctor.OK, "1 intake, 1 sampler, 1 reward, 1 advantage")
+	has(t, found, "rewards", doctor.OK, "jpeg_compressibility")
+}
+
+func TestRun_NoServer(t *testing.T) {
+	t.Parallel()
+	found := look(t, doctor.Options{NoServer: fmt.Errorf("connection refused"), Device: "cuda:7"})
+	has(t, found, "server", doctor.Fault, "connection refused -> start it ('meander up'")
+	has(t, found, "device", doctor.Fault, "cuda:7")
+	for area, f := range found {
+		for _, f := range f {
+			if strings.Contains(area, "streams") && (f.State != doctor.Unchecked || !strings.Contains(f.Area, "clocks")) {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("nothing in it"), Empty: true}), "server", doctor.Unchecked, "nothing in it")
+}
+
+// Streams that are missing, another's, of another version, full, nearly full.
+func TestRun_Streams(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	js := p.JetStream()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(js.DeleteStream(t.Context(), schemas.StreamVerdicts))
+	must(js.DeleteStream(t.Context(), "KV_"+schemas.SealBucket))
+	must(js.DeleteStream(t.Context(), schemas.StreamRewards))
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: schemas.StreamRewards, Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage})
+	must(err)
+	p.Change(t, schemas.StreamTrajectories, func(c *jetstream.StreamConfig) { c.AllowDirect = false })
+	must(p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamParked, MaxBytes: 1 << 20}, bus.StreamLimit{Stream: schemas.StreamDead, MaxBytes: 1 << 20}))
+	fill := func(subject string, bytes int) {
+		for i := range bytes / 4096 {
+			_, err := p.Conn().Request(fmt.Sprintf(subject, i), make([]byte, 4096), time.Minute)
+			must(err)
+		}
+	}
+	fill("mdr.v1.parked.r.lane.u%d.0", 850<<10)
+	fill("mdr.v1.dead.intake.r.u%d", 2<<20)
+	found := look(t, doctor.Options{Bus: p.Bus})
+	has(t, found, "streams", doctor.Fault, "2 streams not there: MDR_VERDICTS, KV_mdr-seal -> start 'meander up'")
+	has(t, found, "streams", doctor.Fault, "MDR_REWARDS is not the stream of this contract: storage is Memory, must be File")
+	has(t, found, "streams", doctor.Warning, "MDR_TRAJECTORIES is of another version: it answers no direct gets")
+	has(t, found, "streams", doctor.Warning, "MDR_PARKED is nearly full: 8")
+	has(t, found, "streams", doctor.OK, " streams as this version expects")
+	for _, f := range found["streams"] {
+		if strings.Contains(f.Says, "MDR_DEAD") {
+			t.Errorf("a stream that rolls: %+v", f)
+		}
+	}
+	fill("mdr.v1.parked.s.lane.u%d.0", 200<<10)
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "streams", doctor.Fault, "MDR_PARKED is full")
+}
+
+// What waits and nobody takes is said, and not what somebody works on.
+func TestRun_Consumers(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	idle := jetstream.ConsumerConfig{Durable: bus.IntakeConsumer, AckPolicy: jetstream.AckExplicitPolicy}
+	if _, err := p.JetStream().CreateConsumer(t.Context(), schemas.StreamPrompts, idle); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
+		t.Fatal(err)
+	}
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Warning, "intake of MDR_PROMPTS: 1 wait, and nobody takes them")
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning, "nobody answers for intake, sampler, reward, advantage")
+}
+
+// Clocks that are apart: that of this machine, and those of services.
+func TestRun_Clocks(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	for name, behind := range map[string]time.Duration{"reward-a": time.Minute, "reward-b": -5 * time.Second, "reward-c": 0} {
+		e := &schemas.Presence{Service: schemas.ServiceReward, Instance: name, At: time.Now().Add(-behind).UnixNano()}
+		p.Forge(t, schemas.PresenceSubject(name), bustest.Encode(t, e))
+	}
+	found := look(t, doctor.Options{Bus: p.Bus, Now: func() time.Time { return time.Now().Add(time.Hour) }})
+	has(t, found, "clocks", doctor.Fault, "this machine: its clock is 1h0m0s ahead of the server's -> set that clock by NTP")
+	has(t, found, "clocks", doctor.Fault, "reward-a: its clock is 1m0s behind the server's")
+	has(t, found, "clocks", doctor.Warning, "reward-b: its clock is 5s ahead of")
+	has(t, found, "clocks", doctor.OK, "reward-c: within")
+}
+
+func TestRun_Versions(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	serve(t, p, "v1", "intake", "sampler", "reward")
+	serve(t, p, "v2", "advantage")
+	found := look(t, doctor.Options{Bus: p.Bus, Version: "v1"})
+	has(t, found, "services", doctor.Warning, "versions differ: this program is v1; v1: ")
+	has(t, found, "services", doctor.Warning, "v2: advantage advantage-1")
+}
+
+// A folder without a file, and one whose weights were cut off.
+func TestRun_Model(t *testing.T) {
+	t.Parallel()
+	broken := func(spoil func(weights string) error) map[string][]doctor.Finding {
+		dir := filepath.Join(t.TempDir(), "copy")
+		if err := os.CopyFS(dir, os.DirFS(signs)); err != nil {
+			t.Fatal(err)
+		}
+		weights, err := filepath.Glob(filepath.Join(dir, "*", "*.safetensors"))
+		if err != nil || len(weights) == 0 {
+			t.Fatal(weights, err)
+		}
+		if err := spoil(weights[0]); err != nil {
+			t.Fatal(err)
+		}
+		return look(t, doctor.Options{NoServer: fmt.Errorf("none"), Model: dir, Device: "cpu"})
+	}
+	has(t, broken(os.Remove), "model", doctor.Fault, "copy the folder again, with all its files")
+	has(t, broken(func(path string) error { return os.Truncate(path, 4096) }), "model", doctor.Fault, "copy the folder again")
+	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("none"), Model: "nowhere"}), "model", doctor.Fault, "nowhere")
+
+	p := bustest.New(t)
+	if err := p.SetPolicy(t.Context(), &schemas.Policy{
+		Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: strings.Repeat("a", 64), Height: 64, Width: 64, NumInferenceSteps: 1, TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
+	}, nil); err != nil {
+		t.Fatal(err)
+	}
+	has(t, look(t, doctor.Options{Bus: p.Bus, Model: signs, Device: "cpu"}), "model", doctor.Warning, "lane signs was last served with other weights, aaaaaaaaaaaa")
+}
+
+// Reward functions whose server is not there, answers nothing, or has no worker.
+func TestRun_Rewards(t *testing.T) {
+	t.Parallel()
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	file := filepath.Join(t.TempDir(), "scorers.yaml")
+	text := fmt.Sprintf("http:\n  gone:\n    url: %s\n  silent:\n    url: http://%s\nnats:\n  nobody: {}\n", gone.URL, silent.Addr())
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := bustest.New(t)
+	found := look(t, doctor.Options{Bus: p.Bus, Scorers: file, Timeout: 3 * time.Second})
+	has(t, found, "rewards", doctor.Fault, "http:gone gives no score: ")
+	has(t, found, "rewards", doctor.Fault, "http:silent gives no score: ")
+	has(t, found, "rewards", doctor.Fault, "nats:nobody gives no score: ")
+	has(t, found, "rewards", doctor.OK, "jpeg_compressibility")
+	has(t, look(t, doctor.Options{NoServer: fmt.Errorf("none"), Scorers: file + "x"}), "rewards", doctor.Fault, "mend the file of --scorers")
+}
+
+func TestRun_Disk(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	for free, want := range map[int64]doctor.State{1 << 20: doctor.Fault, 1 << 30: doctor.Warning, 1 << 50: doctor.OK} {
+		found := look(t, doctor.Options{Bus: p.Bus, DiskFree: func() (int64, error) { return free, nil }})
+		only(t, found, "disk", want)
+	}
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "disk", doctor.Unchecked, "cannot be seen from here")
+}
+
+// A check that hangs is given up, and the others are not kept by it.
+func TestRun_NeverHangs(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	forever := make(chan struct{})
+	defer close(forever)
+	found := look(t, doctor.Options{Bus: p.Bus, Timeout: 2 * time.Second, DiskFree: func() (int64, error) {
+		<-forever
+		return 0, nil
+	}})
+	has(t, found, "disk", doctor.Unchecked, "no answer within 2s")
+	has(t, found, "streams", doctor.OK, "as this version expects")
+}

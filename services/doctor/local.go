@@ -1,0 +1,159 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/reward"
+)
+
+// mostOpened is the size of a folder up to which its weights are read, not only its headers.
+const mostOpened = 1 << 30
+
+// modelFolder is the model of samplers on this machine.
+func modelFolder(ctx context.Context, o *Options, say *notes) {
+	if o.Model == "" {
+		say.add(Unchecked, "name a folder with --model", "the model of samplers elsewhere cannot be seen from here")
+		return
+	}
+	dir, family, err := families.All().Find(o.Model)
+	if err != nil {
+		say.add(Fault, "name a folder in the diffusers layout, or a model that ships (--model)", "%v", err)
+		return
+	}
+	if dir == "" {
+		say.ok("%s, which needs no files", o.Model)
+		return
+	}
+	info, err := family.Inspect(dir)
+	if err != nil {
+		say.add(Fault, "see 'meander model info "+o.Model+"'", "%v", err)
+		return
+	}
+	for i, p := range info.Problems {
+		if i == 3 {
+			say.add(Fault, "see 'meander model info "+o.Model+"'", "and %d more problems", len(info.Problems)-i)
+			break
+		}
+		say.add(Fault, "copy the folder again, with all its files", "%s: %s", dir, p)
+	}
+	bytes := 0
+	for _, p := range info.Parts {
+		bytes += p.FileBytes
+	}
+	if len(info.Problems) > 0 {
+		return
+	}
+	if bytes > mostOpened {
+		say.ok("%s in %s is complete: %s", info.Name, dir, boot.Bytes(bytes).Rough())
+		say.add(Unchecked, "samplers read and hash all of it when they start", "weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
+		return
+	}
+	m, err := families.All().Open(o.Model, model.Options{})
+	if err != nil {
+		say.add(Fault, "copy the folder again, with all its files", "%v", err)
+		return
+	}
+	digest := m.Card().WeightsDigest
+	say.ok("%s in %s loads, weights %.12s", info.Name, dir, digest)
+	if o.Bus == nil {
+		return
+	}
+	policies, err := o.Bus.Policies(ctx)
+	if err != nil {
+		say.failed("what samplers serve", err)
+		return
+	}
+	for _, p := range policies {
+		if p.Model == info.Name && p.WeightsDigest != digest {
+			say.add(Warning, "give all samplers of a lane the same folder, or lanes of their own", "lane %s was last served with other weights, %.12s", p.Lane, p.WeightsDigest)
+		}
+	}
+}
+
+// device is what computes on this machine.
+func device(_ context.Context, o *Options, say *notes) {
+	if o.Device == "" {
+		say.add(Unchecked, "name one with --device", "the devices of samplers elsewhere cannot be seen from here")
+		return
+	}
+	kernels := cpu.AvailableKernels()
+	if len(kernels) > 1 {
+		say.ok("CPU: %d threads, %s kernels", runtime.GOMAXPROCS(0), kernels[0])
+	} else {
+		say.add(Warning, "use a machine with AVX2 or AVX-512, or a GPU: the portable kernels are many times slower", "CPU: %d threads of %s, without vector instructions that there are kernels for", runtime.GOMAXPROCS(0), runtime.GOARCH)
+	}
+	if o.Device == devices.CPU {
+		return
+	}
+	gpus, why := devices.GPUs()
+	switch err := devices.Available(o.Device); {
+	case errors.Is(err, devices.ErrUnavailable):
+		say.add(Fault, "take --device auto or cpu, or mend what it says", "%v", err)
+	case err != nil:
+		say.add(Fault, "name cpu, auto or GPUs such as cuda:0 (--device)", "%v", err)
+	case gpus > 0:
+		say.ok("CUDA: %s", plural(gpus, "GPU"))
+	default:
+		say.ok("CUDA: not used: %v", why)
+	}
+}
+
+// rewards are the reward functions on this machine, each asked for a score of a small image.
+func rewards(ctx context.Context, o *Options, say *notes) {
+	if o.Scorers == "" && o.Model == "" {
+		say.add(Unchecked, "name their file with --scorers", "the reward functions of services elsewhere cannot be seen from here")
+		return
+	}
+	var nc *nats.Conn
+	if o.Bus != nil {
+		nc = o.Bus.Conn()
+	}
+	cfg := reward.DefaultConfig()
+	cfg.Scorers = o.Scorers
+	probes, err := reward.Probe(ctx, cfg, nc)
+	if err != nil {
+		say.add(Fault, "mend the file of --scorers", "%v", err)
+		return
+	}
+	var good []string
+	for _, p := range probes {
+		switch {
+		case p.Err == nil:
+			good = append(good, p.Name)
+		case p.Configured:
+			say.add(Fault, fix(p.Name), "%s gives no score: %s", p.Name, strings.ReplaceAll(p.Err.Error(), "\n", "; "))
+		default:
+			say.add(Warning, fix(p.Name), "%s: %v", p.Name, p.Err)
+		}
+	}
+	if len(good) > 0 {
+		say.ok("give a score: %s", strings.Join(good, ", "))
+	}
+}
+
+// fix is what to do about a reward function that gives no score.
+func fix(name string) string {
+	kind, instance, _ := strings.Cut(name, ":")
+	switch kind {
+	case "http":
+		return "start its server, or mend its url in the file of --scorers"
+	case "nats":
+		return fmt.Sprintf("start a worker of %s: deploy/scorers", instance)
+	case "onnx":
+		return "build with 'make build-onnx', and name the runtime's library in ONNXRUNTIME_LIB"
+	case "ocr":
+		return "apt-get install tesseract-ocr, if prompts are to name ocr"
+	}
+	return "see the message"
+}

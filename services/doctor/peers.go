@@ -1,0 +1,263 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+const (
+	// gather is how long answers of services are waited for.
+	gather = time.Second
+	// skewed and wrong are how far clocks may be apart before it matters: deadlines of prompts are
+	// moments by the client's clock, and are judged by the server's.
+	skewed, wrong = 2 * time.Second, 30 * time.Second
+)
+
+// stages are the services without which no prompt gets its result.
+var stages = []string{"intake", "sampler", "reward", "advantage"}
+
+// permissions are what this credential may do.
+func permissions(ctx context.Context, o *Options, say *notes) {
+	nc := o.Bus.Conn()
+	m, err := nc.RequestWithContext(ctx, "$SYS.REQ.USER.INFO", nil)
+	if err != nil {
+		say.add(Unchecked, "", "the server does not tell this credential what it may do")
+		return
+	}
+	var info struct {
+		Data struct {
+			User        string `json:"user"`
+			Permissions *struct {
+				Publish   *grants `json:"publish"`
+				Subscribe *grants `json:"subscribe"`
+			} `json:"permissions"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(m.Data, &info); err != nil {
+		say.failed("permissions", err)
+		return
+	}
+	p := info.Data.Permissions
+	if p == nil || p.Publish == nil && p.Subscribe == nil {
+		switch {
+		case o.Own || nc.AuthRequired():
+			say.ok("everything")
+		case remote(o):
+			say.add(Warning, "give the server a token or users", "everything, and so may everybody who reaches the server: it asks for no credential")
+		default:
+			say.ok("everything; the server asks for no credential, and was reached on this machine")
+		}
+		return
+	}
+	var may, not []string
+	for _, of := range []struct{ what, subject string }{
+		{"publish prompts", schemas.PromptSubject("doctor")},
+		{"control runs", schemas.ControlSubject("doctor")},
+		{"give verdicts", schemas.VerdictSubject("doctor", "doctor", 0, "external")},
+		{"store trajectories", schemas.TrajectorySubject("doctor", "doctor", 0)},
+		{"store rewards", schemas.RewardSubject("doctor", "doctor", "doctor", 0)},
+		{"store results", schemas.AdvantageSubject("doctor", "doctor")},
+		{"set streams up", "$JS.API.STREAM.CREATE." + schemas.StreamSteps},
+		{"remove events", "$JS.API.STREAM.PURGE." + schemas.StreamSteps},
+		{"read results", "$JS.API.DIRECT.GET." + schemas.StreamAdvantages},
+	} {
+		if p.Publish.allow(of.subject) {
+			may = append(may, of.what)
+		} else {
+			not = append(not, of.what)
+		}
+	}
+	who := "this credential"
+	if info.Data.User != "" {
+		who = fmt.Sprintf("user %.16s", info.Data.User)
+	}
+	if len(may) > 0 {
+		say.ok("%s may %s", who, strings.Join(may, ", "))
+	}
+	if len(not) > 0 {
+		say.ok("and may not %s", strings.Join(not, ", "))
+	}
+}
+
+// grants are permissions as the server tells of them.
+type grants struct {
+	Allow []string `json:"allow"`
+	Deny  []string `json:"deny"`
+}
+
+// allow says whether a subject may be published on. Without permissions of that kind, any may.
+func (g *grants) allow(subject string) bool {
+	if g == nil {
+		return true
+	}
+	in := func(list []string) bool {
+		return slices.ContainsFunc(list, func(p string) bool { return matches(p, subject) })
+	}
+	return (len(g.Allow) == 0 || in(g.Allow)) && !in(g.Deny)
+}
+
+// matches says whether a subject with or without wildcards covers one that has none.
+func matches(pattern, subject string) bool {
+	p, s := strings.Split(pattern, "."), strings.Split(subject, ".")
+	for i, token := range p {
+		switch {
+		case token == ">":
+			return len(s) > i
+		case i >= len(s) || token != "*" && token != s[i]:
+			return false
+		}
+	}
+	return len(p) == len(s)
+}
+
+// clocks are how far this machine's, and those of services, are from the server's.
+func clocks(ctx context.Context, o *Options, say *notes) {
+	began := o.Now()
+	info, err := o.Bus.StreamInfo(ctx, "KV_"+schemas.PresenceBucket)
+	if err != nil || info.TimeStamp.IsZero() {
+		say.failed("the server's clock", errors.Join(err, errors.New("it did not say the time")))
+		return
+	}
+	took := o.Now().Sub(began)
+	apart("this machine", info.TimeStamp.Sub(began.Add(took/2)), say)
+	entries, err := o.Bus.LastMany(ctx, "KV_"+schemas.PresenceBucket, []string{schemas.PresenceSubject(">")})
+	if err != nil {
+		say.failed("the clocks of services", err)
+		return
+	}
+	for _, m := range entries {
+		p := &schemas.Presence{}
+		if len(m.Data) == 0 || schemas.DecodeValid(m.Data, p) != nil {
+			continue
+		}
+		apart(p.Instance, m.Time.Sub(time.Unix(0, p.At)), say)
+	}
+}
+
+// apart says how far a clock is behind that of the server.
+func apart(whose string, behind time.Duration, say *notes) {
+	way := "behind"
+	if behind < 0 {
+		way = "ahead of"
+	}
+	state := OK
+	switch d := behind.Abs(); {
+	case d >= wrong:
+		state = Fault
+	case d >= skewed:
+		state = Warning
+	default:
+		say.ok("%s: within %v of the server", whose, max(d, time.Millisecond).Round(time.Millisecond))
+		return
+	}
+	say.add(state, "set that clock by NTP: deadlines are moments", "%s: its clock is %v %s the server's", whose, behind.Abs().Round(100*time.Millisecond), way)
+}
+
+// services are the programs that run, as the server's service discovery finds them.
+func services(ctx context.Context, o *Options, say *notes) {
+	found, err := discover(ctx, o.Bus.Conn())
+	if err != nil {
+		say.failed("services", err)
+		return
+	}
+	versions, counts := map[string][]string{}, map[string]int{}
+	for _, s := range found {
+		name := strings.TrimPrefix(s.Name, "meander-")
+		counts[name]++
+		versions[s.Metadata["version"]] = append(versions[s.Metadata["version"]], name+" "+s.Metadata["instance"])
+	}
+	if denied := o.Bus.Denied(); len(found) == 0 && denied != nil && strings.Contains(denied.Error(), "$SRV") {
+		say.failed("which services run", denied)
+		return
+	}
+	var run, lack []string
+	for _, stage := range stages {
+		if counts[stage] == 0 {
+			lack = append(lack, stage)
+		} else {
+			run = append(run, fmt.Sprintf("%d %s", counts[stage], stage))
+		}
+	}
+	if len(run) > 0 {
+		say.ok("running: %s", strings.Join(run, ", "))
+	}
+	switch {
+	case len(lack) == 0:
+	case o.Own:
+		say.add(Unchecked, "start it with 'meander up'", "nobody serves this store now")
+	default:
+		say.add(Warning, "start 'meander up', or the programs meander-"+strings.Join(lack, " meander-"), "nobody answers for %s: what needs it waits", strings.Join(lack, ", "))
+	}
+	if _, same := versions[o.Version]; len(versions) > 1 || len(versions) == 1 && !same {
+		var each []string
+		for _, v := range slices.Sorted(maps.Keys(versions)) {
+			each = append(each, fmt.Sprintf("%s: %s", v, strings.Join(versions[v], ", ")))
+		}
+		say.add(Warning, "run one version everywhere: bits are those of a build", "versions differ: this program is %s; %s", o.Version, strings.Join(each, "; "))
+	}
+	present, err := o.Bus.Present(ctx)
+	if err != nil {
+		say.failed("lanes", err)
+		return
+	}
+	served := map[schemas.Lane]bool{}
+	for _, p := range present {
+		served[p.Lane] = true
+		for _, m := range p.Missing {
+			say.add(OK, "", "%s is without %s: %s", p.Instance, m.Name, m.Reason)
+		}
+	}
+	policies, err := o.Bus.Policies(ctx)
+	if err != nil {
+		say.failed("lanes", err)
+		return
+	}
+	for _, p := range policies {
+		if served[p.Lane] {
+			continue
+		}
+		if n, err := o.Bus.LaneBacklog(ctx, p.Lane); err == nil && n > 0 && !o.Own {
+			say.add(Fault, fmt.Sprintf("start a sampler with --model %s", p.Model), "%d requests wait for a sampler of %q, and none runs", n, p.Lane)
+		}
+	}
+}
+
+// discover asks who is there, and takes what answers in time.
+func discover(ctx context.Context, nc *nats.Conn) ([]micro.Info, error) {
+	inbox := nc.NewInbox()
+	answers, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	if err := nc.PublishRequest("$SRV.INFO", inbox, nil); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithTimeout(ctx, gather)
+	defer stop()
+	var out []micro.Info
+	for {
+		m, err := answers.NextMsgWithContext(ctx)
+		switch {
+		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrNoResponders):
+			return out, nil
+		case err != nil:
+			return out, err
+		}
+		var info micro.Info
+		if json.Unmarshal(m.Data, &info) == nil && strings.HasPrefix(info.Name, "meander-") {
+			out = append(out, info)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/services/internal/boot"
+)
+
+const (
+	// slowAnswer is more than a server in the same data centre takes.
+	slowAnswer = 50 * time.Millisecond
+	// leastPayload is the least that events need: smaller ones travel in more parts than there may be.
+	leastPayload = 256 << 10
+	// nearlyFull is the share of a limit, in percent, from which it is time to act.
+	nearlyFull = 80
+)
+
+// server is what is at the other end.
+func server(_ context.Context, o *Options, say *notes) {
+	nc := o.Bus.Conn()
+	rtt := time.Duration(1 << 62)
+	for range 3 { // the best: this machine may be busy
+		took, err := nc.RTT()
+		if err != nil {
+			say.failed("round trip", err)
+			return
+		}
+		rtt = min(rtt, took)
+	}
+	say.ok("nats-server %s, %s, answers in %v", nc.ConnectedServerVersion(), o.Where, rtt.Round(10*time.Microsecond))
+	if rtt > slowAnswer && !o.Own {
+		say.add(Warning, "run samplers nearer to the server: each step is confirmed by it", "a round trip takes %v", rtt.Round(time.Millisecond))
+	}
+	if _, err := nc.TLSConnectionState(); err != nil && remote(o) {
+		say.add(Warning, "give the server a certificate, and clients its authority", "the connection to %s is not encrypted", nc.ConnectedAddr())
+	}
+}
+
+// remote says whether the server is reached over a network.
+func remote(o *Options) bool {
+	host, _, _ := net.SplitHostPort(o.Bus.Conn().ConnectedAddr())
+	ip := net.ParseIP(host)
+	return ip != nil && !ip.IsLoopback()
+}
+
+// streams are those of the contract: there, as this build expects them, with room, replicated where
+// they can be.
+func streams(ctx context.Context, o *Options, say *notes) {
+	all, err := o.Bus.Examine(ctx, false)
+	if err != nil {
+		say.failed("streams", err)
+		return
+	}
+	good, missing := 0, []string{}
+	alone := []string{}
+	for _, s := range all {
+		before := len(say.found)
+		switch {
+		case s.Missing:
+			missing = append(missing, s.Name)
+			continue
+		case s.Err != nil:
+			say.failed(s.Name, s.Err)
+			continue
+		case len(s.Wrong) > 0:
+			say.add(Fault, "remove the stream, or use another account or store", "%s is not the stream of this contract: %s", s.Name, strings.Join(s.Wrong, "; "))
+		case len(s.Stale) > 0:
+			say.add(Warning, "start 'meander up' or meander-intake of this version, which puts it right", "%s is of another version: %s", s.Name, strings.Join(s.Stale, "; "))
+		}
+		if s.Peers > 1 && s.Replicas < 3 {
+			alone = append(alone, s.Name)
+		}
+		fullness(&s, say)
+		if len(say.found) == before {
+			good++
+		}
+	}
+	if len(missing) > 0 {
+		say.add(Fault, "start 'meander up' or meander-intake, which makes them", "%s not there: %s", plural(len(missing), "stream"), strings.Join(missing, ", "))
+	}
+	if len(alone) > 0 {
+		say.add(Warning, "nats stream edit NAME --replicas 3", "the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
+	}
+	if good > 0 {
+		say.ok("%s as this version expects, with room", plural(good, "stream"))
+	}
+}
+
+// fullness is how much of a stream's limits is used.
+func fullness(s *bus.Examined, say *notes) {
+	used := int64(0)
+	if s.MaxBytes > 0 {
+		used = 100 * int64(s.Bytes) / s.MaxBytes
+	}
+	if s.MaxMessages > 0 {
+		used = max(used, 100*int64(s.Messages)/s.MaxMessages)
+	}
+	switch {
+	case s.Rolls:
+	case s.State == bus.StateFull:
+		what, fix, _ := strings.Cut(boot.Advice(bus.Fault{StreamStats: s.StreamStats}), "; ")
+		say.add(Fault, fix, "%s", what)
+	case used >= nearlyFull:
+		fix := "free what nobody needs with 'meander gc'"
+		if flag := boot.SizeFlag(s.Name); flag != "" {
+			fix = fmt.Sprintf("give it more with 'meander streams limit --%s SIZE', or %s", flag, fix)
+		}
+		say.add(Warning, fix, "%s is nearly full: %d %% of %s", s.Name, used, boot.Bytes(s.MaxBytes).Rough())
+	}
+}
+
+// consumers are how far those who work on the streams are.
+func consumers(ctx context.Context, o *Options, say *notes) {
+	all, err := o.Bus.Examine(ctx, true)
+	if err != nil {
+		say.failed("consumers", err)
+		return
+	}
+	n := 0
+	for _, s := range all {
+		for _, c := range s.Consumers {
+			n++
+			switch {
+			case c.Pending > 0 && c.Pulls == 0 && c.AckPending == 0 && !o.Own:
+				say.add(Warning, "start the service, or see its /readyz for what it waits for", "%s of %s: %d wait, and nobody takes them", c.Name, s.Name, c.Pending)
+			case c.Redelivered > 10 && c.Redelivered*2 > c.AckPending:
+				say.add(Warning, "see the logs of "+c.Stage+", and 'meander dead'", "%s of %s: %d of %d in hand came more than once", c.Name, s.Name, c.Redelivered, c.AckPending)
+			}
+			if c.Pending > 0 && o.Own {
+				say.ok("%s of %s: %d wait for 'meander up'", c.Name, s.Name, c.Pending)
+			}
+		}
+	}
+	switch {
+	case n == 0:
+		say.add(Unchecked, "", "there are none yet: services make them when they start")
+	case len(say.found) == 0:
+		say.ok("%s, none of them behind without a worker", plural(n, "consumer"))
+	}
+}
+
+// limits are those of the server and of the account.
+func limits(ctx context.Context, o *Options, say *notes) {
+	switch most := o.Bus.Conn().MaxPayload(); {
+	case most < leastPayload:
+		say.add(Fault, "raise max_payload of the server to 8MB", "the server takes messages of at most %s", boot.Bytes(most).Rough())
+	default:
+		say.ok("messages of at most %s", boot.Bytes(most).Rough())
+	}
+	account, err := o.Bus.JetStream().AccountInfo(ctx)
+	if err != nil {
+		say.failed("account", err)
+		return
+	}
+	for _, of := range []struct {
+		what, setting string
+		used          uint64
+		most          int64
+	}{
+		{"files", "max_file_store", account.Store, account.Limits.MaxStore},
+		{"memory", "max_memory_store", account.Memory, account.Limits.MaxMemory},
+	} {
+		switch {
+		case of.most < 0:
+			say.ok("%s used in %s, without a limit of the account", orNothing(int64(of.used)), of.what)
+		case of.most > 0 && 100*int64(of.used)/of.most >= nearlyFull:
+			say.add(Warning, "raise "+of.setting+" of the server or account, or free some with 'meander gc'", "%s used in %s, of %s", orNothing(int64(of.used)), of.what, boot.Bytes(of.most).Rough())
+		case of.most > 0:
+			say.ok("%s used in %s, of %s", orNothing(int64(of.used)), of.what, boot.Bytes(of.most).Rough())
+		}
+	}
+}
+
+// disk is what is left for the server's files.
+func disk(ctx context.Context, o *Options, say *notes) {
+	if o.DiskFree == nil {
+		say.add(Unchecked, "watch it there", "the disk of the server cannot be seen from here")
+		return
+	}
+	free, err := o.DiskFree()
+	if err != nil {
+		say.failed("disk", err)
+		return
+	}
+	const least = 256 << 20
+	growth := int64(0)
+	if o.Bus != nil {
+		all, err := o.Bus.Examine(ctx, false)
+		if err != nil {
+			say.failed("room that the streams may take yet", err)
+		}
+		for _, s := range all {
+			growth += max(0, s.MaxBytes-int64(s.Bytes))
+		}
+	}
+	switch {
+	case free < least:
+		say.add(Fault, "make room on the disk, or move the store (--store)", "%s are free for the store", boot.Bytes(free).Rough())
+	case growth > free:
+		say.add(Warning, "make room, lower the limits ('meander streams limit'), or have a janitor free what is old ('meander up --gc-above 80')",
+			"%s are free for the store, and the streams may take %s more", boot.Bytes(free).Rough(), boot.Bytes(growth).Rough())
+	case o.Bus == nil:
+		say.ok("%s are free for the store", boot.Bytes(free).Rough())
+	default:
+		say.ok("%s are free for the store, more than the streams may take", boot.Bytes(free).Rough())
+	}
+}
+
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+func orNothing(n int64) string {
+	if n == 0 {
+		return "nothing"
+	}
+	return boot.Bytes(n).Rough()
+}
