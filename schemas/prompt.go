@@ -1,5 +1,7 @@
 package schemas
 
+import "slices"
+
 // Prompt asks for one group of GroupSize images. Only its text is required. Names
 // follow SGLang's rollout API where the meaning is the same.
 type Prompt struct {
@@ -70,6 +72,8 @@ type Prompt struct {
 	Validation bool `msgpack:"validation,omitempty" default:"false" flag:"validation"`
 	// GroupPolicy says which groups count, and what becomes of the others.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
+	// Substitutes are other prompts for the fresh groups that GroupPolicy asks for: round k has the k-th.
+	Substitutes []Substitute `msgpack:"substitutes,omitempty" size:"0..MaxRefillRounds" absent:"the same prompt again"`
 	// Refill is set on prompts that the advantage service publishes in place of a group that
 	// did not count.
 	Refill *Refill `msgpack:"refill,omitempty"`
@@ -197,6 +201,36 @@ type Refill struct {
 	// Root is the uid of the first group, Round how often it has been replaced, from 1.
 	Root  UID   `msgpack:"root" form:"token"`
 	Round int64 `msgpack:"round" range:"1..MaxRefillRounds"`
+}
+
+// Substitute is what a fresh group has otherwise than the one whose place it takes.
+type Substitute struct {
+	// Prompt is the text to paint.
+	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	// NegativePrompt is what guidance leads away from.
+	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"that of the prompt"`
+	// GroundTruth is what its images are compared with, by the reward functions for which the prompt names one.
+	GroundTruth string `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes" absent:"the text in double quotes"`
+	// Metadata is handed through in place of that of the prompt.
+	Metadata Metadata `msgpack:"metadata,omitempty"`
+}
+
+// Substitute makes the prompt that of a fresh group of a round, from 1.
+func (p *Prompt) Substitute(round int64) {
+	if round < 1 || round > int64(len(p.Substitutes)) {
+		return
+	}
+	s := p.Substitutes[round-1]
+	p.Prompt, p.Metadata = s.Prompt, s.Metadata
+	if s.NegativePrompt != nil {
+		p.NegativePrompt = s.NegativePrompt
+	}
+	p.Reward = slices.Clone(p.Reward)
+	for i := range p.Reward {
+		if p.Reward[i].GroundTruth != "" {
+			p.Reward[i].GroundTruth = s.GroundTruth
+		}
+	}
 }
 
 // BatchSpec joins groups under one id, to be normalised and reported together.

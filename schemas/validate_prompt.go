@@ -23,6 +23,15 @@ func (p *Prompt) rules(f *faults) {
 	p.tree(f)
 	rewards(f, p.Reward)
 	p.Advantage.across(f.in("advantage"), p.Batch != nil)
+	if g := p.GroupPolicy; len(p.Substitutes) > 0 && (g == nil || g.ZeroStd != GroupRefill && g.Failed != GroupRefill) {
+		f.add("substitutes", strconv.Itoa(len(p.Substitutes)), "must be absent unless zero_std or failed of group_policy is refill")
+	}
+	for i, s := range p.Substitutes {
+		truths := slices.ContainsFunc(p.Reward, func(r RewardSpec) bool { return r.GroundTruth != "" })
+		if s.GroundTruth != "" && !truths {
+			f.item("substitutes", i).add("ground_truth", quote(s.GroundTruth), "must be absent unless a reward function of the prompt has one")
+		}
+	}
 }
 
 // groupSize is n where the prompt says it, else 0.

@@ -24,6 +24,13 @@ type Choice struct {
 	// BatchSize joins that many records, in order, to batches; the last may be smaller. 0: one
 	// batch of all.
 	BatchSize int
+	// Batches is how many whole batches to make, in as many passes over the records as that takes: a
+	// pass that ends inside a batch is followed by the next. 0: those of one pass. With Shuffle each
+	// pass has an order of its own, that of the seed plus its number.
+	Batches int
+	// Spares is how many records each gets that may take its place: other ones, those that would
+	// come next.
+	Spares int
 	// Shard of Shards is what this machine takes, from 0: every Shards-th batch where BatchSize
 	// is set, else every Shards-th record. Shards 0: all.
 	Shard, Shards int
@@ -42,6 +49,14 @@ func (c Choice) Validate() error {
 	least("offset", c.Offset, 0)
 	least("limit", c.Limit, 0)
 	least("batch size", c.BatchSize, 0)
+	least("batches", c.Batches, 0)
+	least("spares", c.Spares, 0)
+	if c.Batches > 0 && c.BatchSize == 0 {
+		faults = append(faults, fault("batches", c.Batches, "must be 0 without a batch size"))
+	}
+	if c.Batches > 0 && c.BatchSize > MaxRecords/c.Batches {
+		faults = append(faults, fault("batches", c.Batches, fmt.Sprintf("must be at most %d records in all", MaxRecords)))
+	}
 	if c.MaxChars > 0 && c.MinChars > c.MaxChars {
 		faults = append(faults, fault("min chars", c.MinChars, fmt.Sprintf("must be at most max chars, %d", c.MaxChars)))
 	}
@@ -104,9 +119,69 @@ func Choose(records []Record, c Choice) ([]Batch, Report, error) {
 	if c.Limit > 0 {
 		left = left[:min(c.Limit, len(left))]
 	}
+	left, err := c.repeat(left)
+	if err != nil {
+		return nil, report, err
+	}
 	report.Chosen = len(left)
 	batches := c.split(left, &report)
 	return batches, report, nil
+}
+
+// repeat takes as many records as the batches need, pass by pass, and gives each its spares.
+func (c Choice) repeat(records []Record) ([]Record, error) {
+	n := len(records)
+	if c.Batches > 0 {
+		n = c.Batches * c.BatchSize
+	}
+	if len(records) == 0 || n == len(records) && c.Spares == 0 {
+		return records, nil
+	}
+	if c.Spares > 0 && len(records) == 1 {
+		return nil, fault("spares", c.Spares, "must be 0 with a single record: there is no other")
+	}
+	pass := slices.Clone(records)
+	at := func(i int) Record {
+		if epoch := i / len(records); i%len(records) == 0 && epoch > 0 && c.Shuffle != nil {
+			shuffle(pass, *c.Shuffle+int64(epoch))
+		}
+		r := pass[i%len(records)]
+		r.Epoch, r.Fields = i/len(records), clone(r.Fields).(map[string]any)
+		return r
+	}
+	out := make([]Record, n)
+	for i := range out {
+		out[i] = at(i)
+	}
+	next := n
+	for i := range out {
+		for len(out[i].Spares) < c.Spares {
+			r := at(next)
+			if next++; r.Index != out[i].Index {
+				out[i].Spares = append(out[i].Spares, r)
+			}
+		}
+	}
+	return out, nil
+}
+
+// clone copies a value of a record, with the maps and lists in it.
+func clone(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for k, x := range v {
+			out[k] = clone(x)
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i, x := range v {
+			out[i] = clone(x)
+		}
+		return out
+	}
+	return v
 }
 
 // split makes the batches of this shard.

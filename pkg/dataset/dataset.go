@@ -58,11 +58,15 @@ type Record struct {
 	// Index is its place in the file, from 0; records that cannot be used count too, empty
 	// lines do not. Line is where it begins, from 1.
 	Index, Line int
+	// Epoch is how many passes over the records came before the one that it is of (Choice.Batches).
+	Epoch int
 	// Fields are those of a prompt event: prompt, negative_prompt, uid, seed, metadata, and
 	// whatever else a prompt of this project sets.
 	Fields map[string]any
 	// GroundTruth is what images are to be compared with; empty: the record has none.
 	GroundTruth string
+	// Spares are records that may take its place (Choice.Spares).
+	Spares []Record
 }
 
 // Prompt is the text, and whether there is one: a record may be a prompt of this project

@@ -238,6 +238,9 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 	}
 	for _, m := range a.Members {
 		sample := Sample{a.UID, m.SampleIndex}
+		if t := c.trajectories[sample]; t != nil && g.Group != "" {
+			g.Prompt = t.Prompt // another's, where a substitute stood in
+		}
 		member := Member{SampleResult: sampleResult(&m)}
 		if reward := c.rewards[sample]; reward != nil {
 			member.Error, member.Scores = reward.Error, scoresOf(reward)

@@ -84,6 +84,7 @@ func (w *worker) askAgain(ctx context.Context, run schemas.Run, promptSeq uint64
 	if a.Refill != nil {
 		root, round = a.Refill.Root, a.Refill.Round+1
 	}
+	p.Substitute(round)
 	p.UID, p.Refill = a.RefilledBy, &schemas.Refill{Root: root, Round: round}
 	data, err := schemas.Encode(&p)
 	if err != nil {

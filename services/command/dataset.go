@@ -121,6 +121,9 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 				q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
 			}
 			uid, _ := q.body["uid"].(string)
+			if uid = passed(uid, r.Epoch); uid != "" {
+				q.body["uid"] = uid
+			}
 			q.uid = schemas.UID(uid)
 			if first, twice := uids[q.uid]; twice && q.uid != "" {
 				return nil, fmt.Errorf("prompts %d and %d have the same uid %q; a uid names one group of a run", first+1, r.Index+1, q.uid)
@@ -132,6 +135,9 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 			if q.body["reward"] != nil {
 				q.answer(q.truth)
 				q.truth = ""
+			}
+			if err := p.substitutes(&q, &r); err != nil {
+				return nil, err
 			}
 			out = append(out, q)
 		}
@@ -171,6 +177,10 @@ func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	c := p.choice
 	if p.set("shuffle") {
 		c.Shuffle = &p.shuffle
+	}
+	var err error
+	if c.Spares, err = p.spares(); err != nil {
+		return c, err
 	}
 	if p.shard == "" {
 		return c, nil
@@ -307,6 +317,9 @@ func (p *promptFlags) join(prompts []prompt, batch dataset.Batch, report dataset
 	spec["id"], spec["groups"] = id, int64(len(prompts))
 	if first, ok := spec["step"].(int64); ok {
 		spec["step"] = first + int64(batch.Number)
+	}
+	if first, _ := spec["epoch"].(int64); p.choice.Batches > 0 {
+		spec["epoch"] = first + int64(batch.Records[0].Epoch)
 	}
 	for _, q := range prompts {
 		merge(q.body, map[string]any{"batch": spec})

@@ -23,6 +23,7 @@ type promptFlags struct {
 	advantageFlags
 	top, rollout, start, stop, tree, prune, policy, place *fieldflag.Set // of Prompt, Rollout, Start, Stop, Tree, Prune, GroupPolicy and BatchSpec
 	batch                                                 string
+	refillFresh                                           bool
 
 	// ScheduledSampling, its ramp and ReflexFlow, and Data.
 	scheduled, ramp, reflexflow, data *fieldflag.Set
@@ -91,9 +92,11 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 
 func (p *promptFlags) grouping(f *pflag.FlagSet) {
 	f.IntVar(&p.choice.BatchSize, "batch-size", 0, "join this many prompts, in order, to a batch; the last one may be smaller")
+	f.IntVar(&p.choice.Batches, "batches", 0, "make this many batches of --batch-size, in as many passes over the prompts as that takes; with --shuffle each pass has an order of its own")
 	f.StringVar(&p.batch, "batch-id", "", "join all prompts of the command into one batch of this name; with --batch-size what the names start with")
 	p.place.Register(f)
 	p.policy.Register(f)
+	f.BoolVar(&p.refillFresh, "refill-fresh", false, "a group that is refilled gets other prompts of the data set, those that would come next, in place of the same again")
 }
 
 // fieldsOf are the flags of a struct of a Prompt.

@@ -25,6 +25,7 @@ services) and waits for intake's answer: accepted, or refused with the reason. T
 samples are made in the background; follow them with 'meander watch'.`,
 		Example: `  meander publish --run demo 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
   meander publish --run demo --prompts prompts.jsonl --group-size 16 --sde-steps 2,3
+  meander publish --run demo --prompts prompts.jsonl --batch-size 32 --batches 100 --shuffle 7
   meander publish --nats nats://10.0.0.5:4222 --run demo 'a red sign that says "OPEN"'`,
 		RunE: func(c *cobra.Command, texts []string) error {
 			prompts, err := p.load(texts, c.InOrStdin(), false)

@@ -1,0 +1,42 @@
+package schemas_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+func TestPrompt_Substitute(t *testing.T) {
+	p := schemas.Prompt{
+		Prompt: "a", NegativePrompt: new("n"), Reward: []schemas.RewardSpec{{Name: "ocr", GroundTruth: "A"}, {Name: "diversity"}},
+		GroupPolicy: &schemas.GroupPolicy{ZeroStd: schemas.GroupRefill},
+		Substitutes: []schemas.Substitute{{Prompt: "b", GroundTruth: "B"}, {Prompt: "c", NegativePrompt: new("m")}},
+	}
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	before := p.Reward
+	for round, want := range []string{"a n A", "b n B", "c m ", "a n A"} {
+		q := p
+		q.Substitute(int64(round))
+		if got := strings.Join([]string{q.Prompt, *q.NegativePrompt, q.Reward[0].GroundTruth}, " "); got != want || q.Reward[1].GroundTruth != "" {
+			t.Errorf("round %d: %q, want %q", round, got, want)
+		}
+	}
+	if before[0].GroundTruth != "A" {
+		t.Error("the prompt's own reward functions were changed")
+	}
+	for what, change := range map[string]func(*schemas.Prompt){
+		"substitutes: 2; must be absent unless": func(p *schemas.Prompt) { p.GroupPolicy = nil },
+		"substitutes[0].ground_truth":           func(p *schemas.Prompt) { p.Reward = p.Reward[1:] },
+		"substitutes[1].prompt":                 func(p *schemas.Prompt) { p.Substitutes[1].Prompt = "\xff" },
+	} {
+		q := p
+		q.Substitutes = append([]schemas.Substitute{}, p.Substitutes...)
+		change(&q)
+		if err := q.Validate(); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want %s", err, what)
+		}
+	}
+}
