@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage bench-events \
+.PHONY: help build python-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage bench-events bench-swarm \
 	generate generate-check ptx golden up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -124,8 +124,11 @@ bench-gemm: build/bench ## matrix products at the shipped model's shapes against
 bench-advantage: build/bench ## rewards through the advantage service beside a bare consumer, its latency and memory
 	build/bench advantage
 
-bench-events: build/bench ## steps through the event plane beside a bare publisher, where the time goes, latency
+bench-events: build/bench ## steps through the event plane beside a bare publisher, where the time goes, latency, growth
 	build/bench events
+
+bench-swarm: build/bench ## 16, 128 and 1024 virtual samplers of the synthetic model on one server
+	build/bench swarm
 
 # Go knows what has changed.
 .PHONY: build/bench

@@ -113,7 +113,7 @@ var layers = map[string][]string{
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/sampler", "services/advantage", "services/internal/boot",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage", "services/internal/boot",
 	},
 }
 

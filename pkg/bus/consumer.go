@@ -22,6 +22,9 @@ const (
 	DefaultRetryDelay   = time.Second
 	// maxRetryDelay bounds the doubling of RetryDelay.
 	maxRetryDelay = time.Minute
+	// maxWaiting is how many requests for messages may wait at a durable, one at least of each
+	// replica; the server's default of 512 would send the others away, to ask again and again.
+	maxWaiting = 16 << 10
 	// unbounded is no limit of the server.
 	unbounded     = -1
 	maxMaxDeliver = 1_000_000
@@ -134,7 +137,7 @@ func stageOf(durable string) string {
 func (c ConsumerConfig) native() jetstream.ConsumerConfig {
 	n := jetstream.ConsumerConfig{
 		Durable: c.Durable, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
-		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, FilterSubjects: c.Filters,
+		AckWait: c.AckWait, MaxDeliver: -1, MaxAckPending: c.MaxAckPending, MaxWaiting: maxWaiting, FilterSubjects: c.Filters,
 	}
 	if c.MaxDeliver > 0 {
 		n.MaxDeliver = c.MaxDeliver*lostPerTry + deliverSlack
@@ -154,6 +157,7 @@ func (b *Bus) bind(ctx context.Context, c ConsumerConfig) error {
 	case err == nil && sameConsumer(have.CachedInfo().Config, want):
 		return nil
 	case err == nil:
+		want.MaxWaiting = have.CachedInfo().Config.MaxWaiting // which cannot be changed
 		_, err = b.js.UpdateConsumer(ctx, c.Stream, want)
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
 		_, err = b.js.CreateOrUpdateConsumer(ctx, c.Stream, want)

@@ -129,12 +129,16 @@ func (o Options) native() (*server.Options, error) {
 	if o.SyncInterval == 0 {
 		o.SyncInterval = DefaultSyncInterval
 	}
+	// maxConsumers is of a stream, where the server would have 1000: every sampler follows the
+	// controls with one, and there may be more samplers than that.
+	const maxConsumers = 16 << 10
 	n := &server.Options{
 		ServerName: "meander-" + strconv.Itoa(os.Getpid()),
 		JetStream:  true, StoreDir: o.StoreDir, JetStreamMaxStore: o.MaxFileStore,
 		SyncInterval: o.SyncInterval, SyncAlways: o.SyncAlways,
-		MaxPayload: int32(o.MaxPayload),
-		DontListen: true, NoSigs: true, DisableJetStreamBanner: true,
+		MaxPayload:      int32(o.MaxPayload),
+		JetStreamLimits: server.JSLimitOpts{DefaultMaxConsumers: maxConsumers},
+		DontListen:      true, NoSigs: true, DisableJetStreamBanner: true,
 	}
 	if o.Listen != "" {
 		host, port, err := net.SplitHostPort(o.Listen)

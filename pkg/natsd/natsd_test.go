@@ -73,6 +73,23 @@ func TestStart_inProcessOnly(t *testing.T) {
 	}
 }
 
+// Each of many samplers follows the same bucket.
+func TestStart_manyConsumers(t *testing.T) {
+	js, err := jetstream.New(inProcess(t, start(t, natsd.Options{StoreDir: t.TempDir()})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1100 {
+		if _, err := s.CreateConsumer(t.Context(), jetstream.ConsumerConfig{MemoryStorage: true}); err != nil {
+			t.Fatalf("consumer %d: %v", i+1, err)
+		}
+	}
+}
+
 func TestStart_storeSurvivesARestart(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3 {

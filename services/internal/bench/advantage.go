@@ -461,17 +461,6 @@ const (
 	idleTime = 20 * time.Second
 )
 
-// wait does nothing for a time.
-func (b *advantageBench) wait(ctx context.Context, d time.Duration) error {
-	b.tick("open groups wait", 1)
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
 // inHand waits until the service holds so many rewards and records.
 func (b *advantageBench) inHand(ctx context.Context, messages int) error {
 	js := b.bus.JetStream()

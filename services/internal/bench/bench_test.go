@@ -106,7 +106,7 @@ func TestBenchSamplerPeerFails(t *testing.T) {
 }
 
 func TestBenchEvents(t *testing.T) {
-	b := eventsBench{sizes: []int{1, 64}, transports: []string{inProcess, loopback}, rounds: 1, volume: 1, profile: time.Millisecond, rate: 1000, latency: 20 * time.Millisecond}
+	b := eventsBench{sizes: []int{1, 64}, transports: []string{inProcess, loopback}, rounds: 1, volume: 1, profile: time.Millisecond, rate: 1000, latency: 20 * time.Millisecond, grow: []int{10}}
 	var out bytes.Buffer
 	if err := b.run(t.Context(), &out, io.Discard); err != nil {
 		t.Fatal(err)
@@ -115,6 +115,19 @@ func TestBenchEvents(t *testing.T) {
 	for _, want := range []string{"\n| 1 KiB | in-process | ", "\n| 64 KiB | TCP | ", "Steps of 64 KiB", "\n| 64 KiB | TCP | 20 | "} {
 		if !strings.Contains(report, want) {
 			t.Errorf("no %q in the report:\n%s", want, report)
+		}
+	}
+}
+
+func TestBenchSwarm(t *testing.T) {
+	b := swarmBench{samplers: []int{1, 3}, groups: 2, n: 2, steps: 2, transport: loopback}
+	var out bytes.Buffer
+	if err := b.run(t.Context(), &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"4 samples of 2 steps", "\n| 1 | ", "\n| 3 | "} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in the report:\n%s", want, &out)
 		}
 	}
 }
@@ -134,6 +147,8 @@ func TestBenchUsage(t *testing.T) {
 		{"events", "--sizes", "0"},
 		{"events", "--transport", "pigeon"},
 		{"events", "--latency", "-1s"},
+		{"events", "--grow", "10,5"},
+		{"swarm", "--samplers", "0"},
 	} {
 		if got := boot.ExitCode(execute(t.Context(), line)); got != boot.ExitUsage {
 			t.Errorf("%q: exit status %d, want %d", line, got, boot.ExitUsage)

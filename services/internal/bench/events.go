@@ -34,6 +34,8 @@ type eventsBench struct {
 	profile    time.Duration
 	rate       int
 	latency    time.Duration
+	grow       []int // samples
+	settle     time.Duration
 
 	*plane
 	key   []byte
@@ -41,11 +43,11 @@ type eventsBench struct {
 }
 
 func benchEventsCommand() *cobra.Command {
-	b := eventsBench{}
+	b := eventsBench{settle: settleTime}
 	c := &cobra.Command{
 		Use:   "events",
 		Short: "steps per second through the event plane beside a bare publisher, where its time goes, latency",
-		Long: `events starts an embedded server on a store in a temporary folder and measures two things.
+		Long: `events starts an embedded server on a store in a temporary folder and measures three things.
 
 Throughput: the steps of samples, eight of them side by side and 28 steps each, go the way
 that a sampler's steps go: digest, seal, encode, validate, publish without waiting, and at
@@ -58,9 +60,11 @@ profile then says what the processor's time of a message goes into.
 Latency: steps come at a moderate rate; the time from handing one over to its arrival at a
 subscriber with a connection of its own.
 
+Growth: what publishing and looking up steps costs when the stream holds more and more of them.
+
 The report is Markdown.`,
 		Example: `  bench events
-  bench events --sizes 4 --rounds 21 --latency 0
+  bench events --sizes 4 --rounds 21 --latency 0 --grow 0
   bench events --transport TCP`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -75,6 +79,7 @@ The report is Markdown.`,
 	f.DurationVar(&b.profile, "profile", 5*time.Second, "time spent on what the processor does, for each size; 0 for none")
 	f.IntVar(&b.rate, "rate", 100, "steps per second while latency is measured")
 	f.DurationVar(&b.latency, "latency", 10*time.Second, "how long latency is measured, for each size; 0 for not")
+	f.IntSliceVar(&b.grow, "grow", []int{1000, 10_000, 100_000}, "samples in the stream, ascending, when growth is looked at; 0 for not")
 	return c
 }
 
@@ -84,6 +89,12 @@ func (b *eventsBench) check() error {
 	for _, t := range b.transports {
 		if t != inProcess && t != loopback {
 			err = errors.Join(err, fmt.Errorf("--transport: %q; must be %s or %s", t, inProcess, loopback))
+		}
+	}
+	if b.growing() {
+		err = errors.Join(err, checkPositive("grow", b.grow, 10_000_000))
+		if !slices.IsSorted(b.grow) {
+			err = errors.Join(err, fmt.Errorf("--grow: %v; must ascend", b.grow))
 		}
 	}
 	for flag, d := range map[string]time.Duration{"profile": b.profile, "latency": b.latency} {
@@ -126,11 +137,19 @@ func (b *eventsBench) run(ctx context.Context, out, stderr io.Writer) error {
 			}
 		}
 		if b.latency > 0 {
-			return b.latencies(ctx, out)
+			if err := b.latencies(ctx, out); err != nil {
+				return err
+			}
+		}
+		if b.growing() {
+			return b.growth(ctx, out)
 		}
 		return nil
 	})
 }
+
+// growing says whether growth is to be measured.
+func (b *eventsBench) growing() bool { return !slices.Equal(b.grow, []int{0}) && len(b.grow) > 0 }
 
 const (
 	maxRoundSteps = 20_000

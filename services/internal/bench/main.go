@@ -1,6 +1,6 @@
 // Command bench measures the sampler, matrix products, the advantage service and the event
-// plane on this machine: it serves make bench-sampler, bench-gemm, bench-advantage and
-// bench-events. It also writes model folders of the published size to measure with.
+// plane on this machine: it serves make bench-sampler, bench-gemm, bench-advantage,
+// bench-events and bench-swarm. It also writes model folders of the published size to measure with.
 package main
 
 import (
@@ -43,7 +43,7 @@ func execute(ctx context.Context, args []string) error {
 		Args: noArgs,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return boot.Usage(err) })
-	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchAdvantageCommand(), benchEventsCommand(), benchFolderCommand(), benchGPUCommand())
+	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchAdvantageCommand(), benchEventsCommand(), benchSwarmCommand(), benchFolderCommand(), benchGPUCommand())
 	c.SetArgs(args)
 	return c.ExecuteContext(ctx)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -87,4 +88,15 @@ func (p *plane) clear(ctx context.Context, streams ...string) error {
 		}
 	}
 	return nil
+}
+
+// wait does nothing for a time.
+func (p *plane) wait(ctx context.Context, d time.Duration) error {
+	p.tick("waiting", 1)
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }

@@ -1,0 +1,45 @@
+package bus_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// Every replica of a durable asks for messages at once, and there may be more than a thousand; of a
+// durable that is there already, how many may is what it was made with.
+func TestConsumer_ManyReplicas(t *testing.T) {
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	c := partition("u1")
+	waiting := func() (int, time.Duration) {
+		s, err := e.Subscription(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		made, err := e.JetStream().Consumer(t.Context(), schemas.StreamRewards, c.Durable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made.CachedInfo().Config.MaxWaiting, made.CachedInfo().Config.AckWait
+	}
+	if n, _ := waiting(); n < 4096 {
+		t.Errorf("%d replicas may ask at once", n)
+	}
+	c.Durable, c.AckWait = "older", 7*time.Second
+	_, err := e.JetStream().CreateConsumer(t.Context(), schemas.StreamRewards, jetstream.ConsumerConfig{
+		Durable: c.Durable, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: c.Filters, AckWait: time.Second, MaxWaiting: 512,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, wait := waiting(); n != 512 || wait != c.AckWait {
+		t.Errorf("the older durable has max_waiting %d, ack_wait %v", n, wait)
+	}
+}
