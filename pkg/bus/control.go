@@ -42,27 +42,21 @@ func (h Held) Paused() *schemas.Control {
 // Held asks the server for what holds of a group, or of a run (no uid) alone.
 func (b *Bus) Held(ctx context.Context, run schemas.Run, uid schemas.UID) (Held, error) {
 	var h Held
-	keys := []string{schemas.ControlKey(run, "")}
-	if uid != "" {
-		keys = append(keys, schemas.ControlKey(run, uid))
-	}
-	for i, key := range keys {
-		keys[i] = schemas.BucketSubject(schemas.ControlBucket, key)
-	}
-	stored, err := b.LastMany(ctx, controlStream, keys)
-	if err != nil {
-		return h, fmt.Errorf("controls of run %s: %w", run, err)
-	}
-	for _, m := range stored {
-		switch c := b.heldControl(m); {
-		case c == nil:
-		case c.UID == "":
-			h.Run = c
-		default:
-			h.Group = c
+	ask := func(uid schemas.UID) (*schemas.Control, error) {
+		m, err := b.Last(ctx, controlStream, schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey(run, uid)))
+		switch {
+		case errors.Is(err, ErrNotFound):
+			return nil, nil
+		case err != nil:
+			return nil, fmt.Errorf("controls of run %s: %w", run, err)
 		}
+		return b.heldControl(m), nil
 	}
-	return h, nil
+	var err error
+	if h.Run, err = ask(""); err == nil && uid != "" {
+		h.Group, err = ask(uid)
+	}
+	return h, err
 }
 
 // PausedRuns are the controls that let runs wait, by run.

@@ -1,12 +1,15 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -46,11 +49,20 @@ func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream
 // Last returns the newest message on a subject, which may have wildcards, or
 // ErrNotFound. The subject is the stored one; see RewardFilter.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error) {
-	from := directSubject(stream)
+	from, req := directSubject(stream), directRequest{LastFor: subject}
 	if b.asksLeaders() {
-		from = leaderSubject(stream)
+		m, err := b.ask(ctx, stream, leaderSubject(stream), req)
+		if err == nil {
+			return m, nil
+		}
+		if !errors.Is(err, ErrPermission) {
+			return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
+		}
 	}
-	m, err := b.ask(ctx, stream, from, directRequest{LastFor: subject})
+	if !strings.ContainsAny(subject, "*>") { // so the server can tell whether we may read that one
+		from, req = from+"."+subject, directRequest{}
+	}
+	m, err := b.ask(ctx, stream, from, req)
 	if err != nil {
 		return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
 	}
@@ -80,9 +92,11 @@ func (b *Bus) Get(ctx context.Context, stream string, seq uint64) (*Message, err
 // ask asks on a subject for one message of a stream: directSubject, or leaderSubject. While the
 // server is away it asks again, until ctx ends.
 func (b *Bus) ask(ctx context.Context, stream, subject string, req directRequest) (m *Message, err error) {
-	body, err := json.Marshal(req)
-	if err != nil {
-		return nil, err
+	var body []byte
+	if req.Seq > 0 || req.LastFor != "" { // else the subject says it
+		if body, err = json.Marshal(req); err != nil {
+			return nil, err
+		}
 	}
 	wait := retryMin
 	for range 5 {
@@ -146,7 +160,8 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 	var out []*Message
 	for {
 		page, upTo, pending, err := b.fresh(ctx, stream, req, reached)
-		if errors.Is(err, errTooMany) || err == nil && pending > 0 && reached > 0 {
+		if errors.Is(err, errTooMany) || errors.Is(err, ErrPermission) || err == nil && pending > 0 && reached > 0 {
+			// Who may read some runs alone has to say which, in a consumer's subject.
 			// The server resolves 1,024 subjects at once; an ordered reader any number. Of a
 			// cluster, each page may come from another server.
 			return b.lastPerSubject(ctx, stream, filters)
@@ -260,13 +275,16 @@ func (b *Bus) many(ctx context.Context, stream string, req directRequest) (page 
 
 func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []string) ([]*Message, error) {
 	var out []*Message
-	for m, err := range b.Read(ctx, stream, filters, ReadOptions{lastPerSubject: true}) {
-		if err != nil {
-			return nil, err
+	for _, filter := range filters {
+		for m, err := range b.Read(ctx, stream, []string{filter}, ReadOptions{lastPerSubject: true}) {
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, m)
 		}
-		out = append(out, m)
 	}
-	return out, nil
+	slices.SortFunc(out, func(a, b *Message) int { return cmp.Compare(a.Seq, b.Seq) })
+	return slices.CompactFunc(out, func(a, b *Message) bool { return a.Seq == b.Seq }), nil
 }
 
 // Subjects returns the stored subjects that match filter, with the number of messages

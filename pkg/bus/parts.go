@@ -167,6 +167,20 @@ func (b *Bus) LoadStepRef(ctx context.Context, ref schemas.StepRef) (*schemas.St
 	if err != nil {
 		return nil, err
 	}
+	return b.loadNamed(ctx, m, ref)
+}
+
+// LoadStepOf is LoadStepRef of step i of those that a trajectory names. It asks by the step's subject,
+// so that the server can tell whether we may read that run.
+func (b *Bus) LoadStepOf(ctx context.Context, t *schemas.Trajectory, i int) (*schemas.Step, error) {
+	m, err := b.Last(ctx, schemas.StreamSteps, t.StepSubject(i))
+	if err != nil {
+		return nil, err
+	}
+	return b.loadNamed(ctx, m, t.Steps[i])
+}
+
+func (b *Bus) loadNamed(ctx context.Context, m *Message, ref schemas.StepRef) (*schemas.Step, error) {
 	if got := digestOf(m.Data); got != ref.Digest {
 		return nil, fmt.Errorf("load step %q: %w: stored %s, named %s", m.Subject, ErrCorrupt, got, ref.Digest)
 	}

@@ -267,7 +267,7 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 	}
 	r.Subscribe = append(r.Subscribe, InboxOf(key)+".>")
 	if g.Scores {
-		r.Subscribe = append(r.Subscribe, schemas.ScoreSubject("*"), schemas.ScoreSubject("*")+" *")
+		r.Subscribe = append(r.Subscribe, schemas.ScoreSubject("*")+" *") // in a queue group: nobody listens in
 	}
 	if g.Serves {
 		r.Subscribe = append(r.Subscribe, "$SRV.>")
@@ -298,6 +298,11 @@ func published(kind string, run schemas.Run) []string {
 		return []string{a.Filter(), schemas.Address{Kind: schemas.KindPart, Run: run}.Filter()}
 	case schemas.KindReward, schemas.KindOpening: // the server puts the partition in
 		return []string{strings.Replace(a.Filter(), kind+".*.", kind+".", 1)}
+	case schemas.KindPolicy, schemas.KindApplied: // of no run: for those who are limited to none
+		if run != "*" {
+			return nil
+		}
+		return []string{a.Filter()}
 	default:
 		return []string{a.Filter()}
 	}
@@ -333,7 +338,7 @@ func (r *Rights) put(bucket string, runs []schemas.Run) {
 		for _, run := range orAll(runs) {
 			r.allow(schemas.BucketSubject(bucket, string(run)))
 		}
-	default:
+	case len(runs) == 0:
 		r.allow(schemas.BucketSubject(bucket, ">"))
 	}
 }
@@ -363,12 +368,15 @@ func (r *Rights) read(stream string, g Grant, runs []schemas.Run, blobs bool) {
 	// What a service takes its work from is not for others: to pull from it would take the work away.
 	for _, other := range Grants() {
 		durable, has := other.Takes[stream]
-		if !has || other.Role == g.Role || durable == everyLane {
+		if !has || durable == everyLane {
 			continue
 		}
 		for _, d := range durables(durable) {
 			at := stream + "." + d
-			r.Deny = append(r.Deny, "$JS.API.CONSUMER.CREATE."+at, "$JS.API.CONSUMER.CREATE."+at+".>", "$JS.API.CONSUMER.MSG.NEXT."+at, "$JS.API.CONSUMER.DELETE."+at)
+			r.Deny = append(r.Deny, "$JS.API.CONSUMER.DELETE."+at)
+			if other.Role != g.Role {
+				r.Deny = append(r.Deny, "$JS.API.CONSUMER.CREATE."+at, "$JS.API.CONSUMER.CREATE."+at+".>", "$JS.API.CONSUMER.MSG.NEXT."+at)
+			}
 		}
 	}
 }
@@ -409,6 +417,9 @@ func whoMay(who identity, subject string) string {
 	text := "; the roles that may are " + strings.Join(append(may, string(RoleAdmin)), ", ")
 	if g, ok := GrantOf(Role(who.role)); ok && who.runs != "" && who.runs != "*" {
 		if r, err := g.Rights("", nil, false); err == nil && slices.ContainsFunc(r.Publish, func(p string) bool { return matches(p, subject) }) {
+			if strings.Contains(subject, "."+blobStream) {
+				return fmt.Sprintf("; it is limited to the runs %s, and blobs are of no run: meander auth add --blobs lets a user fetch those of all", who.runs)
+			}
 			return fmt.Sprintf("; it is limited to the runs %s%s", who.runs, text)
 		}
 	}

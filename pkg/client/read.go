@@ -101,9 +101,9 @@ func (c *Client) Trajectory(ctx context.Context, run schemas.Run, uid schemas.UI
 func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.Step, error) {
 	steps := make([]*schemas.Step, len(t.Steps))
 	begin, _ := t.Segment()
-	for i, ref := range t.Steps {
+	for i := range t.Steps {
 		var err error
-		if steps[i], err = c.bus.LoadStepRef(ctx, ref); err != nil {
+		if steps[i], err = c.bus.LoadStepOf(ctx, t, i); err != nil {
 			return nil, fmt.Errorf("step %d: %w", begin+int64(i), err)
 		}
 	}

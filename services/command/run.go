@@ -248,7 +248,7 @@ func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcome
 		}
 	}
 	go feed(schemas.StreamAdvantages, schemas.AdvantageSubject(r.id, "*"))
-	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Stage: "intake"}.Filter())
+	go feed(schemas.StreamDead, schemas.Address{Kind: schemas.KindDead, Stage: "intake", Run: r.id}.Filter())
 	for o.Left() > 0 {
 		select {
 		case <-ctx.Done():
