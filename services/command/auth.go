@@ -122,9 +122,10 @@ func (f *authFolder) next(w io.Writer, listen string) error {
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "localhost"
 	}
-	url, ca := "nats://"+net.JoinHostPort(host, port), ""
+	url, ca, flag := "nats://"+net.JoinHostPort(host, port), "", ""
 	if f.hasTLS() {
 		url = "tls://" + net.JoinHostPort(host, port)
+		flag = " --nats-tls-ca " + f.path(caCert)
 		ca = "\n  export MEANDER_NATS_TLS_CA=" + f.path(caCert)
 	}
 	_, err := fmt.Fprintf(w, `%s is ready: a file of credentials for each of %s.
@@ -133,7 +134,7 @@ A server, the whole pipeline in it:
   meander up --auth %s --listen %s
 or a NATS server of its own, and its streams, once:
   nats-server --config %s
-  meander streams setup --nats-creds %s
+  meander streams setup --nats %s --nats-creds %s%s
 
 Where a client or a service of them runs, with its own file alone:
   export MEANDER_NATS_URL=%s%s
@@ -142,7 +143,7 @@ Where a client or a service of them runs, with its own file alone:
   meander-intake, meander-sampler, meander-reward, meander-advantage: the file of that name
 
 What each role may do: meander auth show. One more user: meander auth add %s NAME --role ROLE
-`, f.dir, strings.Join(f.names(), ", "), f.dir, listen, f.path(serverFile), f.credentials("admin"), url, ca, f.credentials("trainer"), f.dir)
+`, f.dir, strings.Join(f.names(), ", "), f.dir, listen, f.path(serverFile), url, f.credentials("admin"), flag, url, ca, f.credentials("trainer"), f.dir)
 	return err
 }
 
