@@ -152,7 +152,7 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 // named are the digests that stored events have in them, wherever and for whatever: more
 // than the blobs, and none less.
 func (b *Bus) named(ctx context.Context) (map[string]bool, error) {
-	out := map[string]bool{}
+	out, spans := map[string]bool{}, map[schemas.Lane]span{}
 	for _, stream := range namingStreams {
 		events := b.Read(ctx, stream, nil, ReadOptions{})
 		if spec, ok := specNamed(stream); ok && spec.WorkQueue {
@@ -163,9 +163,61 @@ func (b *Bus) named(ctx context.Context) (map[string]bool, error) {
 				return nil, fmt.Errorf("sweep blobs: %w", err)
 			}
 			digests(m.Data, out)
+			if stream == schemas.StreamTrajectories {
+				switched(m.Data, spans)
+			}
 		}
 	}
-	return out, nil
+	return out, b.namedByPolicies(ctx, out, spans)
+}
+
+// span is the oldest and the newest version of a lane that samples had which went on with others.
+type span struct{ oldest, newest int64 }
+
+// switched notes a trajectory whose steps are of several versions: it names the last alone.
+func switched(data []byte, spans map[schemas.Lane]span) {
+	t := &schemas.Trajectory{}
+	if schemas.Decode(data, t) != nil || t.PolicyVersionMin == t.PolicyVersionMax {
+		return
+	}
+	s, ok := spans[t.Lane]
+	if !ok {
+		s = span{t.PolicyVersionMin, t.PolicyVersionMax}
+	}
+	spans[t.Lane] = span{min(s.oldest, t.PolicyVersionMin), max(s.newest, t.PolicyVersionMax)}
+}
+
+// keptPolicies is how many versions of a lane keep their adapters whoever names them: to go back to.
+const keptPolicies = 8
+
+// namedByPolicies adds the digests of the versions that are to be kept: the last of each lane, and
+// those that samples were made with which are stored.
+func (b *Bus) namedByPolicies(ctx context.Context, named map[string]bool, spans map[schemas.Lane]span) error {
+	last := map[schemas.Lane][]*Message{}
+	for m, err := range b.Read(ctx, schemas.StreamPolicies, nil, ReadOptions{}) {
+		if err != nil {
+			return fmt.Errorf("sweep blobs: %w", err)
+		}
+		p := b.policy(m)
+		if p == nil {
+			digests(m.Data, named)
+			continue
+		}
+		last[p.Lane] = append(last[p.Lane], m)
+		if len(last[p.Lane]) > keptPolicies {
+			last[p.Lane] = last[p.Lane][1:]
+		}
+		s, ok := spans[p.Lane]
+		if named[p.WeightsDigest] || ok && s.oldest <= p.PolicyVersion && p.PolicyVersion <= s.newest {
+			digests(m.Data, named)
+		}
+	}
+	for _, lane := range last {
+		for _, m := range lane {
+			digests(m.Data, named)
+		}
+	}
+	return nil
 }
 
 const digestLength = 64

@@ -113,6 +113,9 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 	for {
 		// What a view of a moment ago says is not enough to refuse or to hold a prompt.
 		policy, waiting, err = s.fit(ctx, p, !told && time.Since(began) < viewAge)
+		if policy != nil && !deadline && strings.HasPrefix(waiting, versionWait) {
+			due = later(due, time.Unix(0, policy.Announced).Add(s.cfg.Hold)) // as long as versions come
+		}
 		switch {
 		case err != nil:
 			return nil, err
@@ -131,7 +134,7 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 			if policy != nil {
 				code = schemas.CodeUnknownReward
 			}
-			if strings.HasPrefix(waiting, schemas.StreamSteps) {
+			if strings.HasPrefix(waiting, schemas.StreamSteps) || strings.HasPrefix(waiting, versionWait) {
 				code = schemas.CodeExhausted
 			}
 			return nil, bus.Terminal(code, fmt.Errorf("%s; waited until %s", waiting, due.UTC().Format(time.RFC3339)))
@@ -161,10 +164,17 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 	}
 }
 
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // putBack hands a prompt back, to come again less often than a message may that always
 // ends without a result.
 func (s *service) putBack(m *bus.Message, why string) error {
-	d := max(time.Second, s.cfg.Hold/putBacks)
+	d := max(time.Second, s.cfg.Hold/putBacks, time.Since(m.Time)/putBacks*4)
 	select {
 	case <-s.stopping:
 		d = time.Second
@@ -186,6 +196,9 @@ func (s *service) fit(ctx context.Context, p *schemas.Prompt, fresh bool) (polic
 	policy, waiting, err = v.pick(p.Model, s.cfg.Models)
 	if policy == nil {
 		return nil, waiting, err
+	}
+	if waiting = young(p, policy); waiting != "" {
+		return policy, waiting, nil
 	}
 	rewards, err := resolveRewards(p, policy, Origin{Reward: s.cfg.Reward})
 	if err != nil {
@@ -213,6 +226,7 @@ func (s *service) stuck() error {
 		switch {
 		case now.After(p.until):
 			delete(s.held.reasons, seq)
+		case strings.HasPrefix(p.why, versionWait): // held back on purpose, until the trainer has pushed
 		case now.Sub(p.since) > alarm:
 			counts[p.why]++
 		}

@@ -45,7 +45,7 @@ func TestRefuse_Record(t *testing.T) {
 		waiting bool // the batch waits for it
 	}{
 		{"alone", func(p *schemas.Prompt) { p.Height = new(int64(80 * 1024)) }, schemas.CodeInvalid, "height: 81920;", 4, "alone", false},
-		{"resolved", func(p *schemas.Prompt) { p.MinPolicyVersion = new(int64(9)) }, schemas.CodeInvalid, "min_policy_version: 9;", 4, "resolved", false},
+		{"resolved", func(p *schemas.Prompt) { p.Height = new(int64(17)) }, schemas.CodeInvalid, "height: 17;", 4, "resolved", false},
 		{"model", func(p *schemas.Prompt) { p.Model = "nobody" }, schemas.CodeUnknownModel, `model: "nobody" is not served`, 4, "model", false},
 		{"size", func(p *schemas.Prompt) { p.GroupSize = new(int64(0)) }, schemas.CodeInvalid, "group_size: 0;", 1, "size", false},
 		{"place", func(p *schemas.Prompt) {

@@ -32,8 +32,8 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
 	p.Advantage, p.Start = prompt.Advantage, prompt.Start // whose defaults depend on more than the field
-	if v := *p.MinPolicyVersion; v > policy.PolicyVersion {
-		return nil, fmt.Errorf("min_policy_version: %d; must be at most %d, the version that lane %q serves", v, policy.PolicyVersion, policy.Lane)
+	if why := young(p, policy); why != "" {
+		return nil, errors.New(why)
 	}
 	height, width := value(p.Height, policy.Height), value(p.Width, policy.Width)
 	tokens, err := Tokens(height, width, policy)
@@ -95,6 +95,18 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 		}
 	}
 	return requests, nil
+}
+
+// versionWait begins what a prompt waits for that is for weights to come.
+const versionWait = "min_policy_version: "
+
+// young says what a prompt waits for whose weights the lane does not have yet: a trainer publishes
+// ahead of its updates, and the prompts are held back until it has made them.
+func young(p *schemas.Prompt, policy *schemas.Policy) string {
+	if p.MinPolicyVersion == nil || *p.MinPolicyVersion <= policy.PolicyVersion {
+		return ""
+	}
+	return fmt.Sprintf(versionWait+"%d; lane %q serves version %d, push the next", *p.MinPolicyVersion, policy.Lane, policy.PolicyVersion)
 }
 
 // part is what the samples of a prompt run of a schedule: the steps [begin, end) of a plan.

@@ -8,7 +8,7 @@
 Events are plain dicts with the names of the contract (schemas/jsonschema in the repository).
 """
 
-from . import loss, noise, scheduled, transition
+from . import loss, noise, policy, scheduled, transition
 from .batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
 from .client import Client, Judged, Refused, connect
 from .cursor import CursorError, Taken
@@ -17,5 +17,5 @@ from .reader import Batches, Groups, Health
 
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "connect", "fresh", "loss", "noise", "scheduled", "tensor", "transition",
+    "Sample", "Taken", "connect", "fresh", "loss", "noise", "policy", "scheduled", "tensor", "transition",
 ]
