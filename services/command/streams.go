@@ -99,12 +99,12 @@ func printStreams(out io.Writer, stats []bus.StreamStats) error {
 	return t.Flush()
 }
 
-// watchFaults says which streams take nothing, what to do about it, and when they do
-// again, until ctx ends.
+// watchFaults says which streams take nothing or are nearly full, what to do about it, and when they
+// take events again, until ctx ends.
 func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	told := map[string]bool{}
+	told, scarce := map[string]bool{}, map[string]bool{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -127,6 +127,18 @@ func watchFaults(ctx context.Context, b *bus.Bus, say func(line string)) {
 			}
 		}
 		told = now
+		all, err := b.Examine(ctx, false)
+		if err != nil {
+			continue
+		}
+		for i := range all {
+			s := &all[i].StreamStats
+			what, fix := boot.Scarce(s)
+			if what != "" && !scarce[s.Name] {
+				say(what + "; " + fix)
+			}
+			scarce[s.Name] = what != "" || s.State == bus.StateFull
+		}
 	}
 }
 

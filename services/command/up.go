@@ -66,7 +66,12 @@ next start.`,
 			if err := s.limits.Apply(c.Context(), conn.Bus); err != nil {
 				return err
 			}
-			serve := func(ctx context.Context) error { return s.run(ctx, conn, log) }
+			serve := func(ctx context.Context) error {
+				watch, stop := context.WithCancel(ctx)
+				defer stop()
+				go watchFaults(watch, conn.Bus, func(line string) { log.Warn().Msg(line) })
+				return s.run(ctx, conn, log)
+			}
 			if conn.member == nil {
 				return serve(c.Context())
 			}

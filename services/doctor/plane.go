@@ -84,7 +84,7 @@ func streams(ctx context.Context, o *Options, say *notes) {
 		say.add(Fault, "start 'meander up' or meander-intake, which makes them", "%s not there: %s", plural(len(missing), "stream"), strings.Join(missing, ", "))
 	}
 	if len(alone) > 0 {
-		say.add(Warning, "nats stream edit NAME --replicas 3", "the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
+		say.add(Warning, "meander streams limit --stream-replicas 3", "the server is a cluster, and these are on one machine of it: %s", strings.Join(alone, ", "))
 	}
 	if good > 0 {
 		say.ok("%s as this version expects, with room", plural(good, "stream"))
@@ -93,24 +93,15 @@ func streams(ctx context.Context, o *Options, say *notes) {
 
 // fullness is how much of a stream's limits is used.
 func fullness(s *bus.Examined, say *notes) {
-	used := int64(0)
-	if s.MaxBytes > 0 {
-		used = 100 * int64(s.Bytes) / s.MaxBytes
-	}
-	if s.MaxMessages > 0 {
-		used = max(used, 100*int64(s.Messages)/s.MaxMessages)
-	}
 	switch {
 	case s.Rolls:
 	case s.State == bus.StateFull:
 		what, fix, _ := strings.Cut(boot.Advice(bus.Fault{StreamStats: s.StreamStats}), "; ")
 		say.add(Fault, fix, "%s", what)
-	case used >= nearlyFull:
-		fix := "free what nobody needs with 'meander gc'"
-		if flag := boot.SizeFlag(s.Name); flag != "" {
-			fix = fmt.Sprintf("give it more with 'meander streams limit --%s SIZE', or %s", flag, fix)
+	default:
+		if what, fix := boot.Scarce(&s.StreamStats); what != "" {
+			say.add(Warning, fix, "%s", what)
 		}
-		say.add(Warning, fix, "%s is nearly full: %d %% of %s", s.Name, used, boot.Bytes(s.MaxBytes).Rough())
 	}
 }
 

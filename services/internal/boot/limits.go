@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Age is how long a stream keeps a message: a duration with its unit ("36h", "14d"),
@@ -195,6 +196,19 @@ func SizeFlag(stream string) (flag string) {
 		}
 	})
 	return flag
+}
+
+// Scarce says that a stream has less than a fifth of its limits left, and what to do; nothing where it
+// has more, drops its oldest, or is the queue of requests, which is full while samplers are busy.
+func Scarce(s *bus.StreamStats) (what, fix string) {
+	if s.State != bus.StateNearlyFull || s.Name == schemas.StreamRequests {
+		return "", ""
+	}
+	fix = "free what nobody needs with 'meander gc'"
+	if flag := SizeFlag(s.Name); flag != "" {
+		fix = fmt.Sprintf("give it more with 'meander streams limit --%s SIZE', or %s", flag, fix)
+	}
+	return fmt.Sprintf("%s is nearly full: %s of %s", s.Name, Bytes(s.Bytes).Rough(), Bytes(s.MaxBytes).Rough()), fix
 }
 
 // Advice says what a stream that takes nothing is about, and what to do, in one line.
