@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -56,18 +57,18 @@ func (c *Client) Obeyed(ctx context.Context, seq uint64) (samplers int, err erro
 		if err != nil {
 			return 0, err
 		}
-		obey := 0
+		var late []string
 		samplers = 0
 		for _, p := range present {
 			if p.Service != schemas.ServiceSampler {
 				continue
 			}
 			samplers++
-			if p.Controls >= seq {
-				obey++
+			if p.Controls < seq {
+				late = append(late, fmt.Sprintf("%s (last heard of %v ago)", p.Instance, time.Since(time.Unix(0, p.At)).Round(time.Second)))
 			}
 		}
-		if obey == samplers {
+		if len(late) == 0 {
 			return samplers, nil
 		}
 		t := time.NewTimer(obeyedEvery)
@@ -75,7 +76,8 @@ func (c *Client) Obeyed(ctx context.Context, seq uint64) (samplers int, err erro
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return samplers, fmt.Errorf("%d of %d samplers have not come to a step boundary: %w", samplers-obey, samplers, ctx.Err())
+			return samplers, fmt.Errorf("%d of %d samplers have not come to a step boundary: %s; one that was killed counts until %v after its last word: %w",
+				len(late), samplers, strings.Join(late, ", "), schemas.PresenceTTL, ctx.Err())
 		}
 	}
 }
