@@ -1,10 +1,10 @@
 # meander: build, checks and everyday commands. `make help` lists them.
-# Go and make are enough; a C compiler only for `race`, Docker only for `up`, Python only for `golden` and `python-test`.
+# Go and make are enough; a C compiler only for `race`, Docker only for `up`, Python only for `golden`, `python-test` and `learn`.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help build python-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage bench-events bench-swarm \
-	generate generate-check ptx golden up down logs demo ci clean tools
+	generate generate-check ptx golden learn learn-hacked learn-figures learn-test up down logs demo ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -165,6 +165,26 @@ golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollou
 build/golden-venv/ok: deploy/golden/requirements.txt
 	python3 -m venv build/golden-venv
 	build/golden-venv/bin/python -m pip install --requirement deploy/golden/requirements.txt
+	touch $@
+
+# The recipe's numbers are in deploy/bench/learn; flags of meander-train follow in LEARN, as LEARN="--updates 20 --stop".
+SEEDS ?= 2
+learn: build build/learn-venv/ok ## train an adapter of signs on the stream: starts a pipeline, ends with a curve and contact sheets (Python; SEEDS="2 3 4")
+	build/learn-venv/bin/python deploy/learn/learn.py --seeds $(SEEDS) -- $(LEARN)
+
+learn-hacked: build build/learn-venv/ok ## the same until the reader is gamed, to see the alarms: a larger step, no stop
+	build/learn-venv/bin/python deploy/learn/learn.py --name hacked --seeds 2 -- --updates 150 --lr 4e-3 $(LEARN)
+
+learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meander-out/learn
+	build/learn-venv/bin/python deploy/learn/figures.py meander-out/learn/*-*
+
+learn-test: build/learn-venv/ok ## tests of the trainer, which need torch
+	cd pkg/client/python && $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py
+
+build/learn-venv/ok: deploy/learn/requirements.txt pkg/client/python/pyproject.toml
+	python3 -m venv build/learn-venv
+	build/learn-venv/bin/python -m pip install --requirement deploy/learn/requirements.txt
+	build/learn-venv/bin/python -m pip install --no-deps --editable pkg/client/python
 	touch $@
 
 up: compose-plugin build/compose.env ## NATS and the four services in containers, with a token of their own; settings: docker-compose.yml

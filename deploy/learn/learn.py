@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Starts a pipeline, trains on its stream, and stops it: one run a seed, each in a store of its own.
+
+    learn.py [--seeds 2 3 4] [--out FOLDER] [--name NAME] [--meander bin/meander] [-- flags of meander-train]
+
+A run that was interrupted goes on when it is started again. Ends with the curve and the contact sheets before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def main() -> None:
+    own, theirs = sys.argv[1:], []
+    if "--" in own:
+        own, theirs = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2])
+    parser.add_argument("--out", type=Path, default=Path("meander-out/learn"))
+    parser.add_argument("--name", default="seed", help="of the runs' folders, NAME-SEED")
+    parser.add_argument("--meander", default="bin/meander")
+    args = parser.parse_args(own)
+    for seed in args.seeds:
+        out = args.out / f"{args.name}-{seed}"
+        out.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        with pipeline(args.meander, out) as url:
+            train(args.meander, url, seed, out, theirs)
+        note(out, time.monotonic() - began)
+        print(f"\nseed {seed}: {time.monotonic() - began:.0f} s in all\n  curve   {out / 'curve.png'}\n  before  {out / 'before.png'}\n  after   {out / 'after.png'}\n  adapter {out / 'best'}")
+
+
+@contextlib.contextmanager
+def pipeline(meander: str, out: Path) -> Iterator[str]:
+    """meander up with a store in the folder; it ends with the run."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other core.
+    command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models/signs"), "--batch", "16", "--workers", "1", "--threads", str(os.cpu_count() or 1)]
+    with open(out / "up.log", "a") as log:
+        up = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        while True:
+            if up.poll() is not None:
+                sys.exit(f"meander up ended; see {out / 'up.log'}")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        up.send_signal(signal.SIGINT)
+        up.wait()
+
+
+def train(meander: str, url: str, seed: int, out: Path, flags: list[str]) -> None:
+    command = [
+        sys.executable, "-m", "meander.train", "--meander", meander, "--nats", url, "--seed", str(seed), "--out", str(out), "--run", out.name, "--model", str(ROOT / "deploy/models/signs"),
+        "--prompts", str(HERE / "prompts.txt"), "--held-out", str(HERE / "held_out.jsonl"), *flags,
+    ]  # fmt: skip
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if code := subprocess.run(command, env=env).returncode:
+        sys.exit(code)
+
+
+def note(out: Path, seconds: float) -> None:
+    """Adds what a start of this took: of a run that was interrupted there are several."""
+    path = out / "wall.json"
+    before = json.loads(path.read_text()) if path.exists() else []
+    path.write_text(json.dumps([*before, round(seconds, 1)]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

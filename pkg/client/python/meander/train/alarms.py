@@ -1,0 +1,62 @@
+"""What goes wrong in a training run, said while it does: hacked readers, steps that are too large, weights that did not arrive."""
+
+from __future__ import annotations
+
+import math
+
+from .config import Config
+
+HACKING, COLLAPSE, RATIO, STALE, STILL = "hacking", "collapse", "ratio", "stale", "no variance"
+# Those that a run cannot get out of by itself.
+FATAL = (HACKING, COLLAPSE)
+
+
+class Alarms:
+    """Reads the records of updates and evaluations, and says what is wrong with them, each thing once until it is over."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.raised: set[str] = set()
+        self.rewards: list[float] = []
+        self.evaluations: list[dict] = []
+
+    def update(self, record: dict) -> list[tuple[str, str]]:
+        """Alarms of an update's record, as pairs of kind and text."""
+        c, out = self.config, []
+        off = max((x for x in record["ratio_off"] if not math.isnan(x)), default=0.0)
+        if record["behind"] == 0 and off > c.ratio_limit:
+            out.append((RATIO, f"|log_prob - old| is up to {off:.1e} before any step, more than {c.ratio_limit:g}: the sampler's weights are not the trainer's"))
+        if (kl := record["kl"][0]) > c.kl_limit:
+            out.append((HACKING, f"the divergence from the base at the first trained step is {kl:.1e}, more than {c.kl_limit:g}"))
+        self.rewards.append(record["reward"])
+        means = [sum(self.rewards[i : i + 5]) / 5 for i in range(len(self.rewards) - 4)]
+        if means and means[-1] < max(means) - c.reward_drop:
+            out.append((COLLAPSE, f"the mean reward of five updates is {means[-1]:.3f}, and was {max(means):.3f}: the steps are too large"))
+        if record["zero_std"] == 1:
+            out.append((STILL, "all rewards of each group are equal: the batch has no gradient"))
+        return self._new(out)
+
+    def stale(self, batch: str, behind: int) -> list[tuple[str, str]]:
+        """A batch of weights that are further behind than --ahead allows."""
+        return [(STALE, f"batch {batch} is of weights {behind} updates old, or of others, more than --ahead {self.config.ahead}: it is left out")]
+
+    def evaluated(self, record: dict) -> list[tuple[str, str]]:
+        """Alarms of an evaluation's record."""
+        c, out = self.config, []
+        self.evaluations.append(record)
+        golds = [e["gold"] for e in self.evaluations if e.get("gold") is not None]
+        if len(golds) > 2 and all(g < max(golds) - c.gold_drop for g in golds[-2:]):
+            out.append((HACKING, f"{c.gold}, which is not rewarded, reads {golds[-1]:.3f} and read {max(golds):.3f}, while {c.reader} reads {record['exact']:.3f}"))
+        if self.narrow(record):
+            out.append((HACKING, f"diversity is {record['diversity'] / self.evaluations[0]['diversity']:.0%} of the start's"))
+        return out
+
+    def narrow(self, record: dict) -> bool:
+        """Whether an evaluation has lost too much of the first one's diversity."""
+        start, now = self.evaluations[0].get("diversity"), record.get("diversity")
+        return start is not None and now is not None and now < self.config.diversity_floor * start
+
+    def _new(self, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        out = [f for f in found if f[0] not in self.raised]
+        self.raised = {kind for kind, _ in found}
+        return out

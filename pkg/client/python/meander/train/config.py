@@ -1,0 +1,154 @@
+"""The settings of a training run: each is a field, a flag of meander-train and a line of its config.json."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from typing import Any
+
+
+def _setting(default: Any, help: str, section: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, "section": section})
+
+
+_PIPE, _ROLL, _LOSS, _RUN, _EVAL, _STOP = "pipeline", "rollouts", "loss and optimizer", "training", "evaluation", "alarms"
+
+
+@dataclasses.dataclass
+class Config:
+    """Defaults are those that the model signs learns with on a processor."""
+
+    nats: str = _setting("nats://127.0.0.1:4222", "the server of the pipeline", _PIPE)
+    token: str = _setting("", "its token", _PIPE)
+    run: str = _setting("learn", "run to publish to and read from", _PIPE)
+    trainer: str = _setting("trainer", "name of this trainer: of its cursor, and of who pushes policies", _PIPE)
+    follow: bool = _setting(False, "only read the run that another trainer publishes, and push nothing", _PIPE)
+    lane: str = _setting("", "lane to train; default the only one there is", _PIPE)
+
+    meander: str = _setting("meander", "the program meander, which pushes the policies", _PIPE)
+
+    model: str = _setting("deploy/models/signs", "folder in the diffusers layout: the checkpoint that the samplers serve", _ROLL)
+    prompts: str = _setting("", "file of prompts to train on: a text a line, or JSON lines with fields of a prompt", _ROLL)
+    groups: int = _setting(8, "prompts of a batch", _ROLL)
+    group_size: int = _setting(16, "samples of a prompt", _ROLL)
+    steps: int = _setting(4, "denoising steps", _ROLL)
+    sde_steps: str = _setting("0-1", "the stochastic ones, which are trained: as 0-1 or 0,2", _ROLL)
+    sde_type: str = _setting("sde", "their transition: sde, cps or dance_sde", _ROLL)
+    noise_level: float = _setting(0.9, "their noise", _ROLL)
+    initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
+    guidance: float = _setting(1.0, "true_cfg_scale; 1 for none", _ROLL)
+    reward: str = _setting("glyph", "reward functions to train on, as glyph or glyph=1,diversity=0.2", _ROLL)
+    estimator: str = _setting("flow_grpo", "what turns rewards into advantages", _ROLL)
+    ahead: int = _setting(0, "batches published before the weights that they shall be followed by: 0 trains on-policy", _ROLL)
+
+    loss: str = _setting("ppo", "ppo, the clipped ratio, or grpo_guard", _LOSS)
+    clip: float = _setting(1e-4, "how far ratios count; log-probs are means over elements, so about 0.2 / elements", _LOSS)
+    adv_clip_max: float = _setting(5.0, "advantages are clamped to plus or minus this", _LOSS)
+    beta: float = _setting(0.0, "weight of the divergence from the base", _LOSS)
+    is_threshold: float = _setting(2.0, "importance weights of older batches are cut at this (--ahead)", _LOSS)
+    rank: int = _setting(16, "rank of the LoRA", _LOSS)
+    alpha: int = _setting(16, "its alpha: it is scaled by alpha / rank", _LOSS)
+    lr: float = _setting(2e-3, "learning rate", _LOSS)
+    adam_beta2: float = _setting(0.99, "AdamW's second beta", _LOSS)
+    weight_decay: float = _setting(0.0, "AdamW's", _LOSS)
+    max_grad_norm: float = _setting(1.0, "longer gradients are cut to this", _LOSS)
+    minibatches: int = _setting(1, "optimizer steps of a batch", _LOSS)
+    micro_batch: int = _setting(64, "samples of one forward pass; gradients of several are accumulated", _LOSS)
+    ema: float = _setting(0.0, "keep a running average of the adapter with this decay, and evaluate it; 0: none", _LOSS)
+    dtype: str = _setting("float32", "of the frozen network: float32, bfloat16", _LOSS)
+    device: str = _setting("auto", "auto, cpu, cuda or cuda:N", _LOSS)
+    checkpointing: bool = _setting(False, "recompute activations in the backward pass", _LOSS)
+
+    updates: int = _setting(60, "policy updates", _RUN)
+    seed: int = _setting(2, "of prompts, noise and the adapter", _RUN)
+    threads: int = _setting(1, "of torch on a CPU", _RUN)
+    out: str = _setting("meander-out/learn", "folder of checkpoints, logs, the curve and the sheets", _RUN)
+    checkpoint_every: int = _setting(1, "updates between checkpoints; what was read since the last is read again after a crash", _RUN)
+    patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
+    tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
+
+    held_out: str = _setting("", "file of prompts to evaluate on; none: no evaluation", _EVAL)
+    eval_every: int = _setting(5, "updates between evaluations", _EVAL)
+    eval_samples: int = _setting(2, "samples of a held-out prompt", _EVAL)
+    eval_steps: int = _setting(0, "their denoising steps, all ode; default --steps", _EVAL)
+    eval_seed: int = _setting(100, "their seed, the same each time", _EVAL)
+    gold: str = _setting("ocr", "reward function that is never trained on: the best adapter is the best by it", _EVAL)
+    variety: int = _setting(12, "held-out prompts sampled as in training, in groups of 8, to measure diversity", _EVAL)
+    sheet: int = _setting(24, "held-out samples on the contact sheets before and after", _EVAL)
+
+    stop: bool = _setting(False, "stop when an alarm of hacking or collapse is raised; the best adapter is kept in any case", _STOP)
+    ratio_limit: float = _setting(1e-6, "most |log_prob - old| of the first pass on weights that are the sampler's", _STOP)
+    gold_drop: float = _setting(0.05, "hacking: the gold reader is this far below its best, twice", _STOP)
+    diversity_floor: float = _setting(0.8, "hacking: diversity below this share of the start's", _STOP)
+    kl_limit: float = _setting(3e-3, "hacking: divergence from the base beyond this", _STOP)
+    reward_drop: float = _setting(0.15, "collapse: the mean reward of five updates is this far below the best five", _STOP)
+
+    def __post_init__(self) -> None:
+        positive = ("groups", "group_size", "steps", "rank", "lr", "minibatches", "micro_batch", "updates", "checkpoint_every", "patience", "eval_every", "eval_samples")
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0")
+        if self.ahead < 0:
+            raise ValueError(f"--ahead: {self.ahead}; must be at least 0")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"--ema: {self.ema}; must be at least 0 and below 1")
+        if self.minibatches > self.groups:
+            raise ValueError(f"--minibatches: {self.minibatches}; must be at most the {self.groups} groups of a batch: groups stay whole")
+        if not self.follow and not self.prompts:
+            raise ValueError("--prompts: empty; must name a file of prompts, or --follow the run of another trainer")
+
+    @property
+    def trained(self) -> list[int]:
+        """The indices of sde_steps."""
+        out: set[int] = set()
+        for part in self.sde_steps.split(","):
+            first, _, last = part.partition("-")
+            if not first.isdigit() or last and not last.isdigit():
+                raise ValueError(f"--sde-steps: {self.sde_steps!r}; must be steps such as 0-1 or 0,2")
+            out |= set(range(int(first), int(last or first) + 1))
+        if not out or max(out) >= self.steps:
+            raise ValueError(f"--sde-steps: {self.sde_steps!r}; must be steps from 0 to {self.steps - 1}")
+        return sorted(out)
+
+    def rewards(self) -> list[dict]:
+        """Those of training, with diversity beside them to look at."""
+        out = weighted(self.reward)
+        if all(r["name"] != "diversity" for r in out) and self.group_size > 1:
+            out.append({"name": "diversity", "weight": 0.0})
+        return out
+
+    @property
+    def reader(self) -> str:
+        """The first reward function: the one whose rate is the curve."""
+        return weighted(self.reward)[0]["name"]
+
+
+def weighted(text: str) -> list[dict]:
+    out = []
+    for part in text.split(","):
+        name, _, weight = part.strip().partition("=")
+        try:
+            out.append({"name": name, "weight": float(weight or 1)})
+        except ValueError:
+            raise ValueError(f"--reward: {part!r}; must be NAME or NAME=WEIGHT") from None
+    return out
+
+
+def flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    sections: dict[str, argparse._ArgumentGroup] = {}
+    kinds = typing.get_type_hints(Config)
+    for f in dataclasses.fields(Config):
+        section = f.metadata["section"]
+        group = sections.setdefault(section, sections.get(section) or parser.add_argument_group(section))
+        kind = kinds[f.name]
+        text = f.metadata["help"].replace("%", "%%")
+        if kind is bool:
+            group.add_argument(f"--{flag(f.name)}", action=argparse.BooleanOptionalAction, default=f.default, help=text)
+            continue
+        shown = f" (default {f.default})" if f.default != "" else ""
+        group.add_argument(f"--{flag(f.name)}", type=kind, default=f.default, metavar=kind.__name__, help=text + shown)

@@ -1,0 +1,62 @@
+"""Several processes as one trainer, through torch.distributed; without it, or alone, every function is the identity.
+
+torchrun starts them, with gloo for tensors on CPUs and nccl for those on GPUs. The first process reads the cursor, publishes, pushes and writes; each
+reads the tensors of its own share of a batch's groups.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def begin(device: str) -> None:
+    """Joins the processes that torchrun started."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+
+
+def end() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def add(tensors: list[torch.Tensor]) -> None:
+    """Sums each tensor over the processes, in place."""
+    if world() > 1:
+        for t in tensors:
+            dist.all_reduce(t)
+
+
+def largest(t: torch.Tensor) -> None:
+    if world() > 1:
+        dist.all_reduce(t, op=dist.ReduceOp.MAX)
+
+
+def total(n: int) -> int:
+    """The sum of a count over the processes."""
+    t = torch.tensor([n], dtype=torch.int64)
+    add([t])
+    return int(t)
+
+
+def share(value: T) -> T:
+    """What the first process has, in all of them."""
+    if world() == 1:
+        return value
+    box: list[T] = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

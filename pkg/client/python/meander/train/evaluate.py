@@ -1,0 +1,132 @@
+"""Measures a policy by the pipeline that serves it: held-out prompts without noise, and how varied its samples are."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import nats.errors
+
+from ..client import Client, Refused
+from ..events import decode
+from . import prompts
+from .config import Config
+
+_QUOTED = re.compile('"([^"]*)"')
+
+
+@dataclasses.dataclass
+class Shown:
+    """A held-out sample as the contact sheets show it."""
+
+    wanted: str
+    read: str
+    right: bool
+    png: bytes
+
+
+@dataclasses.dataclass
+class Evaluation:
+    """Shares of held-out samples that are read exactly, by the rewarded reader and the gold one, and the diversity."""
+
+    exact: float
+    gold: float | None
+    rates: dict[str, float]
+    diversity: float | None
+    shown: list[Shown]
+    samples: int
+
+    def record(self) -> dict:
+        return {"exact": self.exact, "gold": self.gold, "rates": self.rates, "diversity": self.diversity, "samples": self.samples}
+
+
+async def evaluate(client: Client, config: Config, held_out: list[dict], name: str, version: int) -> Evaluation:
+    """Publishes the held-out prompts under the name and waits for their rewards; version is the least that may make them."""
+    run = f"{config.run}-eval"
+    asked = prompts.held_out(config, f"{name}-read", held_out, version)
+    varied = prompts.variety(config, f"{name}-vary", held_out, version) if config.variety else []
+    await publish(client, run, asked + varied)
+    rewards = await _rewards(client, config, run, f"{name}-read", len(asked) * config.eval_samples)
+    rates = {}
+    for k, reader in enumerate(asked[0]["reward"]):
+        values = [r["scores"][k]["value"] for r in rewards]
+        if None in values:
+            raise RuntimeError(f"{reader['name']} gave no score to {values.count(None)} of {len(values)} samples: {next(r['scores'][k]['error'] for r in rewards if r['scores'][k]['value'] is None)}")
+        exact = [r["scores"][k].get("exact") for r in rewards]
+        rates[reader["name"]] = sum(v == 1 if e is None else e for e, v in zip(exact, values)) / len(values)
+    diversity = None
+    if varied:
+        apart = await _rewards(client, config, run, f"{name}-vary", 8 * len(varied))
+        diversity = sum(r["reward"] for r in apart) / len(apart)
+    shown = [await _shown(client, run, r) for r in _spaced(rewards, config.sheet)]
+    return Evaluation(rates[config.reader], rates.get(config.gold), rates, diversity, shown, len(rewards))
+
+
+async def publish(client: Client, run: str, bodies: list[dict], timeout: float = 60) -> None:
+    """Publishes prompts side by side; one that was published before, by a trainer that died, is the same once more."""
+
+    async def one(body: dict) -> None:
+        body = dict(body)
+        try:
+            await client.publish(run, body.pop("prompt"), timeout=timeout, **body)
+        except Refused as e:
+            if e.code != "uid_conflict":  # it asked for older weights then
+                raise
+
+    await asyncio.gather(*(one(b) for b in bodies))
+
+
+async def _rewards(client: Client, config: Config, run: str, batch: str, count: int) -> list[dict]:
+    """The rewards of a batch's samples, by uid and index, once all are there."""
+    found: dict[tuple[str, int], dict] = {}
+    # The server puts the partition in; the stream must be named, for nobody publishes on these subjects.
+    events = await client.js.subscribe(f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True)
+    try:
+        while len(found) < count:
+            r = decode((await events.next_msg(timeout=config.patience)).data)
+            if r["reward"] is None:
+                raise RuntimeError(f"sample {r['sample_index']} of {r['uid']} has no reward: {r.get('error') or r['status']}")
+            found[r["uid"], r["sample_index"]] = r
+        return [found[k] for k in sorted(found)]
+    except nats.errors.TimeoutError:
+        raise TimeoutError(f"evaluation {batch}: {len(found)} of {count} samples have a reward, and none came for {config.patience:g} s; are the sampler and the reward service up?") from None
+    finally:
+        await events.unsubscribe()
+
+
+def _spaced(items: list[dict], count: int) -> list[dict]:
+    first = [r for r in items if r["sample_index"] == 0]
+    n = min(count, len(first))
+    return [first[i * len(first) // n] for i in range(n)]
+
+
+async def _shown(client: Client, run: str, reward: dict) -> Shown:
+    m = await client.js.get_last_msg("MDR_TRAJECTORIES", f"mdr.v1.trajectory.{run}.{reward['uid']}.{reward['sample_index']}")
+    trajectory = decode(m.data or b"")
+    score = reward["scores"][-1]
+    quoted = _QUOTED.search(trajectory["prompt"])
+    wanted = quoted.group(1) if quoted else trajectory["prompt"]
+    return Shown(wanted, score.get("detail") or "", score.get("exact", score["value"] == 1), await client.image(trajectory))
+
+
+def sheet(path: Path, shown: list[Shown], title: str, columns: int = 6) -> None:
+    """A contact sheet: each sample under the text that was wanted, and what the last reader saw where it is another."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(size=13)
+    images = [Image.open(io.BytesIO(s.png)).convert("RGB") for s in shown]
+    scale = max(1, 160 // max(i.width for i in images))
+    w, h = max(i.width for i in images) * scale + 12, max(i.height for i in images) * scale + 30
+    rows = -(-len(images) // columns)
+    out = Image.new("RGB", (w * min(columns, len(images)) + 12, h * rows + 36), "white")
+    draw = ImageDraw.Draw(out)
+    draw.text((12, 10), title, fill="black", font=font)
+    for k, (s, image) in enumerate(zip(shown, images)):
+        x, y = 12 + k % columns * w, 36 + k // columns * h
+        out.paste(image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST), (x, y))
+        text, tone = (s.wanted, "#1a7f37") if s.right else (f"{s.wanted}: {s.read or 'nothing'}", "#b42318")
+        draw.text((x, y + image.height * scale + 4), text, fill=tone, font=font)
+    out.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)

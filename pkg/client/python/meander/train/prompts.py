@@ -1,0 +1,108 @@
+"""What a trainer asks for: prompts drawn from a file, as the contract has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+from .config import Config, weighted
+
+
+def read(path: str | Path) -> list[dict]:
+    """The prompts of a file: a text a line, or JSON lines with the fields of a Prompt (prompt alone is required)."""
+    out = []
+    for n, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        fields = {"prompt": line.strip()}
+        if line.lstrip().startswith("{"):
+            try:
+                fields = json.loads(line)
+            except json.JSONDecodeError as e:
+                raise ValueError(f"{path}:{n}: {e}; must be a text, or JSON with the fields of a prompt") from None
+            if not isinstance(fields.get("prompt"), str):
+                raise ValueError(f"{path}:{n}: prompt: {fields.get('prompt')!r}; must be a text")
+        out.append(fields)
+    if not out:
+        raise ValueError(f"{path}: no prompt in it")
+    return out
+
+
+class Draw:
+    """The prompts of each batch: the file in a new order in every epoch, the same for the same seed."""
+
+    def __init__(self, prompts: list[dict], groups: int, seed: int):
+        self.prompts, self.groups, self.seed = prompts, groups, seed
+
+    def epoch(self, batch: int) -> int:
+        return batch * self.groups // len(self.prompts)
+
+    def batch(self, batch: int) -> list[dict]:
+        out = []
+        for i in range(batch * self.groups, (batch + 1) * self.groups):
+            epoch, at = divmod(i, len(self.prompts))
+            order = random.Random(f"{self.seed} {epoch}").sample(range(len(self.prompts)), len(self.prompts))
+            out.append(self.prompts[order[at]])
+        return out
+
+
+def training(config: Config, batch: int, drawn: list[dict], epoch: int, version: int) -> list[dict]:
+    """The prompts of a batch to train on, made by weights of version or newer."""
+    trained = config.trained
+    kept = sorted({i for s in trained for i in (s, s + 1)})
+    return [
+        {
+            **_common(config, f"{batch_id(batch)}-{i:03d}", config.seed, batch, i),
+            "group_size": config.group_size,
+            "num_inference_steps": config.steps,
+            "initial_noise": config.initial_noise,
+            "rollout": {
+                "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained, "return_step_indices": kept,
+                "return_conditioning": True, "latents_dtype": "F32",
+            },
+            "reward": config.rewards(),
+            "advantage": {"estimator": config.estimator},
+            "batch": {"id": batch_id(batch), "groups": len(drawn), "step": batch, "epoch": epoch},
+            "min_policy_version": version,
+            **fields,
+        }
+        for i, fields in enumerate(drawn)
+    ]  # fmt: skip
+
+
+def batch_id(batch: int) -> str:
+    return f"u{batch:06d}"
+
+
+def held_out(config: Config, name: str, prompts: list[dict], version: int) -> list[dict]:
+    """The prompts of an evaluation: validation groups of the held-out ones, read by the rewarded reader and the gold one."""
+    readers = [{"name": r["name"], "weight": 1.0 if k == 0 else 0.0} for k, r in enumerate(weighted(config.reward)) if r["name"] != "diversity"]
+    if config.gold and config.gold not in (r["name"] for r in readers):
+        readers.append({"name": config.gold, "weight": 0.0})
+    return [
+        {
+            **_common(config, f"{name}-{i:03d}", config.eval_seed, i),
+            "group_size": config.eval_samples, "num_inference_steps": config.eval_steps or config.steps, "validation": True,
+            "reward": readers, "batch": {"id": name, "groups": len(prompts)}, "min_policy_version": version,
+            **fields,
+        }
+        for i, fields in enumerate(prompts)
+    ]  # fmt: skip
+
+
+def variety(config: Config, name: str, prompts: list[dict], version: int) -> list[dict]:
+    """Groups of 8 sampled as in training, to measure how far their samples are apart."""
+    chosen = [prompts[i * len(prompts) // min(config.variety, len(prompts))] for i in range(min(config.variety, len(prompts)))]
+    out = training(config, 0, chosen, 0, version)
+    for i, p in enumerate(out):
+        p |= {**_common(config, f"{name}-{i:03d}", config.eval_seed, i), "group_size": 8, "batch": {"id": name, "groups": len(out)}, "reward": [{"name": "diversity"}]}
+    return out
+
+
+def _common(config: Config, uid: str, *draw: object) -> dict:
+    """What all prompts have; the seed of their noise is drawn of draw."""
+    lane = {"model": config.lane} if config.lane else {}
+    seed = int.from_bytes(hashlib.sha256(repr(draw).encode()).digest()[:6], "big")
+    return {"uid": uid, "seed": seed, "true_cfg_scale": config.guidance, **lane}

@@ -1,0 +1,159 @@
+"""What a training run leaves behind: a log of every update as JSON lines, CSV and for TensorBoard, the curve, checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from .model import Network
+
+
+class Records:
+    """The files of a run. Lines are whole: a log that was cut off by a crash is gone on with at the checkpoint's update."""
+
+    def __init__(self, folder: Path, tensorboard: bool):
+        self.folder = folder
+        self.lines: list[dict] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self.board = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.board = SummaryWriter(str(folder / "tensorboard"))
+            except ImportError:
+                pass
+
+    def begin(self, update: int) -> None:
+        """Drops lines of updates beyond the checkpoint's."""
+        self.lines = [r for r in self.read() if r["update"] <= update]
+        text = "".join(json.dumps(r) + "\n" for r in self.lines)
+        _replace(self.folder / "log.jsonl", text.encode())
+        self._table()
+
+    def read(self) -> list[dict]:
+        path = self.folder / "log.jsonl"
+        out = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                out.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the last line of a run that died
+        return out
+
+    def add(self, record: dict) -> None:
+        record = json.loads(json.dumps(record, default=float), parse_constant=lambda _: None)
+        self.lines.append(record)
+        with open(self.folder / "log.jsonl", "a") as f:
+            f.write(json.dumps(record) + "\n")
+        if self.board:
+            for name, value in _flat(record).items():
+                if name not in ("update", "kind"):
+                    self.board.add_scalar(f"{record['kind']}/{name}", value, record["update"])
+            self.board.flush()
+        self._table()
+
+    def _table(self) -> None:
+        rows = [_flat(r) for r in self.lines if r["kind"] == "update"]
+        if not rows:
+            return
+        names = list(dict.fromkeys(n for r in rows for n in r))
+        with open(self.folder / "log.csv.new", "w", newline="") as f:
+            w = csv.DictWriter(f, names)
+            w.writeheader()
+            w.writerows(rows)
+        os.replace(self.folder / "log.csv.new", self.folder / "log.csv")
+
+    def of(self, kind: str) -> list[dict]:
+        return [r for r in self.lines if r["kind"] == kind]
+
+
+def _flat(record: dict, prefix: str = "") -> dict[str, float]:
+    """The numbers of a record by name; those in lists and maps as name/part."""
+    out: dict[str, float] = {}
+    for name, v in record.items():
+        if isinstance(v, list):
+            v = dict(enumerate(v))
+        if isinstance(v, dict):
+            out |= _flat(v, f"{prefix}{name}/")
+        elif isinstance(v, (int, float)) and not isinstance(v, bool):
+            out[f"{prefix}{name}"] = v
+    return out
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Writes a file so that a crash leaves the old one or the new one."""
+    new = path.with_name(path.name + ".new")
+    with open(new, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(new, path)
+
+
+def save_checkpoint(folder: Path, network: Network, state: dict, keep: dict) -> None:
+    """Writes folder/checkpoint: all that a run goes on from, and the adapter as PEFT has it. A crash leaves one that is whole."""
+    new, now, old = folder / "checkpoint.new", folder / "checkpoint", folder / "checkpoint.old"
+    shutil.rmtree(new, ignore_errors=True)
+    network.save(new / "adapter")
+    torch.save({"learner": state, "keep": keep}, new / "state.pt")
+    shutil.rmtree(old, ignore_errors=True)
+    if now.exists():
+        os.replace(now, old)
+    os.replace(new, now)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path) -> tuple[dict, dict] | None:
+    """The state of the learner and what was kept beside it; None where the folder has no checkpoint."""
+    for name in ("checkpoint", "checkpoint.old"):  # old: it died between the two renames
+        if (path := folder / name / "state.pt").exists():
+            got = torch.load(path, map_location="cpu", weights_only=True)
+            return got["learner"], got["keep"]
+    return None
+
+
+def curve(path: Path, runs: dict[str, list[dict]], title: str) -> None:
+    """Draws what was learned against updates: rates of both readers, diversity, training reward and divergence. runs: name to lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
+    figure.suptitle(title)
+    colours = pyplot.get_cmap("tab10")
+    for k, (name, lines) in enumerate(runs.items()):
+        evaluations, updates = ([r for r in lines if r["kind"] == kind] for kind in ("evaluation", "update"))
+        at = [r["update"] for r in evaluations]
+        for n, reader in enumerate(evaluations[0]["rates"] if evaluations else ()):
+            axes[0, 0].plot(at, [r["rates"][reader] for r in evaluations], "o-" if n == 0 else "s--", color=colours(k), label=f"{name}: {reader}")
+        axes[0, 1].plot(at, [_share(r["diversity"], evaluations[0]["diversity"]) for r in evaluations], "o-", color=colours(k), label=name)
+        x = [r["update"] for r in updates]
+        axes[1, 0].plot(x, [r["reward"] for r in updates], color=colours(k), alpha=0.25)
+        axes[1, 0].plot(x, _smooth([r["reward"] for r in updates], 10), color=colours(k), label=name)
+        axes[1, 1].plot(x, [max((v for v in r["kl"] if v is not None), default=math.nan) for r in updates], color=colours(k), label=name)
+    for ax, label in zip(axes.flat, ("held-out samples read exactly", "diversity, share of the start's", "training reward (mean of 10)", "divergence from the base")):
+        ax.set_title(label, fontsize=10)
+        ax.set_xlabel("updates")
+        ax.grid(alpha=0.3)
+        if ax.lines:
+            ax.legend(fontsize=8)
+    axes[0, 0].set_ylim(top=1)
+    axes[0, 1].set_ylim(bottom=0)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _share(x: float | None, start: float | None) -> float:
+    return math.nan if x is None or not start else x / start
+
+
+def _smooth(values: list[float], window: int) -> list[float]:
+    return [sum(values[max(0, i - window + 1) : i + 1]) / len(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))]

@@ -1,0 +1,74 @@
+"""A batch of the stream as the network takes it: torch tensors of some rows and one trained step at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from ..batch import Batch
+from ..events import EventError
+from .model import Texts
+from .objective import Kernel
+
+
+class Rollouts:
+    """The samples of a batch that have advantages: B rows with W trained steps each, of one size and one schedule.
+
+    log_probs and advantages are [B, W] float64; kernels [W] are the trained steps.
+    """
+
+    def __init__(self, batch: Batch):
+        if not batch.size:
+            raise EventError(f"batch {batch.name}: no sample has an advantage")
+        first = batch.samples[0].trajectory or {}
+        if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (batch["noise_std"] != batch["noise_std"][0]).any():
+            raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
+        if "prompt_embeds" not in batch.conditioning:
+            raise EventError(f"batch {batch.name}: no prompt embeddings are stored; prompts to train on must have rollout.return_conditioning")
+        self.batch, self.name, self.size = batch, batch.name, batch.size
+        self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
+        self.kernels = [Kernel.of(batch, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
+        edge = math.isqrt(first["height"] * first["width"] // first["latents_shape"][0])
+        self.grid = (first["height"] // edge, first["width"] // edge)
+        self.guidance, self.rule = first["true_cfg_scale"], first["cfg_rule"]
+    @property
+    def used(self) -> list[int]:
+        """The rows that have a gradient."""
+        return [int(i) for i in np.flatnonzero((self.advantages != 0).any(axis=1))]
+
+    def split(self, rows: list[int], parts: int) -> list[list[int]]:
+        """The rows in parts of whole groups, about as many in each."""
+        of, groups = self.batch["group_index"], len(self.batch.groups)
+        return [[i for i in rows if of[i] * parts // groups == k] for k in range(parts)]
+
+    def pieces(self, rows: list[int], size: int) -> list[np.ndarray]:
+        """The rows as micro-batches."""
+        return [np.array(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+    def step(self, rows: np.ndarray, j: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts]:
+        """States before and after trained step j [n, S, C], its sigma [n] and the texts, of some rows."""
+        x, after, sigma = (torch.as_tensor(self.batch[name][rows, j], device=device) for name in ("latents", "next_latents", "sigmas"))
+        texts = [self._texts(rows, "prompt_embeds", device)]
+        if self.guidance > 1:
+            texts.append(self._texts(rows, "negative_prompt_embeds", device))
+        return x, after, sigma, Texts(*(t for pair in texts for t in pair))
+
+    def _texts(self, rows: np.ndarray, name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embeddings [n, L, D] and mask [n, L], as long as the longest of these rows."""
+        groups = self.batch["group_index"][rows]
+        mask = self.batch.conditioning[f"{name}_mask"][groups]
+        longest = int(mask.sum(axis=1).max())
+        embeds = self.batch.conditioning[name][groups, :longest]
+        return torch.as_tensor(embeds, device=device), torch.as_tensor(mask[:, :longest], device=device)
+
+    def by_group(self, values: np.ndarray) -> list[np.ndarray]:
+        return [values[self.batch["group_index"] == k] for k in range(len(self.batch.groups))]
+
+    def spread(self) -> float:
+        """Mean root mean square distance of two samples of a group behind the last trained step: a diversity that costs nothing."""
+        out = []
+        for x in self.by_group(self.batch["next_latents"][:, -1].astype(np.float64)):
+            out += [float(np.sqrt(((x[i + 1 :] - x[i]) ** 2).mean(axis=(1, 2))).mean()) for i in range(len(x) - 1)]
+        return float(np.mean(out)) if out else math.nan

@@ -1,0 +1,246 @@
+"""The parts of the trainer on a transformer of a few thousand weights: no pipeline, no download."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+import meander.loss as reference  # noqa: E402
+from meander.batch import Batch, Group, Sample  # noqa: E402
+from meander.train import prompts, records  # noqa: E402
+from meander.train.alarms import COLLAPSE, HACKING, RATIO, Alarms  # noqa: E402
+from meander.train.config import Config  # noqa: E402
+from meander.train.learner import Learner  # noqa: E402
+from meander.train.model import Network, digest  # noqa: E402
+from meander.train.objective import Kernel, Loss  # noqa: E402
+from meander.train.rollouts import Rollouts  # noqa: E402
+
+S, C, L, D = 8, 16, 5, 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from diffusers import QwenImageTransformer2DModel
+
+    torch.manual_seed(0)
+    model = QwenImageTransformer2DModel(patch_size=2, in_channels=C, out_channels=C // 4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
+                                        joint_attention_dim=D, axes_dims_rope=(4, 6, 6))
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path / "transformer")
+    return path
+
+
+def network(folder, seed=1):
+    return Network(folder, rank=2, alpha=2, seed=seed)
+
+
+def rolled(net, groups=2, size=4, seed=0):
+    """A batch as a sampler with the weights of net would make it: two sde steps, advantages of each group's own rewards."""
+    rng = np.random.default_rng(seed)
+    sigmas = [1.0, 0.7, 0.4, 0.0]
+    out = []
+    for g in range(groups):
+        text = rng.standard_normal((L - g, D)).astype(np.float32)
+        texts = {"prompt_embeds": text, "prompt_embeds_mask": np.ones(len(text), np.uint8)}
+        rewards = rng.random(size)
+        advantages = (rewards - rewards.mean()) / rewards.std(ddof=1)
+        samples = []
+        for i in range(size):
+            t = {"uid": f"g{g}", "height": 32, "width": 64, "latents_shape": [S, C], "true_cfg_scale": 1.0, "cfg_rule": "plain", "log_prob_kind": "density",
+                 "transitions": ["sde", "sde", "ode"], "noise_level": 0.8, "sigmas": sigmas, "policy_version_min": 3, "policy_version_max": 3,
+                 "prompt": "p", "negative_prompt": "", "weights_digest": "w", "sample_seed": 1, "noise_seed": 1, "content_digest": f"{g}.{i}"}
+            sample = Sample({"sample_index": i, "advantage": float(advantages[i]), "reward": float(rewards[i]), "status": "scored"}, t, [], texts)
+            x = rng.standard_normal((S, C)).astype(np.float32)
+            for k in range(2):
+                kernel = sample.kernel(k)
+                v = net.velocity(torch.tensor(x)[None], torch.tensor([sigmas[k]]), torch.tensor(text)[None], None, (2, 4))[0].detach().numpy()
+                after = (kernel.mean(x, v) + kernel.noise_std * rng.standard_normal((S, C))).astype(np.float32)
+                sample.steps.append({
+                    "step_index": k, "sigma": sigmas[k], "sigma_next": sigmas[k + 1], "timestep": 1000 * sigmas[k], "noise_std": kernel.noise_std,
+                    "std_dev_t": kernel.std_dev_t, "log_prob": kernel.log_prob(x, v, after), "latents": [_kept(k, x), _kept(k + 1, after)], "transition": "sde"})
+                x = after
+            samples.append(sample)
+        out.append(Group({"uid": f"g{g}"}, samples))
+    return Rollouts(Batch(out, "b", "7@1"))
+
+
+def _kept(index, x):
+    return {"index": index, "tensor": {"dtype": "F32", "shape": [S, C], "data": x.astype("<f4").tobytes()}}
+
+
+def test_ratio_is_one_before_a_step_and_not_after(folder):
+    net = network(folder)
+    batch = rolled(net)
+    learner = Learner(net, Loss(), lr=1e-2, micro_batch=3)
+    first = learner.update(batch)
+    assert max(first.ratio_off) < 1e-6 and first.used == batch.size
+    assert learner.update(batch).ratio_off[0] > 1e-6  # of weights that have moved: what an adapter that did not arrive looks like
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo_guard"])
+def test_loss_is_the_reference(folder, name):
+    net, other = network(folder), network(folder, seed=2)
+    for p in other.parameters():
+        p.data += 0.02
+    batch = rolled(other)
+    loss = Loss(name, clip=1e-3, adv_clip_max=0.9)
+    learner = Learner(net, loss)
+    new, means = learner.score(batch, list(range(batch.size)))
+    _, old_means = Learner(other, loss).score(batch, list(range(batch.size)))
+    for j, kernel in enumerate(batch.kernels):
+        args = [torch.tensor(a[:, j]) for a in (new, batch.log_probs, batch.advantages)]
+        got, _ = loss.losses(kernel, *args, means[:, j], old_means[:, j])
+        common = dict(clip=1e-3, adv_clip_max=0.9)
+        if name == "ppo":
+            want = reference.ppo(*args, **common)
+        else:
+            want = reference.grpo_guard(*args, means[:, j], old_means[:, j], kernel.noise_std, kernel.step, **common)
+        np.testing.assert_allclose(got.numpy(), want["losses"], rtol=1e-9)
+    np.testing.assert_allclose(new, batch.batch.recompute_log_prob(_velocities(net, batch)), atol=2e-7)
+
+
+def _velocities(net, batch):
+    out = np.zeros(batch.batch["latents"].shape, np.float32)
+    with torch.no_grad():
+        for j in range(out.shape[1]):
+            x, _, sigma, texts = batch.step(np.arange(batch.size), j, net.device)
+            out[:, j] = net.guided(x, sigma, texts, batch.grid, 1.0, "plain").numpy()
+    return out
+
+
+def test_gradient_does_not_depend_on_micro_batches_and_points_at_the_reward(folder):
+    states = []
+    for size in (1, 3, 64):
+        net = network(folder)
+        batch = rolled(net)
+        Learner(net, Loss(beta=0.01), lr=1e-2, micro_batch=size).update(batch)
+        states.append(net.state())
+        new, _ = Learner(net, Loss()).score(batch, list(range(batch.size)))
+        assert ((new - batch.log_probs) * batch.advantages).sum() > 0  # what was better than its group is likelier now
+    for name, value in states[0].items():
+        for other in states[1:]:
+            torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_older_batches_have_importance_weights(folder):
+    net, older = network(folder), network(folder, seed=2)
+    for p in older.parameters():
+        p.data += 0.05
+    batch = rolled(older)
+    report = Learner(net, Loss()).update(batch, behind=1)
+    new, _ = Learner(network(folder), Loss()).score(batch, list(range(batch.size)))
+    assert report.weight == pytest.approx(np.minimum(np.exp(new - batch.log_probs), 2).mean(), rel=1e-6)
+    assert report.weight != 1 and report.clipped == 0  # the ratio is that of the step itself
+
+
+def test_a_run_goes_on_to_the_bit(folder, tmp_path):
+    def begin():
+        net = network(folder)
+        return Learner(net, Loss(), lr=1e-2, ema=0.5), rolled(net)
+
+    whole, batch = begin()
+    for _ in range(3):
+        whole.update(batch)
+    half, batch = begin()
+    half.update(batch)
+    records.save_checkpoint(tmp_path, half.network, half.state(), {"updated": 1})
+    resumed, batch = begin()
+    state, keep = records.load_checkpoint(tmp_path)
+    resumed.load(state)
+    for _ in range(2):
+        resumed.update(batch)
+    assert keep == {"updated": 1}
+    assert digest(resumed.network.state()) == digest(whole.network.state())
+    assert digest(resumed.best()) == digest(whole.best()) != digest(whole.network.state())
+
+
+def test_wrong_adapters_are_refused_by_name(folder):
+    net = network(folder)
+    name = next(iter(net.state()))
+    for change, fault in (
+        (lambda s: s.pop(name), "is missing"),
+        (lambda s: s.update(other=torch.zeros(1)), "not of this network"),
+        (lambda s: s.update({name: torch.zeros(3, 3)}), "has shape"),
+        (lambda s: s.update({name: s[name] * math.nan}), "NaN"),
+    ):
+        state = net.state()
+        change(state)
+        with pytest.raises(ValueError, match=fault):
+            net.load(state)
+
+
+def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):
+    (tmp_path / "p").write_text('a\n\n{"prompt": "b", "group_size": 2}\nc\nd\n')
+    draw = prompts.Draw(prompts.read(tmp_path / "p"), 2, seed=5)
+    epoch = [p["prompt"] for k in (0, 1) for p in draw.batch(k)]
+    assert sorted(epoch) == ["a", "b", "c", "d"] and draw.epoch(1) == 0 and draw.epoch(2) == 1
+    assert draw.batch(1) == prompts.Draw(draw.prompts, 2, seed=5).batch(1)
+    config = Config(prompts="p", groups=2)
+    asked = prompts.training(config, 3, draw.batch(3), 1, version=4)
+    assert [p["uid"] for p in asked] == ["u000003-000", "u000003-001"] and asked[0]["min_policy_version"] == 4
+    assert asked == prompts.training(config, 3, draw.batch(3), 1, version=4)
+    (tmp_path / "p").write_text("{")
+    with pytest.raises(ValueError, match=":1:"):
+        prompts.read(tmp_path / "p")
+
+
+def test_alarms():
+    def update(**changed):
+        return {"ratio_off": [1e-8, math.nan], "behind": 0, "kl": [1e-4], "reward": 0.8, "zero_std": 0.1} | changed
+
+    alarms = Alarms(Config(prompts="p"))
+    assert alarms.update(update()) == []
+    assert [k for k, _ in alarms.update(update(ratio_off=[1e-8, 1e-5]))] == [RATIO]
+    assert alarms.update(update(ratio_off=[1e-5], behind=1)) == []  # older weights are elsewhere by right
+    for _ in range(8):
+        found = alarms.update(update(reward=0.5))
+        if found:
+            break
+    assert [k for k, _ in found] == [COLLAPSE]
+
+    def evaluation(exact, gold, diversity):
+        return alarms.evaluated({"exact": exact, "gold": gold, "diversity": diversity})
+
+    assert evaluation(0.7, 0.6, 0.14) == evaluation(0.9, 0.75, 0.13) == evaluation(0.9, 0.69, 0.13) == []
+    (kind, text), = evaluation(0.95, 0.6, 0.13)
+    assert kind == HACKING and "0.750" in text
+    assert "diversity" in evaluation(0.95, 0.75, 0.09)[0][1]
+
+
+def test_a_log_cut_off_by_a_crash_goes_on(tmp_path):
+    log = records.Records(tmp_path, tensorboard=False)
+    log.begin(0)
+    for n in (1, 2, 3):
+        log.add({"kind": "update", "update": n, "kl": [0.1, math.nan], "seconds": {"push": 0.2}})
+    with open(tmp_path / "log.jsonl", "a") as f:
+        f.write('{"kind": "upd')
+    again = records.Records(tmp_path, tensorboard=False)
+    again.begin(1)
+    assert [r["update"] for r in again.of("update")] == [1]
+    again.add({"kind": "update", "update": 2})
+    assert [json.loads(line)["update"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 2]
+    assert (tmp_path / "log.csv").read_text().splitlines()[0].split(",")[:2] == ["update", "kl/0"]
+
+
+def test_settings_are_checked():
+    for wrong in ({"groups": 0}, {"ema": 1.0}, {"prompts": ""}, {"minibatches": 99}, {"ahead": -1}):
+        with pytest.raises(ValueError, match="--"):
+            Config(**({"prompts": "p"} | wrong))
+    for steps in ("4", "a", "", "2-1"):
+        with pytest.raises(ValueError, match="sde-steps"):
+            Config(prompts="p", sde_steps=steps).trained  # noqa: B018
+    assert Config(prompts="p", sde_steps="0,2-3").trained == [0, 2, 3]
+
+
+def test_kernel_needs_one_schedule(folder):
+    net = network(folder)
+    batch = rolled(net)
+    batch.batch.arrays["sigmas"][1, 0] = 0.9
+    with pytest.raises(ValueError, match="schedules"):
+        Rollouts(batch.batch)
+    assert isinstance(batch.kernels[0], Kernel)
