@@ -155,7 +155,7 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 		if err := json.NewEncoder(out).Encode(policyJSON(p, replicas)); err != nil {
 			return err
 		}
-	} else if news && k.wait > 0 {
+	} else if news && k.wait > 0 && late == nil {
 		printTaken(out, p, replicas, time.Since(began))
 	}
 	for _, r := range replicas {
