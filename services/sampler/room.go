@@ -81,9 +81,9 @@ func (s *service) keeps(ctx context.Context, claim *bus.Claim, t *schemas.Trajec
 }
 
 // sweep removes the steps of other attempts at a sample, whose trajectory is stored. There are
-// some only where the request has come before.
-func (s *service) sweep(ctx context.Context, m *bus.Message, stored *schemas.Trajectory) error {
-	if m.Delivered < 2 && len(stored.Attempts()) < 2 { // what was parked comes as new
+// some only where the request has come before, or came to another while made was being made.
+func (s *service) sweep(ctx context.Context, m *bus.Message, made, stored *schemas.Trajectory) error {
+	if m.Delivered < 2 && len(stored.Attempts()) < 2 && stored.Attempt == made.Attempt { // what was parked comes as new
 		return nil
 	}
 	return s.sweepSteps(ctx, stored)

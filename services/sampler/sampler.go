@@ -373,7 +373,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err != nil {
 		return fmt.Errorf("publish trajectory: %w", err)
 	}
-	if err := s.sweep(ctx, m, stored); err != nil {
+	if err := s.sweep(ctx, m, t, stored); err != nil {
 		return err
 	}
 	zerolog.Ctx(ctx).Info().Str("run", string(req.Run)).Str("uid", string(req.UID)).Int64("sample_index", req.SampleIndex).
