@@ -81,6 +81,9 @@ type Bus struct {
 	// link ends, and is replaced, when the connection is lost: what waits for an answer on
 	// it waits in vain.
 	link atomic.Pointer[link]
+	// stands is set once all streams have been seen: one that does not answer then is one whose
+	// server recovers it, and not one that nobody has made.
+	stands atomic.Bool
 
 	who        identity
 	denials    denials
@@ -338,7 +341,7 @@ func (b *Bus) patiently(ctx context.Context, f func(ctx context.Context) error) 
 			// While a cluster has no leader, none of its servers may answer.
 			err = fmt.Errorf("%w (%w)", ErrNoLeader, err)
 		}
-		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !isAway(err) || b.nc.IsClosed() || time.Now().After(end) {
+		if err == nil || ctx.Err() != nil || l.ctx.Err() == nil && !b.isAway(err) || b.nc.IsClosed() || time.Now().After(end) {
 			return err
 		}
 		if b.waitLog.allow() {
@@ -357,8 +360,12 @@ type own struct{ context.Context }
 
 func (own) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// isAway says whether an error is that of a connection, or of a stream's leader, that is not there.
-func isAway(err error) bool {
+// isAway says whether an error is that of a connection, of a stream's leader, or of a stream that its
+// server has not recovered yet, that is not there.
+func (b *Bus) isAway(err error) bool {
+	if errors.Is(err, jetstream.ErrNoStreamResponse) && b.stands.Load() {
+		return true
+	}
 	for _, away := range []error{errLinkLost, ErrNoLeader, nats.ErrReconnectBufExceeded, nats.ErrConnectionReconnecting, nats.ErrDisconnected} {
 		if errors.Is(err, away) {
 			return true

@@ -34,7 +34,7 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 		}
 		for _, k := range kept() {
 			e, err := b.examine(ctx, k, withConsumers)
-			if ctx.Err() != nil || isAway(err) {
+			if ctx.Err() != nil || b.isAway(err) {
 				return errors.Join(err, ctx.Err())
 			}
 			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses

@@ -104,7 +104,7 @@ func (b *Bus) policy(m *Message) *schemas.Policy {
 }
 
 // RaisePolicy makes the newest of a lane's history the one in the bucket: whoever published it may have
-// died before it came to that.
+// died before it came to that. ErrStreamFull where the server has no room.
 func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 	for {
 		err := b.patiently(ctx, func(ctx context.Context) error {
@@ -135,6 +135,9 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 		api, _ := errors.AsType[*jetstream.APIError](err)
 		if errors.Is(err, jetstream.ErrKeyExists) || api != nil && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
 			continue // somebody was first
+		}
+		if classify(err) == classFull {
+			err = fmt.Errorf("%w: %w", ErrStreamFull, err)
 		}
 		return err
 	}

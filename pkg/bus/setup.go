@@ -41,6 +41,7 @@ func (b *Bus) Setup(ctx context.Context, opts ...SetupOption) error {
 	}
 	for end := time.Now().Add(readyTimeout); ; {
 		err := b.patiently(ctx, func(ctx context.Context) error { return b.setUp(ctx, o) })
+		b.stands.Store(b.stands.Load() || err == nil)
 		if !errors.Is(err, ErrTooFewServers) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
@@ -210,6 +211,7 @@ func (b *Bus) Ready(ctx context.Context) error {
 			return err
 		})
 		if err == nil && missing == "" {
+			b.stands.Store(true)
 			return nil
 		}
 		if errors.Is(err, ErrPermission) {

@@ -16,8 +16,25 @@ import (
 )
 
 // first loads the weights that the sampler begins with: the lane's current policy, or its own, which
-// it announces.
+// it announces. It waits for a server without room.
 func (s *service) first(ctx context.Context) error {
+	for told := false; ; told = true {
+		err := s.firstWithRoom(ctx)
+		if !errors.Is(err, bus.ErrStreamFull) {
+			return err
+		}
+		if !told {
+			zerolog.Ctx(ctx).Warn().Err(err).Msg("the model waits to be announced: the server has no room")
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (s *service) firstWithRoom(ctx context.Context) error {
 	mine, err := s.mine(ctx)
 	if err != nil {
 		return err
