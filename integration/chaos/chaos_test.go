@@ -2,11 +2,12 @@ package chaos_test
 
 import (
 	"cmp"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"syscall"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,9 +50,8 @@ func TestChaos(t *testing.T) {
 	}
 	repeat := fmt.Sprintf("make chaos SEED=%d FAULTS=%d", *seed, *faults)
 	t.Logf("seed %d; `%s` injects the same faults", *seed, repeat)
+	s := newStage(t)
 	began := time.Now()
-
-	s := raise(t)
 	plan := chaos.Plan(*seed, *faults, len(s.programs), ackWait, s.without...)
 	f := publishing(t, s.bus, "chaos")
 	for _, fault := range plan {
@@ -67,11 +67,11 @@ func TestChaos(t *testing.T) {
 		groups: len(f.asked), redelivered: redelivered, starts: s.starts(),
 	}
 	s.audit(t, &r, f)
+	r.kept = s.bury(t)
 	t.Log(r.String())
 	if r.doubledWithoutGuard = s.unguarded(t); r.doubledWithoutGuard == 0 {
 		t.Error("with the guard off nothing was stored twice: these faults prove nothing")
 	}
-	s.bury(t)
 	r.enough(t, *faults, plan)
 	r.write(t, *figures)
 	if t.Failed() {
@@ -110,7 +110,8 @@ func (s *stage) audit(t *testing.T, r *report, f *feed) {
 	r.redone = int(info.CachedInfo().State.LastSeq) - len(f.asked)*group*steps
 }
 
-// policies says which trajectories name weights that nobody has announced.
+// policies says which trajectories name weights that nobody has announced, and what was announced
+// twice: samplers that start again with the same weights have nothing new to say.
 func (s *stage) policies(t *testing.T, k *harness.Books) (found []harness.Fault) {
 	t.Helper()
 	type weights struct {
@@ -118,14 +119,19 @@ func (s *stage) policies(t *testing.T, k *harness.Books) (found []harness.Fault)
 		version int64
 		digest  string
 	}
-	known := map[weights]bool{}
+	known := map[weights]int{}
 	harness.Each(t, s.bus, schemas.StreamPolicies, "policy.>", func(p *schemas.Policy) {
 		s.announced++
-		known[weights{p.Lane, p.PolicyVersion, p.WeightsDigest}] = true
+		known[weights{p.Lane, p.PolicyVersion, p.WeightsDigest}]++
 	})
+	for w, n := range known {
+		if n > 1 {
+			found = append(found, harness.Fault{Kind: harness.Doubled, What: fmt.Sprintf("policy %+v: announced %d times", w, n)})
+		}
+	}
 	for key, tr := range k.Trajectories {
 		for _, version := range []int64{tr.PolicyVersionMin, tr.PolicyVersionMax} {
-			if w := (weights{tr.Lane, version, tr.WeightsDigest}); !known[w] {
+			if w := (weights{tr.Lane, version, tr.WeightsDigest}); known[w] == 0 {
 				found = append(found, harness.Fault{Kind: harness.Lost, UID: string(tr.UID), What: fmt.Sprintf("policy %+v of trajectory %s: never announced", w, key)})
 				break
 			}
@@ -134,16 +140,24 @@ func (s *stage) policies(t *testing.T, k *harness.Books) (found []harness.Fault)
 	return found
 }
 
-// unguarded turns the guard off and goes on hurting programs until something is stored twice: the
-// audit can see it, and it is the guard that prevents it. It returns how many events are.
+// unguarded turns the guard off and hurts programs until something is stored twice: the audit can
+// see it, and it is the guard that prevents it. It returns how many events are.
 func (s *stage) unguarded(t *testing.T) (doubled int) {
 	t.Helper()
-	s.guardOff(t)
+	s.raise(t)
 	const run schemas.Run = "unguarded"
 	f := publishing(t, s.bus, run)
-	// Intake would refuse streams without a guard.
-	for _, fault := range chaos.Plan(*seed, 200, len(s.programs)-1, ackWait, s.notOfPrograms()...) {
-		fault.Victim++
+	bustest.Until(t, "all programs are up", func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if len(f.closed) == 0 {
+			return errors.New("no group has closed")
+		}
+		return nil
+	})
+	s.guardOff(t)
+	for _, fault := range chaos.Plan(*seed, 200, len(s.programs)-1, ackWait, chaos.ServerKill, chaos.ServerPause, chaos.ServerRestart, chaos.DiskFull) {
+		fault.Victim++ // the first is intake, which would refuse streams without a guard
 		s.apply(t, fault)
 		doubled = 0
 		for _, n := range harness.ReadBooks(t, s.bus, run).Twice {
@@ -157,18 +171,32 @@ func (s *stage) unguarded(t *testing.T) (doubled int) {
 	return doubled
 }
 
-// bury ends the programs, which must all end well, now and whenever they were asked to before.
-func (s *stage) bury(t *testing.T) {
+// bury ends the programs. They must end well, now and whenever they were asked to before, or say that
+// they could not hand over what they had: the network was gone. It returns how many times they did.
+func (s *stage) bury(t *testing.T) (kept int) {
 	t.Helper()
+	bustest.Until(t, "all programs have a connection", func() error {
+		for i, p := range s.proxies {
+			if !p.Open() {
+				return fmt.Errorf("%s has none", s.programs[i].Name)
+			}
+		}
+		return nil
+	})
 	for _, p := range s.programs {
-		p.End(syscall.SIGTERM)
-	}
-	for _, p := range append(s.programs[:len(s.programs):len(s.programs)], s.server) {
 		p.Bury(t)
 		for _, death := range p.Deaths() {
+			if death.Asked && (strings.Contains(death.Last, "not drained within") || strings.Contains(death.Last, "did not drain in")) {
+				kept++
+				continue
+			}
 			t.Errorf("%s %s", p.Name, death)
 		}
 	}
+	for _, death := range s.server.Deaths() {
+		t.Errorf("%s %s", s.server.Name, death)
+	}
+	return kept
 }
 
 // connect waits until the streams are set up.

@@ -59,6 +59,18 @@ func (p *Proxy) Close() error {
 	return err
 }
 
+// Open says whether a connection goes through it that carries something.
+func (p *Proxy) Open() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if !l.frozen.Load() {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *Proxy) accept() {
 	for {
 		conn, err := p.listener.Accept()

@@ -28,6 +28,7 @@ type report struct {
 	superseded       int // of them, those that are still stored
 	redelivered      int
 	starts           int
+	kept             int // ends of programs that could not hand over what they had
 
 	doubledWithoutGuard int
 }
@@ -61,8 +62,8 @@ func (r *report) String() string {
 		fmt.Fprintf(&s, ", %d %s", r.audited[kind], kind)
 	}
 	fmt.Fprintf(&s, ", %d announcements of policies: %d lost, %d doubled, %d wrong\n", r.policies, r.of(harness.Lost), r.of(harness.Doubled), r.of(harness.Wrong))
-	fmt.Fprintf(&s, "%d deliveries were repeated; %d steps were made again or in vain (%.1f %%), %d of them are still stored; programs were started %d times",
-		r.redelivered, r.redone, r.share(), r.superseded, r.starts)
+	fmt.Fprintf(&s, "%d deliveries were repeated; %d steps were made again or in vain (%.1f %%), %d of them are still stored; programs were started %d times; asked to end, they could not hand over what they had %d times",
+		r.redelivered, r.redone, r.share(), r.superseded, r.starts, r.kept)
 	return s.String()
 }
 
@@ -131,7 +132,8 @@ batches of two; %d groups open at a time; an acknowledgement wait of %v. Seed %d
 | of them still stored at the end | %d |
 | deliveries beyond the first | %d |
 | starts of programs and server | %d |
-`, r.of(harness.Lost), r.of(harness.Doubled), r.of(harness.Wrong), r.doubledWithoutGuard, r.share(), r.superseded, r.redelivered, r.starts)
+| ends that were asked for while what was in hand could not be handed over (exit status 1) | %d |
+`, r.of(harness.Lost), r.of(harness.Doubled), r.of(harness.Wrong), r.doubledWithoutGuard, r.share(), r.superseded, r.redelivered, r.starts, r.kept)
 	if err := os.WriteFile(path, []byte(s.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}

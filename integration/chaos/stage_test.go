@@ -29,8 +29,8 @@ type stage struct {
 	announced int // policies
 }
 
-// raise starts the server, intake, and two of each other service.
-func raise(t *testing.T) *stage {
+// newStage starts the server and the programs.
+func newStage(t *testing.T) *stage {
 	t.Helper()
 	s := &stage{began: time.Now(), injected: map[chaos.Kind]int{}}
 	store := t.TempDir()
@@ -47,6 +47,15 @@ func raise(t *testing.T) *stage {
 		t.Logf("NOT TESTED: a full disk; it takes the right to mount one (%v)", err)
 	}
 	s.url, s.server = harness.Server(t, store)
+	s.raise(t)
+	s.bus = connect(t, s.url)
+	return s
+}
+
+// raise starts intake and two of each other service, each with a network of its own.
+func (s *stage) raise(t *testing.T) {
+	t.Helper()
+	s.programs, s.proxies = nil, nil
 	dir := t.TempDir()
 	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage"} {
 		proxy, err := chaos.NewProxy(strings.TrimPrefix(s.url, "nats://"))
@@ -62,8 +71,6 @@ func raise(t *testing.T) *stage {
 		s.programs, s.proxies = append(s.programs, harness.Raise(t, p)), append(s.proxies, proxy)
 		t.Cleanup(func() { _ = proxy.Close() })
 	}
-	s.bus = connect(t, s.url)
-	return s
 }
 
 // inject waits for the time of a fault, injects it, logs it and counts it.
@@ -144,16 +151,6 @@ func (s *stage) starts() (n int) {
 		n += p.Starts()
 	}
 	return n
-}
-
-// notOfPrograms are the kinds of faults that hurt more than one program.
-func (s *stage) notOfPrograms() (kinds []chaos.Kind) {
-	for _, k := range chaos.Kinds() {
-		if k.OfServer() {
-			kinds = append(kinds, k)
-		}
-	}
-	return kinds
 }
 
 // guardOff has the streams take any number of messages per subject, and forget message ids at once.

@@ -32,7 +32,7 @@ type Process struct {
 	stopping bool          // by us: let it end
 	held     chan struct{} // by us: not started again until it is closed
 	starts   int
-	deaths   []string
+	deaths   []Death
 	done     chan struct{}
 }
 
@@ -87,7 +87,7 @@ func (v *Process) supervise(first chan<- error) {
 		v.mu.Lock()
 		v.running = false
 		if asked := v.stopping || v.again; !v.killed && !(asked && err == nil) {
-			v.deaths = append(v.deaths, fmt.Sprintf("ended (asked to: %t): %v; last it said\n%s", asked, err, v.tail(1000)))
+			v.deaths = append(v.deaths, Death{asked, err, string(v.tail(1000))})
 		}
 		stopping, held := v.stopping, v.held
 		v.held = nil
@@ -170,8 +170,19 @@ func (v *Process) PID() int {
 	return v.process.Pid
 }
 
-// Deaths are the ends that nobody asked for, and those that were not as asked.
-func (v *Process) Deaths() []string {
+// Death is an end that nobody asked for, or one that was asked for, and not with status 0.
+type Death struct {
+	Asked bool
+	Err   error  // nil: status 0
+	Last  string // what it said last
+}
+
+func (d Death) String() string {
+	return fmt.Sprintf("ended (asked to: %t): %v; last it said\n%s", d.Asked, d.Err, d.Last)
+}
+
+// Deaths are those of the process since it was raised; its kills are none.
+func (v *Process) Deaths() []Death {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return slices.Clone(v.deaths)
