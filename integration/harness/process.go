@@ -86,7 +86,9 @@ func (v *Process) supervise(first chan<- error) {
 		_ = log.Close()
 		v.mu.Lock()
 		v.running = false
-		if asked := v.stopping || v.again; !v.killed && !(asked && err == nil) {
+		// A signal that comes before the program listens to it ends it, too.
+		signalled := cmd.ProcessState != nil && cmd.ProcessState.String() == "signal: "+syscall.SIGTERM.String()
+		if asked := v.stopping || v.again; !v.killed && !(asked && (err == nil || signalled)) {
 			v.deaths = append(v.deaths, Death{asked, err, string(v.tail(1000))})
 		}
 		stopping, held := v.stopping, v.held
