@@ -174,7 +174,7 @@ func publishError(subject string, err error) error {
 
 // closedError adds ErrClosed to what the client says of a connection that was closed.
 func closedError(err error) error {
-	if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrConnectionDraining) {
+	if errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, jetstream.ErrConnectionClosed) || errors.Is(err, nats.ErrConnectionDraining) {
 		return fmt.Errorf("%w: %w", ErrClosed, err)
 	}
 	return err
