@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"errors"
 	"io"
 	"net"
 	"sync"
@@ -134,7 +135,8 @@ func (p *Proxy) pump(l *link, to, from *net.TCPConn, toProgram bool) {
 			return
 		}
 		if err != nil {
-			l.end(err != io.EOF, err != io.EOF)
+			cut := !errors.Is(err, io.EOF)
+			l.end(cut, cut)
 			return
 		}
 	}

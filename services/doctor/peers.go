@@ -151,7 +151,7 @@ func apart(whose string, behind time.Duration, say *notes) {
 	if behind < 0 {
 		way = "ahead of"
 	}
-	state := OK
+	var state State
 	switch d := behind.Abs(); {
 	case d >= wrong:
 		state = Fault
