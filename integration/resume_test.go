@@ -7,6 +7,7 @@ import (
 	"image"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/flow"
@@ -31,6 +33,7 @@ type brake struct {
 	after   map[string]int
 	release chan struct{}
 	fails   bool // once, instead of stopping
+	goesOn  bool // when released
 	decodes bool
 
 	mu    sync.Mutex
@@ -49,7 +52,9 @@ func (b *brake) Velocity(ctx context.Context, dst, x [][]float32, sigma []float3
 	}
 	b.mu.Unlock()
 	if hold {
-		return b.hold(ctx)
+		if err := b.hold(ctx); err != nil {
+			return err
+		}
 	}
 	return b.Model.Velocity(ctx, dst, x, sigma, cond, height, width)
 }
@@ -67,6 +72,9 @@ func (b *brake) hold(ctx context.Context) error {
 	b.mu.Unlock()
 	select {
 	case <-b.release:
+		if b.goesOn {
+			return nil
+		}
 		return errors.New("released")
 	case <-ctx.Done():
 		return ctx.Err()
@@ -282,6 +290,43 @@ func TestResume_TriedAgain(t *testing.T) {
 	got := trajectories(t, w, "cut", 1)[p.UID]
 	publish(t, w, "calm", p)
 	c.check(t, 5, resumeSteps, got, trajectories(t, w, "calm", 1)[p.UID])
+}
+
+// A sampler that is taken for dead in the middle of a sample, and goes on when another one has made it:
+// it leaves none of its steps, those that it has stored since either.
+func TestResume_SlowerThanAnother(t *testing.T) {
+	t.Parallel()
+	const samples = 2 // as many as the slow sampler takes: it has no place for what it is to lose
+	w := newWorld(t)
+	w.Serve(t, defaults().run("intake"))
+	p := resumeCase{name: "slow", rollout: schemas.Rollout{ReturnStepIndices: []int64{}}}.prompt(5)
+	p.GroupSize = new(int64(samples))
+	slow := &brake{after: map[string]int{p.Prompt: 5}, taken: map[string]int{}, release: make(chan struct{}), goesOn: true, decodes: true}
+	w.sampler(t, resumeConfig(slow, 1))
+	publish(t, w, "r", p)
+	slow.holds(t, w, 1, 5)
+	bustest.Until(t, "the slow sampler has both", func() error { return inHand(t, w.Bus, schemas.StreamRequests, "sampler-synthetic", samples) })
+	w.sampler(t, resumeConfig(nil, 1))
+	for i := 1; i <= samples; i++ { // the first delivery of each request is void, as when the ack wait is over
+		if err := w.Conn().Publish(fmt.Sprintf("$JS.ACK.%s.sampler-synthetic.1.%d.%d.0.0", schemas.StreamRequests, i, i), []byte("-NAK")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := bustest.Await(t, w.Bus, samples, schemas.StreamTrajectories, schemas.TrajectoryFilter("r", "*"))
+	close(slow.release)
+	bustest.Until(t, "the steps of the slow sampler are made and gone", func() error {
+		const all = samples * resumeSteps
+		if s := w.Info(t, schemas.StreamSteps).State; s.LastSeq < all+resumeSteps || s.Msgs != all {
+			return fmt.Errorf("%d were stored, %d are", s.LastSeq, s.Msgs)
+		}
+		return nil
+	})
+	for _, m := range made {
+		tr := bustest.Decode[schemas.Trajectory](t, m)
+		if n := len(harness.Subjects(t, w.Bus, schemas.StreamSteps, strings.TrimSuffix(tr.StepSubject(0), "0")+">")); n != resumeSteps {
+			t.Errorf("%d steps of sample %d are stored, want %d", n, tr.SampleIndex, resumeSteps)
+		}
+	}
 }
 
 // closed is closed when a bus is.
