@@ -44,7 +44,8 @@ type brake struct {
 func (b *brake) Velocity(ctx context.Context, dst, x [][]float32, sigma []float32, cond []*model.Conditioning, height, width int) error {
 	b.mu.Lock()
 	b.taken[cond[0].Prompt]++
-	hold := b.taken[cond[0].Prompt] > b.after[cond[0].Prompt]
+	after, braked := b.after[cond[0].Prompt]
+	hold := braked && b.taken[cond[0].Prompt] > after
 	if hold && b.fails {
 		b.fails, b.after[cond[0].Prompt] = false, 1<<30
 		b.mu.Unlock()
@@ -212,6 +213,7 @@ func TestResume_KilledAtEachStep(t *testing.T) {
 				p := c.prompt(m)
 				cuts = append(cuts, p)
 				steps += uint64(m - c.begin)
+				b.after[p.Prompt] = 0
 				for i := c.begin; i < m; i++ {
 					b.after[p.Prompt] += c.evaluations(i)
 				}
