@@ -134,7 +134,7 @@ func (c *controlled) none(t *testing.T, run schemas.Run, boundary uint64) {
 func (c *controlled) contents(t *testing.T, run schemas.Run) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	harness.Each(t, c.Bus, schemas.StreamTrajectories, "trajectory."+string(run)+".*.*", func(e *schemas.Trajectory) {
+	harness.Each(t, c.Bus, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run}, func(e *schemas.Trajectory) {
 		out[fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)] = e.ContentDigest
 	})
 	return out
@@ -484,6 +484,6 @@ func TestPrune_Control(t *testing.T) {
 func trajectoriesOf(t *testing.T, b *bus.Bus, run schemas.Run) map[int]*schemas.Trajectory {
 	t.Helper()
 	out := map[int]*schemas.Trajectory{}
-	harness.Each(t, b, schemas.StreamTrajectories, "trajectory."+string(run)+".g.*", func(e *schemas.Trajectory) { out[int(e.SampleIndex)] = e })
+	harness.Each(t, b, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run, UID: "g"}, func(e *schemas.Trajectory) { out[int(e.SampleIndex)] = e })
 	return out
 }

@@ -77,7 +77,8 @@ func TestFull_StepsAndBack(t *testing.T) {
 	running(t, dir)
 	ready(t, health, http.StatusOK, "ok")
 
-	args := []string{"run", "--run", "r1", "-n", "8", "--steps", "40", "--out", "-", "a red fox"}
+	// A group alone fits; all of them do not.
+	args := []string{"run", "--run", "r1", "-n", "4", "--steps", "40", "--out", "-", "a red fox", "two owls", "rain"}
 	refused := meander(t, dir, args...).must(t, 2)
 	for _, want := range []string{"does not fit", "--max-steps-bytes", "--overfill"} {
 		if !strings.Contains(refused.stderr, want) {
@@ -105,10 +106,10 @@ func TestFull_StepsAndBack(t *testing.T) {
 	if err := <-run.ended; err != nil {
 		t.Errorf("the run, with room again: %v\n%s", err, run.log)
 	}
-	if log := run.log.String(); !strings.Contains(log, "1 of 1 groups complete") {
+	if log := run.log.String(); !strings.Contains(log, "3 of 3 groups complete") {
 		t.Errorf("the run says\n%s", log)
 	}
-	if v := verifyRun(t, dir, "r1", 0); v.Trajectories != 8 || v.Steps != 320 || v.Gone != 0 {
+	if v := verifyRun(t, dir, "r1", 0); v.Trajectories != 12 || v.Steps != 480 || v.Gone != 0 {
 		t.Errorf("verified %+v", v)
 	}
 	meander(t, dir, "streams").must(t, 0)

@@ -249,7 +249,7 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
 	dir := t.TempDir()
 	limit := soak(t, 3, 50)
-	args := longRun("k", append(slowServices, "-n", strconv.Itoa(4*limit), "--height", "384", "--width", "384")...)
+	args := longRun("k", append(slowServices, "-n", strconv.Itoa(8*limit), "--height", "384", "--width", "384")...)
 	x := background(t, dir, args...)
 	kills := 0
 	for have := 0; kills < limit; kills++ {

@@ -168,6 +168,11 @@ func StepsFilter(run Run, uid UID, sample string) string {
 	return Prefix + KindStep + "." + string(run) + "." + string(uid) + "." + sample + ".>"
 }
 
+// AttemptFilter matches the steps of one attempt at a sample, with their parts.
+func AttemptFilter(run Run, uid UID, sample int64, attempt string) string {
+	return Prefix + KindStep + "." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + ".>"
+}
+
 // of makes filters of an address for each of some kinds.
 func of(a Address) func(kinds ...string) []string {
 	return func(kinds ...string) (filters []string) {

@@ -120,7 +120,7 @@ func (s *stage) policies(t *testing.T, k *harness.Books) (found []harness.Fault)
 		digest  string
 	}
 	known := map[weights]int{}
-	harness.Each(t, s.bus, schemas.StreamPolicies, "policy.>", func(p *schemas.Policy) {
+	harness.Each(t, s.bus, schemas.StreamPolicies, schemas.Address{Kind: schemas.KindPolicy}, func(p *schemas.Policy) {
 		s.announced++
 		known[weights{p.Lane, p.PolicyVersion, p.WeightsDigest}]++
 	})

@@ -41,35 +41,35 @@ func ReadBooks(t testing.TB, b *bus.Bus, run schemas.Run) *Books {
 		}
 		k.Digests[key] = hex.EncodeToString(sum[:])
 	}
-	Each(t, b, schemas.StreamTrajectories, string("trajectory."+run+".*.*"), func(e *schemas.Trajectory) {
+	Each(t, b, schemas.StreamTrajectories, schemas.Address{Kind: schemas.KindTrajectory, Run: run}, func(e *schemas.Trajectory) {
 		key := fmt.Sprintf("%s/%d", e.UID, e.SampleIndex)
 		note("trajectory "+key, e)
 		k.Trajectories[key] = e
 	})
-	Each(t, b, schemas.StreamRewards, string("reward.*."+run+".*.*.*"), func(e *schemas.Reward) {
+	Each(t, b, schemas.StreamRewards, schemas.Address{Kind: schemas.KindReward, Run: run}, func(e *schemas.Reward) {
 		note(fmt.Sprintf("reward %s/%d", e.UID, e.SampleIndex), e)
 	})
-	Each(t, b, schemas.StreamAdvantages, string("advantage."+run+".*"), func(e *schemas.Advantage) {
+	Each(t, b, schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindAdvantage, Run: run}, func(e *schemas.Advantage) {
 		note(string("advantage "+e.UID), e)
 		k.Advantages[e.UID] = e
 	})
-	Each(t, b, schemas.StreamAdvantages, string("batch."+run+".*"), func(e *schemas.Batch) {
+	Each(t, b, schemas.StreamAdvantages, schemas.Address{Kind: schemas.KindBatch, Run: run}, func(e *schemas.Batch) {
 		note("batch "+e.Batch, e)
 		k.Batches[e.Batch] = e
 	})
-	for _, n := range Subjects(t, b, schemas.StreamSteps, string(schemas.Prefix+"step."+run+".>")) {
+	for _, n := range Subjects(t, b, schemas.StreamSteps, schemas.StepsFilter(run, "*", "*")) {
 		k.Steps += n
 	}
 	return k
 }
 
-// Each decodes the stored events of one kind.
+// Each decodes the stored events of an address.
 func Each[T any, E interface {
 	*T
 	schemas.Event
-}](t testing.TB, b *bus.Bus, stream, filter string, do func(E)) {
+}](t testing.TB, b *bus.Bus, stream string, of schemas.Address, do func(E)) {
 	t.Helper()
-	for m, err := range b.Read(t.Context(), stream, []string{schemas.Prefix + filter}, bus.ReadOptions{}) {
+	for m, err := range b.Read(t.Context(), stream, []string{of.Filter()}, bus.ReadOptions{}) {
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -420,7 +420,8 @@ type StreamStats struct {
 	Need    int64 `json:"need_bytes,omitempty"`
 	// OnDisk says that they wait for room on the server's disk.
 	OnDisk bool `json:"on_disk,omitempty"`
-	// Replicas is how many servers keep the stream, Current how many of them have all of it.
+	// Replicas is how many servers keep the stream, Current how many of them have all of it
+	// and of its consumers.
 	Replicas int `json:"replicas"`
 	Current  int `json:"current"`
 	// Oldest and Newest are when messages were stored; zero for an empty stream.
@@ -473,6 +474,7 @@ func (stats *StreamStats) consumers(ctx context.Context, s jetstream.Stream) err
 	consumers := s.ListConsumers(ctx)
 	for c := range consumers.Info() {
 		if c.Config.Durable != "" {
+			stats.Current = min(stats.Current, current(c.Cluster))
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
 				Name: c.Name, Stage: stageOf(c.Name), Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
 			})
@@ -484,6 +486,19 @@ func (stats *StreamStats) consumers(ctx context.Context, s jetstream.Stream) err
 	return nil
 }
 
+// current is how many servers have all of a stream or a consumer: one without a cluster.
+func current(c *jetstream.ClusterInfo) int {
+	n := 1
+	if c != nil {
+		for _, peer := range c.Replicas {
+			if peer.Current && !peer.Offline {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // statsOf is one stream, without its consumers.
 func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.Stream, error) {
 	s, err := b.js.Stream(ctx, k.name)
@@ -493,14 +508,7 @@ func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.S
 	state, config := s.CachedInfo().State, s.CachedInfo().Config
 	stats := &StreamStats{
 		Name: k.name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, MaxMessages: config.MaxMsgs, MaxAge: config.MaxAge,
-		Replicas: config.Replicas, Current: 1, Consumers: []ConsumerStats{},
-	}
-	if c := s.CachedInfo().Cluster; c != nil {
-		for _, peer := range c.Replicas {
-			if peer.Current && !peer.Offline {
-				stats.Current++
-			}
-		}
+		Replicas: config.Replicas, Current: current(s.CachedInfo().Cluster), Consumers: []ConsumerStats{},
 	}
 	stats.State = stats.state(k.refuses)
 	if state.Msgs > 0 {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"image"
 	"image/png"
-	"strconv"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -88,7 +87,7 @@ func (r *recorder) catchUp(a *attempt, c *seat, restarts bool) error {
 // undo removes the steps of an attempt that begins again.
 func (r *recorder) undo(ctx context.Context) error {
 	r.leave()
-	steps := schemas.Prefix + schemas.KindStep + "." + string(r.req.Run) + "." + string(r.req.UID) + "." + strconv.FormatInt(r.req.SampleIndex, 10) + "." + r.token + ".>"
+	steps := schemas.AttemptFilter(r.req.Run, r.req.UID, r.req.SampleIndex, r.token)
 	if _, err := r.s.bus.PurgeSubject(ctx, schemas.StreamSteps, steps); err != nil {
 		return fmt.Errorf("remove the steps of an attempt that begins again: %w", err)
 	}

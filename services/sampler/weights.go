@@ -141,12 +141,12 @@ func adapted(m model.Model, adapters []lora.Weighted) (model.Model, error) {
 	return n, err
 }
 
-// The fixed input of canaries: a prompt, drawn noise, a sigma, and an image of a few tokens.
+// The fixed input of canaries: the negative prompt, which every model takes, drawn noise, a sigma, and an image of
+// a few tokens.
 const (
-	canaryPrompt = "a canary"
-	canarySeed   = 7
-	canarySigma  = 0.75
-	canarySide   = 4 // tokens
+	canarySeed  = 7
+	canarySigma = 0.75
+	canarySide  = 4 // tokens
 )
 
 // canary is what weights make of a fixed input.
@@ -157,7 +157,7 @@ func canary(ctx context.Context, m model.Model) (*schemas.Canary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("canary: %w", err)
 	}
-	conds, err := m.Encode(ctx, []string{canaryPrompt})
+	conds, err := m.Encode(ctx, []string{card.NegativePrompt})
 	if err != nil {
 		return nil, fmt.Errorf("canary: %w", err)
 	}
