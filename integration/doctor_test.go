@@ -5,6 +5,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/meander-rl/meander/integration/harness"
 )
 
 // meander doctor without a store, on a pipeline that runs, on one that hangs, and on a server of NATS that
@@ -27,7 +29,7 @@ func TestDoctor(t *testing.T) {
 	}
 	ask(0, []string{"has nothing in it yet", "there is no server to ask"}, "--store", store, "--model", "synthetic")
 	ask(1, []string{"fault"}, "--store", store, "--model", "nowhere")
-	ask(1, []string{`"state":"fault"`, "connection refused"}, "--json", "--nats", "nats://"+vacant(t))
+	ask(1, []string{`"state":"fault"`, "connection refused"}, "--json", "--nats", "nats://"+harness.FreeAddress(t))
 
 	up := background(t, dir, "up", "--store", store, "--model", "synthetic", "--listen", "127.0.0.1:0")
 	up.says(t, "model ready")

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os/exec"
 	"slices"
@@ -15,21 +14,11 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
-
-// vacant is an address of this machine that nobody listens on.
-func vacant(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
 
 // ready waits until /readyz answers with the code, and what it says holds the text.
 func ready(t *testing.T, addr string, code int, text string) {
@@ -72,7 +61,7 @@ func begin(t *testing.T, dir string, args ...string) *command {
 func TestFull_StepsAndBack(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	health := vacant(t)
+	health := harness.FreeAddress(t)
 	launch(t, dir, program(t, "meander"), "up", "--model", "synthetic", "--listen", "127.0.0.1:0", "--metrics-addr", health, "--max-steps-bytes", "1MiB")
 	running(t, dir)
 	ready(t, health, http.StatusOK, "ok")
@@ -156,7 +145,7 @@ func TestFull_ServicePrograms(t *testing.T) {
 		i := slices.IndexFunc(stats, func(s bus.StreamStats) bool { return s.Name == schemas.StreamSteps })
 		return stats[i].MaxBytes
 	}
-	health := vacant(t)
+	health := harness.FreeAddress(t)
 	intake := func(t *testing.T, set int64) {
 		launch(t, dir, program(t, "meander-intake"), "--nats-url", url, "--health-addr", health, "--max-steps-bytes", fmt.Sprintf("%dB", set), "--max-steps-age", "forever")
 		ready(t, health, http.StatusOK, "ok")
@@ -166,7 +155,7 @@ func TestFull_ServicePrograms(t *testing.T) {
 	}
 	t.Run("a new stream", func(t *testing.T) { intake(t, 2<<20) })
 	intake(t, 1<<20)
-	reward := vacant(t)
+	reward := harness.FreeAddress(t)
 	launch(t, dir, program(t, "meander-reward"), "--nats-url", url, "--health-addr", reward)
 	ready(t, reward, http.StatusOK, "ok")
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
