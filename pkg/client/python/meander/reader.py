@@ -126,6 +126,19 @@ class _Reader:
         """Ends the reading; a named cursor stays."""
         await self.cursor.close()
 
+    async def _next(self) -> tuple[int, Group | None] | None:
+        """The next group, with its place in the stream; no group where there was none to read."""
+        m = await self._message()
+        if m is None:
+            return None
+        seq = m.metadata.sequence.stream
+        try:
+            advantage = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
+        except EventError as e:
+            self._garbage(m, e)
+            return seq, None
+        return seq, await self._group(advantage["run"], advantage["uid"], self.cursor.place(seq), advantage)
+
 
 class Groups(_Reader):
     """Groups as they close. Iterating on, or done(), acknowledges the one before."""
@@ -145,18 +158,6 @@ class Groups(_Reader):
                 await self.cursor.done(seq)
         finally:
             await self.close()
-
-    async def _next(self) -> tuple[int, Group | None] | None:
-        m = await self._message()
-        if m is None:
-            return None
-        seq = m.metadata.sequence.stream
-        try:
-            advantage = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
-        except EventError as e:
-            self._garbage(m, e)
-            return seq, None
-        return seq, await self._group(advantage["run"], advantage["uid"], self.cursor.place(seq), advantage)
 
     async def done(self, group: Group) -> None:
         """Acknowledges the group and those before: it does not come again."""
@@ -190,18 +191,12 @@ class Batches(_Reader):
         groups: list[Group] = []
         seq = 0
         while len(groups) < self.size:
-            m = await self._message()
-            if m is None:
+            read = await self._next()
+            if read is None:
                 if groups:
                     _log.info("run %s: %d groups are left, too few for a batch of %d; they are not acknowledged", self.run, len(groups), self.size)
                 return None
-            seq = m.metadata.sequence.stream
-            try:
-                advantage = fitting(m.data, ADVANTAGE, m.subject, "run", "uid")
-            except EventError as e:
-                self._garbage(m, e)
-                continue
-            group = await self._group(advantage["run"], advantage["uid"], self.cursor.place(seq), advantage)
+            seq, group = read
             if group is not None and not group.trained:
                 self._leave(group.uid, "no sample with an advantage and a stochastic step")
             elif group is not None:
