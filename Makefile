@@ -3,8 +3,8 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-gemm bench-advantage bench-events bench-swarm \
-	generate generate-check ptx golden learn learn-hacked learn-figures learn-test up down logs demo ci clean tools
+.PHONY: help build python-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy \
+	generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 STAMP   := -X github.com/meander-rl/meander/services/internal/boot.version=$(VERSION)
@@ -22,7 +22,22 @@ golangci_lint := $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
 BENCHSTAT     := v0.0.0-20260908200009-22c9c6c9d4da
 
 COMPOSE_LEAST := 2.20
-COMPOSE  := docker compose --env-file build/compose.env
+# PROFILE=secure, cluster or both: files over docker-compose.yml; other names are profiles that it has.
+comma    := ,
+FORMS    := secure cluster
+profiles := $(subst $(comma), ,$(PROFILE))
+forms    := $(strip $(foreach f,$(FORMS),$(filter $f,$(profiles))))
+# Once a file is named Compose does not look for the override by itself.
+COMPOSE  := docker compose --env-file build/compose.env \
+	$(if $(forms),--file docker-compose.yml $(patsubst %,--file deploy/compose.%.yml,$(forms) $(if $(word 2,$(forms)),secure-cluster)) $(addprefix --file ,$(wildcard docker-compose.override.yml))) \
+	$(addprefix --profile ,$(filter-out $(FORMS),$(profiles)))
+AUTH     := $(or $(MEANDER_AUTH),./build/auth)
+# What a client of the containers needs to know, whichever form they have.
+address  := $(if $(filter secure,$(forms)),tls,nats)://127.0.0.1:
+servers  := $(address)$(or $(MEANDER_PORT),4222)$(if $(filter cluster,$(forms)),$(comma)$(address)$(or $(MEANDER_PORT_2),4224)$(comma)$(address)$(or $(MEANDER_PORT_3),4225))
+access   := $(if $(filter secure,$(forms)),\
+	unset MEANDER_NATS_TOKEN; export MEANDER_NATS_CREDS=$(abspath $(AUTH))/trainer.creds MEANDER_NATS_TLS_CA=$(abspath $(AUTH))/tls/ca.pem,\
+	unset MEANDER_NATS_CREDS MEANDER_NATS_TLS_CA; [ "$$MEANDER_NATS_TOKEN" ] || . $(CURDIR)/build/compose.env; export MEANDER_NATS_TOKEN)
 # Every profile of docker-compose.yml: what any of them started is stopped.
 PROFILES := all-in-one gpu metrics
 
@@ -30,6 +45,8 @@ PROFILES := all-in-one gpu metrics
 PACKAGES ?= ./...
 # Go ends the tests of a package after this long; its own 10 minutes are few on a busy machine.
 TEST_LIMIT ?= -timeout 30m
+# Packages, and tests of each, side by side: most wait for processes and servers, and leave the cores to others.
+TEST_WIDTH ?= -p 4 -parallel 6
 FUZZTIME ?= 30s
 SOAK ?= 1
 SOAK_TESTS ?= .
@@ -80,11 +97,12 @@ lint: $(staticcheck) $(golangci_lint) ## staticcheck and golangci-lint
 	$(staticcheck) ./...
 	$(golangci_lint) run ./...
 
+# As `make build` compiles: what that has made is not made again.
 test: ## all tests, without network or special hardware
-	go test $(TEST_LIMIT) $(PACKAGES)
+	CGO_ENABLED=0 go test -trimpath $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
 
 race: ## all tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(PACKAGES)
+	CGO_ENABLED=1 go test -race $(TEST_LIMIT) $(TEST_WIDTH) $(PACKAGES)
 
 cover: ## test coverage over all packages: total, and build/cover.html
 	.ci/cover
@@ -93,7 +111,7 @@ fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 	.ci/fuzz $(FUZZTIME)
 
 integration: ## whole-pipeline tests only
-	go test -count=1 $(TEST_LIMIT) ./integration/...
+	CGO_ENABLED=0 go test -trimpath -count=1 $(TEST_LIMIT) $(TEST_WIDTH) ./integration/...
 
 soak: ## terminal, memory and CUDA kernel tests in their long form, for an hour or so
 	MEANDER_SOAK=$(SOAK) go test -v -count=1 -timeout 4h -run '$(SOAK_TESTS)' ./integration/... ./pkg/tensor/cuda/...
@@ -118,6 +136,10 @@ bench-compare: ## benchmarks matching BENCH at REF and here, side by side
 bench-sampler: build/bench ## the sampler and diffusers side by side, share per operation, matrix products
 	build/bench sampler --peer '$(PYTHON) deploy/bench/diffusers_peer.py'
 
+# TOKENS_FLAGS: one row of it, e.g. --batch 8 --rounds 3.
+bench-tokens: build/bench ## language models beside transformers' generate and a bare loop: `sums`, and random weights of width 1024
+	build/bench tokens --peer '$(PYTHON) deploy/bench/transformers_peer.py' $(TOKENS_FLAGS)
+
 bench-gemm: build/bench ## matrix products at the shipped model's shapes against the multiply-add peak
 	build/bench gemm
 
@@ -129,6 +151,9 @@ bench-events: build/bench ## steps through the event plane beside a bare publish
 
 bench-swarm: build/bench ## 16, 128 and 1024 virtual samplers of the synthetic model on one server
 	build/bench swarm
+
+bench-policy: build/bench ## from a push of weights to the first sample that is made with them, under load
+	build/bench policy
 
 # Go knows what has changed.
 .PHONY: build/bench
@@ -172,14 +197,17 @@ SEEDS ?= 2
 learn: build build/learn-venv/ok ## train an adapter of signs on the stream: starts a pipeline, ends with a curve and contact sheets (Python; SEEDS="2 3 4")
 	build/learn-venv/bin/python deploy/learn/learn.py --seeds $(SEEDS) -- $(LEARN)
 
-learn-hacked: build build/learn-venv/ok ## the same until the reader is gamed, to see the alarms: a larger step, no stop
-	build/learn-venv/bin/python deploy/learn/learn.py --name hacked --seeds 2 -- --updates 150 --lr 4e-3 $(LEARN)
+learn-hacked: build build/learn-venv/ok ## the same without what holds diversity, until the reader is gamed: to see the alarms
+	build/learn-venv/bin/python deploy/learn/learn.py --name hacked --seeds 2 -- --hold-diversity 0 $(LEARN)
 
 learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meander-out/learn
 	build/learn-venv/bin/python deploy/learn/figures.py meander-out/learn/*-*
 
-learn-test: build/learn-venv/ok ## tests of the trainer, which need torch
-	cd pkg/client/python && $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py
+learn-sums: build build/learn-venv/ok ## train an adapter of the language model sums by GRPO on the stream, a minute a seed: deploy/bench/learn-sums.md (Python; SEEDS="0 1 2")
+	build/learn-venv/bin/python deploy/learn/sums.py --seeds $(SEEDS)
+
+learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
+	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_texts.py
 
 build/learn-venv/ok: deploy/learn/requirements.txt pkg/client/python/pyproject.toml
 	python3 -m venv build/learn-venv
@@ -187,8 +215,10 @@ build/learn-venv/ok: deploy/learn/requirements.txt pkg/client/python/pyproject.t
 	build/learn-venv/bin/python -m pip install --no-deps --editable pkg/client/python
 	touch $@
 
-up: compose-plugin build/compose.env ## NATS and the four services in containers, with a token of their own; settings: docker-compose.yml
-	VERSION=$(VERSION) $(COMPOSE) up --build --detach --wait
+up: compose-plugin build/compose.env $(if $(filter secure,$(forms)),credentials) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; settings: docker-compose.yml
+	VERSION=$(VERSION) $(if $(filter cluster,$(forms)),MEANDER_STREAM_REPLICAS=3) $(COMPOSE) up --build --detach --wait --remove-orphans
+	@umask 077 && echo '$(strip $(access)); export MEANDER_NATS_URL=$(servers)' > build/client.env
+	@echo 'To reach it: . build/client.env'
 
 down: compose-plugin build/compose.env ## stop the containers of every profile; the stored events stay
 	$(COMPOSE) $(addprefix --profile ,$(PROFILES)) down --remove-orphans
@@ -199,6 +229,20 @@ logs: compose-plugin build/compose.env ## follow the containers' logs
 .PHONY: compose-test
 compose-test: ## the containers of docker-compose.yml for real, on images made without any registry; says so where there is no engine
 	MEANDER_COMPOSE=1 go test -v -count=1 $(TEST_LIMIT) -run '^TestCompose$$' ./integration/
+
+# What each container gets of the credentials, for users of the containers to read: nobody else gets past the folder.
+.PHONY: credentials
+credentials: $(AUTH)/users.json ## the folders of credentials that make up PROFILE=secure mounts, made anew
+	set -e; for role in intake sampler reward advantage admin; do \
+		install -d -m 755 $(AUTH)/containers $(AUTH)/containers/$$role; \
+		install -m 444 $(AUTH)/$$role.creds $(AUTH)/containers/$$role/key.creds; \
+		install -m 444 $(AUTH)/tls/ca.pem $(AUTH)/containers/$$role; done
+	install -d -m 755 $(AUTH)/containers/nats
+	install -m 444 $(AUTH)/auth.conf $(AUTH)/tls/server.pem $(AUTH)/tls/server-key.pem $(AUTH)/containers/nats
+
+$(AUTH)/users.json:
+	$(MAKE) build
+	bin/meander auth init $(AUTH) --tls --tls-host nats,nats-2,nats-3
 
 compose-plugin: ## fail and say what is needed when containers cannot be run here
 	@have=$$(docker compose version --short 2>/dev/null | tr -d v); \
@@ -213,11 +257,14 @@ build/compose.env:
 demo: build ## build, then 4 prompts x 8 samples: a table of rewards and advantages, and contact sheets
 	bin/meander run --group-size 8 --seed 5 --reward glyph --prompts deploy/demo/prompts.txt --out meander-out/demo
 
+demo-tokens: build ## build, then 4 sums x 8 answers of a language model: a table of rewards and advantages
+	bin/meander run --model sums --group-size 8 --seed 5 --logits topk:20:F16 --prompts deploy/demo/sums.txt --out meander-out/demo-tokens
+
 ci: ## everything CI runs
 	.ci/all
 
 clean: ## remove what the other targets made, except the tools
-	rm -rf bin build meander-out/demo
+	rm -rf bin build meander-out/demo meander-out/demo-tokens
 
 tools: $(gofumpt) $(staticcheck) $(golangci_lint) ## build the pinned linters into .tools/
 

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 )
@@ -29,7 +28,7 @@ func TestMain(m *testing.M) {
 	if n := flag.Lookup("test.parallel"); n.Value.String() == n.DefValue {
 		_ = n.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0)))
 	}
-	harness.Main(m)
+	m.Run()
 }
 
 // output is what one command line did.

@@ -55,6 +55,7 @@ func readSources(t *testing.T) []*source {
 
 func TestCode_Lengths(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	for _, s := range readSources(t) {
 		if n := s.set.File(s.file.Pos()).LineCount(); n > longestFile {
 			t.Errorf("%s: %d lines; must be at most %d", s.name, n, longestFile)
@@ -75,6 +76,7 @@ func TestCode_Lengths(t *testing.T) {
 // and blank ones do not count.
 func TestCode_NothingIsSaidTwice(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	const window = mostRepeated + 1
 	type place struct {
 		file  string

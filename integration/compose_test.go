@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,28 +28,37 @@ type composed struct {
 	project string
 	files   []string
 	env     []string
-	url     string
+	// ports are those of the servers on this machine, then that of the all-in-one.
+	ports []string
+	url   string
 }
 
 const stackToken = "secret-of-the-test"
 
 // Images are built of binaries made here, on nothing, so that no registry is asked; all else is
-// docker-compose.yml as it stands.
+// docker-compose.yml as it stands, alone and in the forms that make up has.
 func TestCompose(t *testing.T) {
 	if os.Getenv("MEANDER_COMPOSE") == "" {
 		t.Skip("containers are not tested: make compose-test does, where there is an engine")
 	}
 	engine(t)
-	c := newStack(t)
-	c.up("--wait")
-	t.Run("containers", c.contained)
+	images := buildImages(t)
 	models, err := filepath.Abs(filepath.Join(root, "deploy/models"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("MEANDER_MODELS", models)
-	local := meander(t, t.TempDir(), composeRun("local", 4)...).must(t, 0)
-	_, want := local.parse(t)
+	_, want := meander(t, t.TempDir(), composeRun("local", 4)...).must(t, 0).parse(t)
+	t.Run("plain", func(t *testing.T) { newStack(t, images).plain(t, want) })
+	t.Run("secure", func(t *testing.T) { newStack(t, images, "secure").secure(t, want) })
+	t.Run("cluster", func(t *testing.T) { newStack(t, images, "cluster").cluster(t, want) })
+	t.Run("secure cluster", func(t *testing.T) { newStack(t, images, "secure", "cluster", "secure-cluster").both(t, want) })
+}
+
+// plain is docker-compose.yml alone.
+func (c *composed) plain(t *testing.T, want summary) {
+	c.up("--wait")
+	t.Run("containers", func(t *testing.T) { c.contained(t, 6) }) // the server, four services and the all-in-one
 	t.Setenv("MEANDER_NATS_TOKEN", stackToken)
 	t.Setenv("MEANDER_NATS_URL", c.url)
 
@@ -56,7 +66,7 @@ func TestCompose(t *testing.T) {
 	t.Run("Python client", c.python)
 	t.Run("a sampler is killed", func(t *testing.T) {
 		done := make(chan output, 1)
-		go func() { done <- meander(t, t.TempDir(), composeRun("killed", 4)...) }()
+		go func() { defer close(done); done <- meander(t, t.TempDir(), composeRun("killed", 4)...) }()
 		c.crash(t, "sampler")
 		if _, got := (<-done).must(t, 0).parse(t); got.Digest != want.Digest {
 			t.Errorf("digest %s with a sampler killed, want %s", got.Digest, want.Digest)
@@ -79,25 +89,28 @@ func TestCompose(t *testing.T) {
 			t.Errorf("what was stored before is gone:\n%s", out.stdout)
 		}
 	})
-	t.Run("taken down", func(t *testing.T) {
-		c.compose("stop").must(t, 0)
-		for _, id := range c.containers(t, "") {
-			// 0: drained in time; 137 would be the engine's patience at its end.
-			if got := c.inspect(t, id); got.State.ExitCode != 0 && got.State.ExitCode != 1 {
-				t.Errorf("%s ended with %d", got.Name, got.State.ExitCode)
-			}
+	t.Run("taken down", func(t *testing.T) { c.takenDown(t, "killed") })
+}
+
+// takenDown stops the stack, starts it again on its volumes, where the run is still, and removes it.
+func (c *composed) takenDown(t *testing.T, run string) {
+	c.compose("stop").must(t, 0)
+	for _, id := range c.containers(t, "") {
+		// 0: drained in time; 137 would be the engine's patience at its end.
+		if got := c.inspect(t, id); got.State.ExitCode != 0 && got.State.ExitCode != 1 {
+			t.Errorf("%s ended with %d", got.Name, got.State.ExitCode)
 		}
-		c.up("--wait") // on the same volumes
-		if out := meander(t, t.TempDir(), "runs", "ls").must(t, 0); !strings.Contains(out.stdout, "killed") {
-			t.Errorf("what was stored before is gone:\n%s", out.stdout)
-		}
-		c.down(t)
-		left := docker(t, nil, "ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project="+c.project).stdout +
-			docker(t, nil, "volume", "ls", "--quiet", "--filter", "label=com.docker.compose.project="+c.project).stdout
-		if left != "" {
-			t.Errorf("left behind:\n%s", left)
-		}
-	})
+	}
+	c.up("--wait") // on the same volumes
+	if out := meander(t, t.TempDir(), "runs", "ls").must(t, 0); !strings.Contains(out.stdout, run) {
+		t.Errorf("what was stored before is gone:\n%s", out.stdout)
+	}
+	c.down(t)
+	left := docker(t, nil, "ps", "--all", "--quiet", "--filter", "label=com.docker.compose.project="+c.project).stdout +
+		docker(t, nil, "volume", "ls", "--quiet", "--filter", "label=com.docker.compose.project="+c.project).stdout
+	if left != "" {
+		t.Errorf("left behind:\n%s", left)
+	}
 }
 
 // composeRun is a run of the shipped model, whose digest does not depend on its name.
@@ -136,27 +149,53 @@ func docker(t *testing.T, env []string, args ...string) output {
 	return output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-// newStack is the four services, the server and the all-in-one, built and not started.
-func newStack(t *testing.T) *composed {
+// buildImages makes the images of all services but those for GPUs, by service.
+func buildImages(t *testing.T) map[string]string {
 	t.Helper()
-	_, port, err := net.SplitHostPort(harness.FreeAddress(t))
-	_, alone, err2 := net.SplitHostPort(harness.FreeAddress(t))
-	if err = errors.Join(err, err2); err != nil {
-		t.Fatal(err)
+	images, made := map[string]string{}, map[string]string{}
+	for _, file := range composeFiles {
+		for name, s := range readCompose(t, file).Services {
+			program := s.Build.Args["PROGRAM"]
+			if s.Build.Context == "" || slices.Contains(s.Profiles, "gpu") {
+				continue
+			}
+			if made[program] == "" {
+				made[program] = fmt.Sprintf("meander-test-%d-%s", os.Getpid(), cmp.Or(program, "nats"))
+				buildImage(t, made[program], program)
+				t.Cleanup(func() { docker(t, nil, "image", "rm", "--force", made[program]) })
+			}
+			images[name] = made[program]
+		}
 	}
-	c := &composed{
-		t: t, project: "meander-test-" + port, url: "nats://127.0.0.1:" + port,
-		env: []string{"MEANDER_NATS_TOKEN=" + stackToken, "MEANDER_PORT=" + port, "MEANDER_ALL_IN_ONE_PORT=" + alone, "COMPOSE_PROFILES=all-in-one"},
+	return images
+}
+
+// newStack is a stack of docker-compose.yml and the forms over it, not started.
+func newStack(t *testing.T, images map[string]string, forms ...string) *composed {
+	t.Helper()
+	c := &composed{t: t, env: []string{"MEANDER_NATS_TOKEN=" + stackToken}, files: []string{"docker-compose.yml"}}
+	for _, variable := range []string{"MEANDER_PORT", "MEANDER_PORT_2", "MEANDER_PORT_3", "MEANDER_ALL_IN_ONE_PORT"} {
+		_, port, err := net.SplitHostPort(harness.FreeAddress(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.ports = append(c.ports, port)
+		c.env = append(c.env, variable+"="+port)
+	}
+	c.project, c.url = "meander-test-"+c.ports[0], "nats://127.0.0.1:"+c.ports[0]
+	if len(forms) == 0 {
+		c.env = append(c.env, "COMPOSE_PROFILES=all-in-one")
+	}
+	for _, form := range forms {
+		c.files = append(c.files, "deploy/compose."+form+".yml")
 	}
 	override := map[string]any{}
-	for name, s := range readCompose(t).Services {
-		if s.Build.Context == "" || slices.Contains(s.Profiles, "gpu") {
-			continue
+	for _, file := range c.files {
+		for name := range readCompose(t, file).Services {
+			if images[name] != "" {
+				override[name] = map[string]any{"image": images[name]}
+			}
 		}
-		image := c.project + "-" + name
-		override[name] = map[string]any{"image": image}
-		buildImage(t, image, s.Build.Args["PROGRAM"])
-		t.Cleanup(func() { docker(t, nil, "image", "rm", "--force", image) })
 	}
 	data, err := json.Marshal(map[string]any{"services": override}) // JSON is YAML
 	if err != nil {
@@ -166,7 +205,7 @@ func newStack(t *testing.T) *composed {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c.files = []string{"docker-compose.yml", file}
+	c.files = append(c.files, file)
 	t.Cleanup(func() { c.down(t) })
 	return c
 }
@@ -202,7 +241,7 @@ func buildImage(t *testing.T, image, name string) {
 	}
 }
 
-// natsImage is the server's image: what deploy/nats.Dockerfile says, on nothing instead of on the
+// natsImage is the server's image: what deploy/nats/Dockerfile says, on nothing instead of on the
 // official image.
 func natsImage(t *testing.T, dir string) (text string) {
 	t.Helper()
@@ -213,8 +252,10 @@ func natsImage(t *testing.T, dir string) (text string) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the probe: %v\n%s", err, out)
 	}
-	copyFile(t, filepath.Join(root, "deploy/nats.conf"), filepath.Join(dir, "deploy/nats.conf"))
-	text = read(t, "deploy/nats.Dockerfile")
+	if err := os.CopyFS(filepath.Join(dir, "deploy/nats"), os.DirFS(filepath.Join(root, "deploy/nats"))); err != nil {
+		t.Fatal(err)
+	}
+	text = read(t, "deploy/nats/Dockerfile")
 	text = regexp.MustCompile(`(?m)^FROM .*$`).ReplaceAllString(text, "FROM scratch\nENV PATH=/bin\nCOPY bin /bin")
 	text = regexp.MustCompile(`(?m)^RUN mkdir /data .*$`).ReplaceAllString(text, "COPY --chown=65532:65532 out/data /data")
 	return text
@@ -278,6 +319,7 @@ func (c *composed) containers(t *testing.T, service string) []string {
 type container struct {
 	Name  string
 	State struct {
+		Status        string
 		Pid, ExitCode int
 		Health        struct{ Status string }
 	}
@@ -288,8 +330,8 @@ type container struct {
 		SecurityOpt    []string
 	}
 	Mounts []struct {
-		Destination string
-		RW          bool
+		Source, Destination string
+		RW                  bool
 	}
 	RestartCount int
 }
@@ -303,16 +345,20 @@ func (c *composed) inspect(t *testing.T, id string) container {
 	return got[0]
 }
 
-// contained checks that each container is as the file asks: healthy, without root, on a
-// read-only root, with only its volumes to write to.
-func (c *composed) contained(t *testing.T) {
+// contained checks that each of so many containers is as the file asks: healthy or done, without
+// root, on a read-only root, with only its volumes to write to.
+func (c *composed) contained(t *testing.T, want int) {
 	ids := c.containers(t, "")
-	if len(ids) != 6 {
-		t.Errorf("%d containers, want the server, four services and the all-in-one", len(ids))
+	if len(ids) != want {
+		t.Errorf("%d containers, want %d", len(ids), want)
 	}
 	for _, id := range ids {
 		got := c.inspect(t, id)
-		if got.State.Health.Status != "healthy" || got.Config.User != "65532:65532" || !got.HostConfig.ReadonlyRootfs ||
+		well := got.State.Health.Status == "healthy"
+		if strings.Contains(got.Name, "-streams-") { // makes the streams, and ends
+			well = got.State.Status == "exited" && got.State.ExitCode == 0
+		}
+		if !well || got.Config.User != "65532:65532" || !got.HostConfig.ReadonlyRootfs ||
 			!slices.Contains(got.HostConfig.CapDrop, "ALL") || !slices.Contains(got.HostConfig.SecurityOpt, "no-new-privileges:true") {
 			t.Errorf("%s: %+v", got.Name, got)
 		}

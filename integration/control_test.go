@@ -144,6 +144,7 @@ func (c *controlled) contents(t *testing.T, run schemas.Run) map[string]string {
 // restart of the server, while another is finished; resumed, it loses nothing, and its samples
 // have the bits of the other's.
 func TestControl_Pause(t *testing.T) {
+	t.Parallel()
 	c := newControlled(t)
 	const groups = 4
 	c.prompts(t, "paused", groups, 64, 60, false)
@@ -178,6 +179,7 @@ func TestControl_Pause(t *testing.T) {
 // A group and then the whole run are cancelled under load: no step behind the boundary, no
 // request left, every group and the batch say so, and nothing is refilled.
 func TestControl_Cancel(t *testing.T) {
+	t.Parallel()
 	c := newControlled(t)
 	c.prompts(t, "r", 4, 512, 500, true)
 	c.prompts(t, "other", 2, 64, 20, false)
@@ -228,6 +230,7 @@ func TestControl_Cancel(t *testing.T) {
 // A prompt that waits for a sampler is cancelled where it waits, and the batch closes whose
 // other group is never asked for.
 func TestControl_CancelWhatWaits(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	cfg := defaults()
 	cfg.intake.Models = []schemas.Lane{"later"}
@@ -321,6 +324,7 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 // What cannot be meant is refused with what there is, and is a dead letter; what would change
 // nothing says so.
 func TestControl_Refused(t *testing.T) {
+	t.Parallel()
 	w := start(t, nil)
 	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
 		UID: "g", Prompt: "a red fox", GroupSize: new(int64(2)), NumInferenceSteps: new(int64(2)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
@@ -382,6 +386,7 @@ func TestControl_Refused(t *testing.T) {
 // A rule prunes exactly the samples that it is for, at its step: they have no later one, the
 // others the bits that they have without it, and the advantages are those of the survivors.
 func TestPrune_Rule(t *testing.T) {
+	t.Parallel()
 	w := start(t, nil)
 	const k, n = 4, 8
 	prompt := func() *schemas.Prompt {
@@ -443,6 +448,7 @@ func TestPrune_Rule(t *testing.T) {
 
 // A sample that a control prunes ends at the step that it names, and its group says by whom.
 func TestPrune_Control(t *testing.T) {
+	t.Parallel()
 	w := start(t, nil)
 	prompt := &schemas.Prompt{UID: "g", Prompt: "a red fox", GroupSize: new(int64(4)), NumInferenceSteps: new(int64(10)), Reward: []schemas.RewardSpec{{Name: "synthetic"}}}
 	ask := func(c schemas.Control) (*schemas.ControlReceipt, error) {

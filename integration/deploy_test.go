@@ -52,10 +52,10 @@ type compose struct {
 	Volumes  map[string]any
 }
 
-func readCompose(t *testing.T) compose {
+func readCompose(t *testing.T, file string) compose {
 	t.Helper()
 	var c compose
-	if err := yaml.Unmarshal([]byte(read(t, "docker-compose.yml")), &c); err != nil {
+	if err := yaml.Unmarshal([]byte(read(t, file)), &c); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -63,7 +63,7 @@ func readCompose(t *testing.T) compose {
 
 // expand puts in the defaults of compose's variables, with only the token set.
 func expand(text string) string {
-	variable := regexp.MustCompile(`\$\{([A-Z_]+)(:[-?+])?([^${}]*)\}`) // innermost first
+	variable := regexp.MustCompile(`\$\{([A-Z0-9_]+)(:[-?+])?([^${}]*)\}`) // innermost first
 	for variable.MatchString(text) {
 		text = variable.ReplaceAllStringFunc(text, func(v string) string {
 			m := variable.FindStringSubmatch(v)
@@ -81,7 +81,7 @@ func expand(text string) string {
 
 func TestDeploy_Compose(t *testing.T) {
 	sequential(t)
-	c := readCompose(t)
+	c := readCompose(t, "docker-compose.yml")
 	for _, name := range []string{"nats", "intake", "sampler", "reward", "advantage", "meander"} {
 		if _, ok := c.Services[name]; !ok {
 			t.Errorf("no service %s", name)
@@ -156,17 +156,19 @@ func TestDeploy_Compose(t *testing.T) {
 func TestDeploy_Ports(t *testing.T) {
 	sequential(t)
 	taken := map[string]string{}
-	for name, s := range readCompose(t).Services {
-		for _, p := range s.Ports {
-			published := strings.Split(expand(p), ":")[1]
-			if other := taken[published]; other != "" {
-				t.Errorf("%s and %s both publish port %s", name, other, published)
+	for _, file := range composeFiles {
+		for name, s := range readCompose(t, file).Services {
+			for _, p := range s.Ports {
+				published := strings.Split(expand(p), ":")[1]
+				if other := taken[published]; other != "" {
+					t.Errorf("%s and %s both publish port %s", name, other, published)
+				}
+				taken[published] = name
 			}
-			taken[published] = name
 		}
 	}
-	if len(taken) < 3 {
-		t.Errorf("ports %v; the server's, the all-in-one's and Prometheus' at least", taken)
+	if len(taken) < 5 {
+		t.Errorf("ports %v; the three servers', the all-in-one's and Prometheus' at least", taken)
 	}
 }
 
@@ -175,7 +177,7 @@ func TestDeploy_Ports(t *testing.T) {
 func TestDeploy_ProgramsTakeTheirSettings(t *testing.T) {
 	sequential(t)
 	t.Parallel()
-	c := readCompose(t)
+	c := readCompose(t, "docker-compose.yml")
 	var scrape struct {
 		Configs []struct {
 			DNS []struct {
@@ -229,7 +231,7 @@ func TestDeploy_Make(t *testing.T) {
 	sequential(t)
 	t.Parallel()
 	profiles := map[string]bool{}
-	for _, s := range readCompose(t).Services {
+	for _, s := range readCompose(t, "docker-compose.yml").Services {
 		for _, p := range s.Profiles {
 			profiles[p] = true
 		}
@@ -297,10 +299,10 @@ func TestDeploy_Dockerfile(t *testing.T) {
 	if foreign := regexp.MustCompile(`(?m)^(ADD|RUN .*(curl|wget|pip|npm|https?:))`).FindString(text); foreign != "" {
 		t.Errorf("%q: only Debian's packages and our own build", foreign)
 	}
-	if nats := read(t, "deploy/nats.Dockerfile"); !strings.Contains(nats, "USER 65532:65532") {
+	if nats := read(t, "deploy/nats/Dockerfile"); !strings.Contains(nats, "USER 65532:65532") {
 		t.Error("the server does not leave root")
 	}
-	for name, s := range readCompose(t).Services {
+	for name, s := range readCompose(t, "docker-compose.yml").Services {
 		if p := s.Build.Args["PROGRAM"]; p != "" {
 			if _, err := os.Stat(filepath.Join(root, "services/cmd", p)); err != nil {
 				t.Error(err)
@@ -319,7 +321,7 @@ func TestDeploy_Dockerfile(t *testing.T) {
 func TestDeploy_NATSConfig(t *testing.T) {
 	sequential(t)
 	t.Setenv("MEANDER_NATS_TOKEN", "secret-of-the-test")
-	options, err := server.ProcessConfigFile(filepath.Join(root, "deploy/nats.conf"))
+	options, err := server.ProcessConfigFile(filepath.Join(root, "deploy/nats/nats.conf"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 // A GPU that the program cannot have is refused before anything is stored, with the reason and
 // the fix; auto takes the CPU.
 func TestDevice_NotThere(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, args := range [][]string{{"run", "--device", "cuda:0", "a"}, {"up", "--device", "cuda:0", "--listen", "127.0.0.1:0"}} {
 		got := meander(t, dir, args...)
@@ -35,6 +36,7 @@ func TestDevice_NotThere(t *testing.T) {
 // computes it from headers alone.
 func TestDevice_MemoryTable(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "published")
 	all := families.All()
 	i := slices.IndexFunc(all, func(f model.Family) bool { return f.Random != nil })
@@ -54,6 +56,7 @@ func TestDevice_MemoryTable(t *testing.T) {
 // that would need.
 func TestDevice_ScriptWithoutGPU(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	programs := filepath.Dir(program(t, "meander"))
 	report := filepath.Join(t.TempDir(), "gpu.md")
 	c := exec.Command("bash", filepath.Join(root, "deploy", "bench", "gpu.sh"), programs, report)

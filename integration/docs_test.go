@@ -138,7 +138,7 @@ func TestDocs_NoAbsolutePaths(t *testing.T) {
 			t.Errorf("%s has the path %s", name, m[1])
 		}
 	}
-	for _, name := range []string{"Makefile", "docker-compose.yml", "deploy/nats.conf", "go.mod"} {
+	for _, name := range []string{"Makefile", "docker-compose.yml", "deploy/nats/nats.conf", "go.mod"} {
 		for _, m := range local.FindAllStringSubmatch(read(t, name), -1) {
 			t.Errorf("%s has the path %s", name, m[1])
 		}
@@ -283,6 +283,7 @@ func TestDocs_NoLeftovers(t *testing.T) {
 // The Go examples of the documents compile against the packages as they are.
 func TestDocs_GoExamplesCompile(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	for _, name := range []string{"README.md", "schemas/README.md"} {
 		goExample(t, name, "build")
 	}
@@ -353,6 +354,7 @@ func main() {
 // Each command line of the documents names a program, a subcommand and flags that exist.
 func TestDocs_CommandLinesExist(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	line := regexp.MustCompile(`bin/(meander[a-z-]*)((?: [^&#|\n]+)?)`)
 	flag := regexp.MustCompile(`(--[a-z][a-z-]*)`)
 	help := map[string]string{}

@@ -12,6 +12,7 @@ import (
 // plans have no prompt that would be refused.
 func TestExamples_Plan(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	text := read(t, "README.md")
 	for _, command := range []string{"", "run", "publish", "verdict"} {
 		args := []string{"--help"}

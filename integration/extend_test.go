@@ -34,6 +34,7 @@ var extensions = []extension{
 	{"solver", "heun", regexp.MustCompile(`(?i)\bheun`), []string{"pkg/flow/solver.go", "pkg/flow/solver_heun.go", "schemas/enums.go"}, 3},
 	{"field of a prompt that reaches the sampler", "min_policy_version", regexp.MustCompile(`MinPolicyVersion|min_policy_version`), []string{"schemas/document/vocabulary.go", "schemas/prompt.go", "schemas/request.go", "services/intake/resolve.go", "services/sampler/sampler.go"}, 6},
 	{"engine", "flow", regexp.MustCompile(`(?i)flowEngine`), []string{"services/sampler/"}, 1},
+	{"server that draws tokens", "sglang", regexp.MustCompile(`(?i)sglang`), []string{"pkg/remotelm/", "schemas/enums.go", "schemas/textengine.go", "services/sampler/sampler.go"}, 4},
 	{"device", "cuda", regexp.MustCompile(`pkg/tensor/cuda`), []string{"pkg/tensor/cuda/", "pkg/tensor/devices/devices.go"}, 2},
 	{"model family", "qwenimage", regexp.MustCompile(`(?i)qwen.?image`), []string{"pkg/model/families/families.go", "pkg/model/qwenimage/"}, 2},
 }
@@ -62,6 +63,7 @@ func words(t *testing.T, name string) []string {
 
 func TestExtend_TouchesOnlyItsPlaces(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	found := make([]map[string]bool, len(extensions))
 	for i := range found {
 		found[i] = map[string]bool{}

@@ -135,6 +135,7 @@ func folderOf(t *testing.T, class string) string {
 
 func TestFamilies_ASecondOneIsAModel(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	modeltest.Run(t, modeltest.Suite{
 		Family: tintFamily(), Dir: folderOf(t, "TintPipeline"), Prompts: [3]string{"red", "blue", "grey"}, Height: 8, Width: 12,
 	})
@@ -144,6 +145,7 @@ func TestFamilies_ASecondOneIsAModel(t *testing.T) {
 // and back through verify: nothing outside a family's package says how a model is.
 func TestFamilies_ASecondOne(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	dir := folderOf(t, "TintPipeline")
 	known := append(families.All(), tintFamily())
 	w := start(t, func(c *config) { c.sampler.Model, c.sampler.Models = dir, known })

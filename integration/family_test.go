@@ -17,6 +17,7 @@ import (
 // twice, so that sizes are multiples of 8, and its schedule has a static shift, under which
 // the pipeline of diffusers takes 1, 3/4, 1/2, 1/4. Its prompt is empty.
 func TestFamily_OtherShape(t *testing.T) {
+	t.Parallel()
 	dir := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 1, 2}})
 	if err := os.WriteFile(filepath.Join(dir, "scheduler", "scheduler_config.json"), []byte(`{"shift": 3.0, "use_dynamic_shifting": false}`), 0o600); err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 // pipeline. Either way health says so, nothing is lost, and once there is room all goes on without
 // a restart.
 func TestFull_DiskAndBack(t *testing.T) {
+	t.Parallel()
 	dir, disk := t.TempDir(), t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=80m"); err != nil {
 		t.Skipf("NOT TESTED: a full disk; it takes the right to mount one (%v)", err)

@@ -69,9 +69,16 @@ var layers = map[string][]string{
 	"pkg/model/synthetic":               {"pkg/model"},
 	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
 	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
+	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                  // its random words, its exponential and its logarithm
+	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                    // where folders of models are looked for
+	"pkg/lm/qwen2":                      {"pkg/decoding", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
+	"pkg/remotelm":                      nil,                                                                                                                                           // protocols alone: net/http and what a token is
+	"pkg/remotelm/remotelmtest":         nil,                                                                                                                                           // servers for tests, of recorded bytes
+	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                    // the one place that names them
 	"pkg/model/modeltest":               {"pkg/model"},
 	"pkg/bus":                           {"schemas"},
-	"pkg/archive":                       {"schemas", "pkg/bus"}, // a run as a file
+	"pkg/interaction":                   {"schemas", "pkg/scorer"}, // what a sum comes to
+	"pkg/archive":                       {"schemas", "pkg/bus"},    // a run as a file
 	"pkg/bus/bustest":                   {"schemas", "pkg/bus", "pkg/natsd"},
 	"integration/harness":               {"schemas", "pkg/bus", "pkg/bus/bustest"}, // what tests of the whole stand on
 	"integration/chaos":                 nil,                                       // faults; its tests have the pipeline
@@ -83,9 +90,9 @@ var layers = map[string][]string{
 	"pkg/results": {"schemas", "pkg/bus", "pkg/client", "pkg/estimator", "pkg/flow", "pkg/safetensors", "pkg/sheet", "pkg/tensor"},
 
 	// Intake checks names and schedules, so it knows what exists; it runs none of it.
-	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
-	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/lora", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
-	"services/reward":              {"schemas", "pkg/bus", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
+	"services/intake":              {"schemas", "pkg/bus", "pkg/flow", "pkg/interaction", "pkg/scheduled", "pkg/scorer", "pkg/estimator", "pkg/tensor", "services/internal/instrument"},
+	"services/sampler":             {"schemas", "pkg/bus", "pkg/flow", "pkg/lora", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/interaction", "pkg/remotelm", "pkg/tensor", "pkg/tensor/devices", "pkg/safetensors", "services/internal/instrument"},
+	"services/reward":              {"schemas", "pkg/bus", "pkg/tensor", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/estimator", "services/internal/instrument"},
 	"services/janitor":             {"schemas", "pkg/bus", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/bus", "services/internal/instrument"},
@@ -102,18 +109,20 @@ var layers = map[string][]string{
 	"services/pipeline": {
 		"schemas", "pkg/bus", "pkg/model", "services/intake", "services/sampler", "services/reward", "services/advantage", "services/janitor", "services/internal/boot", "services/internal/instrument",
 	},
-	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
+	"services/verify": {"schemas", "pkg/bus", "pkg/flow", "pkg/interaction", "pkg/scheduled", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/decoding", "pkg/tensor", "pkg/tensor/devices", "services/sampler"},
 	// Looks everything over: what runs, and what is on this machine.
-	"services/doctor": {"schemas", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/internal/boot"},
+	"services/doctor": {"schemas", "pkg/bus", "pkg/model", "pkg/model/families", "pkg/lm", "pkg/lm/families", "pkg/tensor/cpu", "pkg/tensor/devices", "services/reward", "services/internal/boot"},
 	// What prompts would take, by the rules of intake.
 	"services/estimate": {"schemas", "pkg/bus", "pkg/estimator", "pkg/flow", "pkg/scheduled", "services/intake", "services/pipeline", "services/sampler"},
 	"services/command": {
-		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
+		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/lm", "pkg/lm/families", "pkg/model", "pkg/model/families", "pkg/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/lora", "pkg/fieldflag", "pkg/results", "pkg/archive", "pkg/tensor/devices",
 		"services/intake", "services/sampler", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/doctor", "services/janitor", "services/internal/boot",
 	},
 	// A tool of this project, run by make: it is in no image.
 	"services/internal/bench": {
 		"schemas", "pkg/bus", "pkg/natsd", "pkg/flow", "pkg/model", "pkg/model/families", "pkg/tensor", "pkg/tensor/cpu", "pkg/tensor/devices", "services/intake", "services/sampler", "services/advantage", "services/internal/boot",
+		"pkg/decoding", "pkg/lm", "pkg/lm/families", "pkg/lm/qwen2", // random weights
+		"pkg/client", "pkg/lora", "pkg/safetensors", // weights that it pushes
 	},
 }
 
@@ -121,21 +130,24 @@ var layers = map[string][]string{
 var testLayers = map[string][]string{
 	"pkg/model/nn":                   {"pkg/tensor/cpu"},
 	"pkg/model/tokenizer":            {"pkg/model/qwenimage/checkpoint"},
+	"pkg/lm/qwen2":                   {"pkg/tensor/reference"},
 	"pkg/model/qwenimage":            {"pkg/model/modeltest", "pkg/tensor/reference"},
 	"pkg/model/qwenimage/checkpoint": {"pkg/model/qwenimage"},
 	"pkg/model/synthetic":            {"pkg/model/modeltest"},
 
 	"pkg/bus":                      {"pkg/natsd", "pkg/bus/bustest"},
+	"pkg/remotelm":                 {"pkg/remotelm/remotelmtest"},
 	"pkg/natsd":                    {"pkg/bus/bustest"}, // its waits
 	"pkg/tensor/cpu":               {"pkg/tensor/tensortest"},
-	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/sheet"},
+	"pkg/tensor/cuda":              {"pkg/tensor/cuda/internal/ptxvm", "pkg/tensor/tensortest", "pkg/tensor/reference", "pkg/tensor/cpu", "pkg/model", "pkg/model/qwenimage", "pkg/lora", "pkg/sheet"},
 	"pkg/tensor/cuda/kernels":      {"pkg/tensor/cuda/internal/driver", "pkg/tensor/cuda/internal/ptxvm"},
 	"pkg/tensor/reference":         {"pkg/tensor/tensortest"},
 	"pkg/scheduled":                {"pkg/tensor"},
+	"pkg/lora":                     {"pkg/tensor"},
 	"pkg/client":                   {"pkg/natsd", "services/pipeline"}, // examples run against a whole pipeline
 	"pkg/scorer/natsscore":         {"pkg/natsd"},
 	"services/intake":              {"pkg/bus/bustest", "pkg/model", "pkg/model/synthetic"},
-	"services/sampler":             {"pkg/natsd", "pkg/model/qwenimage/checkpoint"},
+	"services/sampler":             {"pkg/natsd", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint"},
 	"services/internal/bench":      {"pkg/model/qwenimage/checkpoint"},
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
@@ -143,7 +155,7 @@ var testLayers = map[string][]string{
 	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument": {"pkg/bus/bustest"},
 	"pkg/fieldflag":                {"schemas/document"},
-	"services/command":             {"pkg/bus/bustest", "pkg/model/qwenimage/checkpoint"},
+	"services/command":             {"pkg/bus/bustest", "pkg/lm/qwen2", "pkg/model/qwenimage/checkpoint"},
 	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
 	"services/pipeline":            {"pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
 	"services/estimate":            {"pkg/bus/bustest"},
@@ -166,7 +178,7 @@ var dependencies = map[string]dependency{
 	"github.com/knadh/koanf":                {why: "layers of settings: file, environment, flags", users: []string{"services/internal/boot"}},
 	"github.com/nats-io/nats-server":        {why: "the embedded server; it must not reach clients or the four service binaries", users: []string{"pkg/natsd", "integration"}},
 	"github.com/nats-io/nkeys":              {why: "keys of users: made by meander auth, proved to the embedded server", users: []string{"pkg/natsd", "services/command"}},
-	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration"}},
+	"github.com/nats-io/nats.go":            {why: "the event plane's client", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "pkg/interaction", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/...", "integration"}},
 	"github.com/prometheus/client_golang":   {why: "counters and gauges as Prometheus reads them", users: []string{"services/...", "integration"}},
 	"github.com/rs/zerolog":                 {why: "structured logs without allocation", users: []string{"pkg/bus/...", "pkg/natsd", "pkg/client", "services/...", "integration"}, tests: true},
 	"github.com/santhosh-tekuri/jsonschema": {why: "checks the golden events against the generated schemas", tests: true},
@@ -324,6 +336,7 @@ func inDocument(t *testing.T, document, name, text string) {
 
 func TestImports_Layers(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	packages := readPackages(t)
 	for _, dir := range slices.Sorted(maps.Keys(packages)) {
 		if dir == "integration" {
@@ -350,6 +363,7 @@ func TestImports_Layers(t *testing.T) {
 // The table itself must keep the promises the architecture makes, whatever is added to it.
 func TestImports_LayersKeepTheirPromises(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	for dir, allowed := range layers {
 		for _, below := range allowed {
 			if _, known := layers[below]; !known {
@@ -382,6 +396,7 @@ func TestImports_LayersKeepTheirPromises(t *testing.T) {
 // The server is large and opens files and sockets: programs that only talk to one do not carry it.
 func TestImports_NoServerInClients(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	packages := readPackages(t)
 	below := func(dir string) []string {
 		var dirs []string
@@ -430,6 +445,7 @@ func reachable(from string, below func(string) []string) map[string]bool {
 
 func TestImports_Dependencies(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	packages := readPackages(t)
 	used := map[string]bool{}
 	for _, dir := range slices.Sorted(maps.Keys(packages)) {
@@ -478,6 +494,7 @@ func mayUse(dir string, dep dependency) bool {
 // go.mod's direct requirements and the table are the same list.
 func TestImports_GoMod(t *testing.T) {
 	sequential(t)
+	t.Parallel()
 	data, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
 		t.Fatal(err)

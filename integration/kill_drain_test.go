@@ -51,6 +51,7 @@ func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages in
 // hands back what it has in hand: another one goes on with it at once. Nobody waits
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
+	t.Parallel()
 	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 800, images: 10, side: 2048, asked: map[schemas.UID]int64{}}
 	if raceEnabled {
 		d.steps, d.images, d.side = 150, 6, 1024
@@ -216,7 +217,7 @@ func oneStep(t *testing.T, b *bus.Bus, e *schemas.Trajectory) {
 		Run: e.Run, UID: e.UID, SampleIndex: e.SampleIndex, Attempt: e.Attempt, NumInferenceSteps: 1, Transition: schemas.TransitionODE,
 		Sigma: 1, Timestep: 1000, LogProbKind: e.LogProbKind, ElementCount: 1, Latents: []schemas.IndexedTensor{}, Debug: []schemas.NamedTensor{},
 		ScheduleDigest: e.ScheduleDigest,
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

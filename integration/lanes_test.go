@@ -24,7 +24,7 @@ func TestLane_MissingLatents(t *testing.T) {
 	c.standIn(t, "synthetic")
 	c.up(t, "intake", "reward", "advantage")
 
-	shape := []int64{schemas.MaxGroupSize, 1, 64}
+	shape := []int64{128, 1, 64} // more than a sampler has in hand
 	ref, err := c.PutBlob(t.Context(), make([]byte, 4*shape[0]*shape[1]*shape[2]))
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,17 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// peaksTell skips where the peak of a program's memory says nothing.
+func peaksTell(t *testing.T) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("the peak of a program's memory is read from /proc")
+	}
+	if raceEnabled {
+		t.Skip("the race detector takes memory of its own")
+	}
+}
+
 // beside is what the reward service may take beside its images, in MiB, as its setting
 // image_mib and ARCHITECTURE.md say.
 const beside = 512
@@ -26,12 +37,8 @@ const beside = 512
 // reward service stays below its ceiling; what is above it by itself fails by name.
 // A soak takes the largest images that an event may have.
 func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("the peak of a program's memory is read from /proc")
-	}
-	if raceEnabled {
-		t.Skip("the race detector takes memory of its own")
-	}
+	peaksTell(t)
+	t.Parallel()
 	side, mib := soak(t, 2048, schemas.MaxSide), soak(t, 128, 1100)
 	const samples = 24
 	c := assemble(t)
@@ -99,14 +106,11 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 }
 
 // The other programs have ceilings of their own, as ARCHITECTURE.md says: prompts as long
-// and groups as large as they may be, and images of 1024 x 1024 with every state kept.
+// and groups as large as they may be, and images of 1024 x 1024 with every state kept. A soak
+// has more of both.
 func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("the peak of a program's memory is read from /proc")
-	}
-	if raceEnabled {
-		t.Skip("the race detector takes memory of its own")
-	}
+	peaksTell(t)
+	t.Parallel()
 	c := assemble(t)
 	server := []string{"--nats-url", c.Server.ClientURL(), "--health-addr", ""}
 	programs := []struct {
@@ -133,10 +137,10 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 2 { // requests of 16 MiB a prompt
+	for range soak(t, 1, 4) { // requests of 16 MiB a prompt
 		put(&schemas.Prompt{Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)), NumInferenceSteps: new(int64(1)), Height: new(int64(16)), Width: new(int64(16))})
 	}
-	for range 2 { // a sample keeps 5 MiB
+	for range soak(t, 1, 4) { // a sample keeps 5 MiB
 		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)), NumInferenceSteps: new(int64(4)), Height: new(int64(1024)), Width: new(int64(1024))})
 	}
 	bustest.Until(t, "all groups", func() error {

@@ -149,6 +149,7 @@ func complete(t *testing.T, x *task) string {
 
 // Two runs on one store: whichever ends first, and however, the other goes on.
 func TestStore_EveryOrderOfEnding(t *testing.T) {
+	t.Parallel()
 	calm := complete(t, background(t, t.TempDir(), longRun("b", slowServices...)...))
 	type end func(t *testing.T, x *task)
 	endings := []struct {
@@ -162,7 +163,7 @@ func TestStore_EveryOrderOfEnding(t *testing.T) {
 	for _, ending := range endings {
 		t.Run("owner "+ending.name, func(t *testing.T) {
 			dir := t.TempDir()
-			owner := background(t, dir, longRun("a", slowServices...)...)
+			owner := background(t, dir, longRun("a", append(slowServices, "-n", "16")...)...) // not over before the other joins
 			running(t, dir)
 			joiner := background(t, dir, longRun("b")...)
 			joiner.says(t, "joining the pipeline at nats://127.0.0.1:")
@@ -192,11 +193,16 @@ func TestStore_EveryOrderOfEnding(t *testing.T) {
 // A chain of runs is killed one after the other, in the middle of their work: the last
 // one does all that is left.
 func TestStore_OwnersKilledInTurn(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
-	runs := []*task{background(t, dir, longRun("r0", slowServices...)...)}
+	long := []string{"-n", "32"} // not over before the others have joined
+	runs := []*task{background(t, dir, longRun("r0", append(slowServices, long...)...)...)}
 	running(t, dir)
 	for i := 1; i < 4; i++ {
-		x := background(t, dir, longRun(fmt.Sprintf("r%d", i))...)
+		if i == 3 {
+			long = nil
+		}
+		x := background(t, dir, longRun(fmt.Sprintf("r%d", i), long...)...)
 		x.says(t, "joining")
 		runs = append(runs, x)
 	}
@@ -209,6 +215,7 @@ func TestStore_OwnersKilledInTurn(t *testing.T) {
 
 // Commands of all kinds outlive the pipeline that they joined, and go on with the next.
 func TestStore_UpEndsUnderItsClients(t *testing.T) {
+	t.Parallel()
 	for _, end := range []os.Signal{os.Interrupt, os.Kill} {
 		t.Run(end.String(), func(t *testing.T) {
 			dir := t.TempDir()
@@ -247,26 +254,30 @@ func TestStore_UpEndsUnderItsClients(t *testing.T) {
 // A run killed again and again, sooner than its work would be redelivered, makes
 // progress, and starts at once though the one before has hardly died.
 func TestStore_KilledFasterThanRedelivery(t *testing.T) {
-	dir := t.TempDir()
+	t.Parallel()
 	limit := soak(t, 3, 50)
-	args := longRun("k", append(slowServices, "-n", strconv.Itoa(8*limit), "--height", "384", "--width", "384")...)
-	x := background(t, dir, args...)
-	kills := 0
-	for have := 0; kills < limit; kills++ {
-		if have = made(t, dir, "k", have+1, x); have == 0 {
-			break
+	for n, kills := 8*limit, 0; kills < 2; n *= 2 { // work in hand would come back after 10 minutes
+		if n > 64*limit {
+			t.Fatalf("%d kills before the run came to its end, though it is 8 times longer than it has to be", kills)
 		}
-		x.signal(t, os.Kill)
-		x = background(t, dir, args...) // without waiting for the end
+		dir := t.TempDir()
+		args := longRun("k", append(slowServices, "-n", strconv.Itoa(n), "--height", "256", "--width", "256")...)
+		x := background(t, dir, args...)
+		kills = 0
+		for have := 0; kills < limit; kills++ {
+			if have = made(t, dir, "k", have+1, x); have == 0 {
+				break
+			}
+			x.signal(t, os.Kill)
+			x = background(t, dir, args...) // without waiting for the end
+		}
+		complete(t, x)
 	}
-	if kills < 2 { // its work would come back after 10 minutes
-		t.Fatalf("%d kills before the run came to its end; make it longer", kills)
-	}
-	complete(t, x)
 }
 
 // up starts at once, on the same port, when the one before was killed.
 func TestStore_UpRestartedAfterKill(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -292,6 +303,7 @@ func TestStore_UpRestartedAfterKill(t *testing.T) {
 // What only the owner of a pipeline can honour is refused where it differs from what
 // runs; what is left out is as it runs.
 func TestStore_FlagsOfWhoJoins(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	up := background(t, dir, "up", "--model", "synthetic", "--batch", "4", "--listen", "127.0.0.1:0")
 	up.says(t, "meander is up on")
@@ -353,6 +365,7 @@ func TestUp_Token(t *testing.T) {
 
 // Credentials in a URL are shown by nobody.
 func TestURL_CredentialsAreHidden(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	url := running(t, func() string { serve(t, dir); return dir }()).URL
 	for _, secret := range []string{"s3cret@", "user:s3cret@", "s3cret:x@"} {

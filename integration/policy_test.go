@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -21,6 +24,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/sampler"
 	"github.com/meander-rl/meander/services/verify"
 )
 
@@ -154,45 +158,45 @@ func TestPolicy_PushedWhileSampling(t *testing.T) {
 	}
 }
 
+// wrong is an adapter that no sampler can use.
+type wrong struct {
+	file   []byte
+	parsed bool // the file alone is fine
+	want   string
+}
+
+func wrongAdapters(t *testing.T, d int) map[string]wrong {
+	t.Helper()
+	file := func(module string, k, r int, value float32) []byte { return loraFile(t, module, d, k, r, 7, value) }
+	return map[string]wrong{
+		"truncated":   {file(projection, d, 4, 0)[:4000], false, "truncated"},
+		"NaN":         {file(projection, d, 4, float32(math.NaN())), false, "not finite"},
+		"rank":        {file(projection, d, d+1, 0), false, "rank"},
+		"absurd rank": {file(projection, d, 5000, 0), false, "rank 5000; must be at most"},
+		"module":      {file("blocks.0.q", d, 4, 0), true, "module blocks.0.q: the transformer has none"},
+		"shape":       {file(projection, d+1, 4, 0), true, "module " + projection},
+	}
+}
+
 // What no sampler could use is refused before it is stored; what is forged all the same is refused by
 // the samplers, with the reason, and they go on with what they have.
 func TestPolicy_Refused(t *testing.T) {
-	if raceEnabled {
-		t.Skip("nothing is concurrent that is not so without")
-	}
+	sequential(t)
 	t.Parallel()
 	plane, peer, base := signsPlane(t, 1)
 	d := widthOfSigns(t, plane.Bus, base)
-	for name, c := range map[string]struct {
-		file   []byte
-		parsed bool // the file alone is fine
-		want   string
-	}{
-		"truncated": {loraFile(t, projection, d, d, 4, 7, 0)[:4000], false, "truncated"},
-		"NaN":       {loraFile(t, projection, d, d, 4, 7, float32(math.NaN())), false, "not finite"},
-		"rank":      {loraFile(t, projection, d, d, d+1, 7, 0), false, "rank"},
-		"module":    {loraFile(t, "blocks.0.q", d, d, 4, 7, 0), true, "module blocks.0.q: the transformer has none"},
-		"shape":     {loraFile(t, projection, d, d+1, 4, 7, 0), true, "module " + projection},
-		"nothing":   {loraFile(t, projection, d, d, 4, 0, 0), true, "canary"},
-	} {
-		a, err := lora.Parse("test", c.file, nil)
-		if (err == nil) != c.parsed || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v; want %q in it", name, err, c.want)
-		}
-		if _, refused := errors.AsType[*client.RefusedError](pushedLoRA(t, peer, a)); c.parsed && name != "nothing" && !refused {
-			t.Errorf("%s: not refused", name)
-		}
+	good := loraFile(t, projection, d, d, 4, 7, 0)
+	// refused has a policy published, and all samplers refuse it.
+	refused := func(name, want string, change func(p *schemas.Policy)) {
+		t.Helper()
 		current, err := peer.Policy(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if name != "nothing" { // which can only be told by trying
+		if change != nil {
 			forged := *current
-			ref, err := plane.PutBlob(t.Context(), c.file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			forged.Adapter, forged.WeightsDigest = &schemas.PolicyAdapter{File: ref, Scale: 1}, ref.Digest
+			forged.Adapter, forged.WeightsDigest, forged.BaseDigest = &schemas.PolicyAdapter{Scale: 1}, base.WeightsDigest, base.BaseDigest
+			change(&forged)
 			forged.PolicyVersion, forged.Parent = current.PolicyVersion+1, &current.PolicyVersion
 			if err := plane.SetPolicy(t.Context(), &forged, current); err != nil {
 				t.Fatal(err)
@@ -200,13 +204,100 @@ func TestPolicy_Refused(t *testing.T) {
 			current = &forged
 		}
 		replicas, err := peer.Taken(t.Context(), current)
-		if err != nil || len(replicas) != 1 || replicas[0].Answer == nil {
+		if err != nil || len(replicas) == 0 {
 			t.Fatalf("%s: %+v, %v", name, replicas, err)
 		}
-		if a := replicas[0].Answer; a.State != schemas.AppliedRefused || !strings.Contains(a.Error, c.want) || a.Serving != base.PolicyVersion || a.WeightsDigest != base.WeightsDigest {
-			t.Errorf("%s: the sampler says %+v; want %q in it", name, a, c.want)
+		for _, r := range replicas {
+			if a := r.Answer; a == nil || a.State != schemas.AppliedRefused || !strings.Contains(a.Error, want) || a.Serving != base.PolicyVersion || a.WeightsDigest != base.WeightsDigest {
+				t.Errorf("%s: the sampler says %+v; want %q in it", name, a, want)
+			}
 		}
 	}
+	stored := func(data []byte) schemas.Ref {
+		t.Helper()
+		ref, err := plane.PutBlob(t.Context(), data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ref
+	}
+	for name, c := range wrongAdapters(t, d) {
+		a, err := lora.Parse("test", c.file, nil)
+		if (err == nil) != c.parsed || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want %q in it", name, err, c.want)
+		}
+		if _, is := errors.AsType[*client.RefusedError](pushedLoRA(t, peer, a)); c.parsed && !is {
+			t.Errorf("%s: not refused", name)
+		}
+		refused(name, c.want, func(p *schemas.Policy) { p.Adapter.File = stored(c.file) })
+	}
+	right := lora.WeightsDigest(base.BaseDigest, lora.Weighted{Adapter: parsedLoRA(t, good), Weight: 1})
+	refused("another digest of the weights", "weights_digest: "+base.WeightsDigest[:16], func(p *schemas.Policy) { p.Adapter.File = stored(good) })
+	refused("another checkpoint", "base_digest: 00", func(p *schemas.Policy) {
+		p.Adapter.File, p.WeightsDigest, p.BaseDigest = stored(good), right, strings.Repeat("0", 64)
+	})
+	refused("another size", "adapter.file", func(p *schemas.Policy) {
+		p.Adapter.File, p.WeightsDigest = stored(good), right
+		p.Adapter.File.Size--
+	})
+	refused("no such file", "adapter.file", func(p *schemas.Policy) {
+		p.Adapter.File = schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("1", 64), Size: 100}
+	})
+	nothing := parsedLoRA(t, loraFile(t, projection, d, d, 4, 0, 0))
+	if err := pushedLoRA(t, peer, nothing); err != nil { // can only be told by trying
+		t.Fatal(err)
+	}
+	refused("nothing", "canary", nil)
+}
+
+// A sampler does not start with an adapter of its own that it cannot use. One that starts on a lane whose
+// newest version cannot be used, takes the one before, and says so.
+func TestPolicy_RefusedAtStart(t *testing.T) {
+	sequential(t)
+	t.Parallel()
+	plane, peer, base := signsPlane(t, 1)
+	d := widthOfSigns(t, plane.Bus, base)
+	c := sampler.DefaultConfig()
+	c.Model, c.Device = signsFolder, "cpu"
+	for name, w := range wrongAdapters(t, d) {
+		c.Adapter = filepath.Join(t.TempDir(), "adapter.safetensors")
+		if err := os.WriteFile(c.Adapter, w.file, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := sampler.Run(t.Context(), c, plane.Bus, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), w.want) {
+			t.Errorf("%s: %v; want %q in it", name, err, w.want)
+		}
+	}
+	if now, err := peer.Policy(t.Context(), ""); err != nil || now.PolicyVersion != base.PolicyVersion {
+		t.Errorf("version %d, %v; want that of before", now.PolicyVersion, err)
+	}
+	pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 0)), client.Push{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := *pushed
+	gone.Adapter = &schemas.PolicyAdapter{Scale: 1, File: schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("1", 64), Size: 100}}
+	gone.WeightsDigest, gone.PolicyVersion, gone.Parent = "gone", pushed.PolicyVersion+1, &pushed.PolicyVersion
+	if _, err := peer.Taken(t.Context(), pushed); err != nil {
+		t.Fatal(err)
+	}
+	if err := plane.SetPolicy(t.Context(), &gone, pushed); err != nil {
+		t.Fatal(err)
+	}
+	c.Adapter = ""
+	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, c, b, zerolog.Nop()) })
+	bustest.Until(t, "both have answered", func() error {
+		replicas, err := peer.Taken(t.Context(), &gone)
+		if err == nil && len(replicas) < 2 {
+			err = fmt.Errorf("%d samplers", len(replicas))
+		}
+		for _, r := range replicas {
+			if r.Answer.State != schemas.AppliedRefused || r.Answer.Serving != pushed.PolicyVersion || r.Answer.WeightsDigest != pushed.WeightsDigest {
+				t.Errorf("answered %+v; want that it goes on with version %d", r.Answer, pushed.PolicyVersion)
+			}
+		}
+		return err
+	})
 }
 
 // pushedLoRA pushes an adapter where there is one.
@@ -216,4 +307,54 @@ func pushedLoRA(t *testing.T, peer *client.Client, a *lora.Adapter) error {
 	}
 	_, err := peer.PushPolicy(t.Context(), a, client.Push{})
 	return err
+}
+
+// A sample that was ready when weights came, and waits for its turn, begins with them; the one whose turn it is ends on
+// those that it began with.
+func TestPolicy_WaitingForItsTurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.Serve(t, defaults().run("intake"))
+	c := resumeCase{name: "turn"}
+	first, second := c.prompt(3), c.prompt(4)
+	b := &brake{after: map[string]int{first.Prompt: 3}, taken: map[string]int{}, release: make(chan struct{}), goesOn: true, decodes: true}
+	cfg := resumeConfig(b, 1)
+	counted := prometheus.NewRegistry()
+	cfg.Metrics = counted
+	w.sampler(t, cfg)
+	publish(t, w, "r", first)
+	b.holds(t, w, 1, 3)
+	publish(t, w, "r", second)
+	bustest.Until(t, "the second waits for its turn", func() error {
+		if n := counter(t, counted, "joining_samples"); n != 1 {
+			return fmt.Errorf("%g do", n)
+		}
+		return nil
+	})
+	base, err := w.client.Policy(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := *base
+	next.PolicyVersion, next.Parent = base.PolicyVersion+1, &base.PolicyVersion
+	if err := w.SetPolicy(t.Context(), &next, base); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.client.Taken(t.Context(), &next); err != nil {
+		t.Fatal(err)
+	}
+	close(b.release)
+	made := trajectories(t, w, "r", 2)
+	for uid, want := range map[schemas.UID]int64{first.UID: base.PolicyVersion, second.UID: next.PolicyVersion} {
+		tr := made[uid]
+		steps, err := w.client.Steps(t.Context(), tr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range steps {
+			if tr.PolicyVersionMin != want || tr.PolicyVersionMax != want || s.PolicyVersion != want {
+				t.Fatalf("%s: versions %d to %d, step %d of %d; want %d", uid, tr.PolicyVersionMin, tr.PolicyVersionMax, s.StepIndex, s.PolicyVersion, want)
+			}
+		}
+	}
 }

@@ -25,12 +25,7 @@ import (
 func plane(t *testing.T) (*world, string) {
 	t.Helper()
 	w := newWorld(t, bustest.TCP)
-	_, err := w.JetStream().UpdateKeyValue(t.Context(), jetstream.KeyValueConfig{
-		Bucket: schemas.PresenceBucket, TTL: 2 * time.Second, MaxBytes: 8 << 20, Storage: jetstream.FileStorage,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w.Change(t, "KV_"+schemas.PresenceBucket, func(c *jetstream.StreamConfig) { c.MaxAge, c.Duplicates = 2*time.Second, 2*time.Second })
 	return w, w.Server.ClientURL()
 }
 
@@ -80,6 +75,7 @@ func oneImage(uid schemas.UID, model schemas.Lane) *schemas.Prompt {
 // A lane whose sampler was killed takes no prompts: they are held, and say why, health
 // too; other lanes go on; and they are sampled once the lane is served again.
 func TestLane_Ghost(t *testing.T) {
+	t.Parallel()
 	w, url := plane(t)
 	w.intake(t, func(c *intake.Config) { c.Hold = time.Hour })
 	sampler := func(name string, lane string) *harness.Process {
@@ -136,13 +132,14 @@ func TestLane_Ghost(t *testing.T) {
 
 // What nobody comes for is refused at last, with what it waited for.
 func TestLane_HeldPromptIsRefused(t *testing.T) {
+	t.Parallel()
 	w, _ := plane(t)
 	hook := make(chan func() error, 1)
 	w.intake(t, func(c *intake.Config) {
 		c.Hold = 6 * time.Second
 		c.Health = func(_ string, check func() error) { hook <- check }
 	})
-	stuck := <-hook
+	stuck := bustest.Receive(t, "the check of intake's health", hook)
 	if err := w.SetPolicy(t.Context(), &schemas.Policy{
 		Lane: "gone", Model: "gone", LatentChannels: 1, PixelsPerToken: 16, Height: 16, Width: 16, NumInferenceSteps: 1, MaxPixels: 256,
 	}, nil); err != nil {
@@ -176,6 +173,7 @@ func TestLane_HeldPromptIsRefused(t *testing.T) {
 
 // Intake asks the reward services that run what they can score, before an image is made.
 func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
+	t.Parallel()
 	w, url := plane(t)
 	service := func(name string, args ...string) *harness.Process {
 		return harness.Raise(t, &harness.Process{
@@ -221,6 +219,7 @@ func TestReward_UnknownIsRefusedByIntake(t *testing.T) {
 
 // A run that joins a pipeline without a sampler says so instead of standing still.
 func TestRun_SaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
 	w, url := plane(t)
 	w.intake(t, func(*intake.Config) {})
 	cmd := exec.Command(program(t, "meander"), "run", "--nats", url, "--out", "-", "a red fox")

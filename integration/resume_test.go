@@ -264,7 +264,7 @@ func TestResume_KilledAtEachStep(t *testing.T) {
 	}
 }
 
-// counter is the value of a sampler's.
+// counter is the value of a sampler's counter, or gauge.
 func counter(t *testing.T, of prometheus.Gatherer, name string) float64 {
 	t.Helper()
 	all, err := of.Gather()
@@ -273,7 +273,7 @@ func counter(t *testing.T, of prometheus.Gatherer, name string) float64 {
 	}
 	for _, f := range all {
 		if f.GetName() == "meander_sampler_"+name {
-			return f.GetMetric()[0].GetCounter().GetValue()
+			return f.GetMetric()[0].GetCounter().GetValue() + f.GetMetric()[0].GetGauge().GetValue()
 		}
 	}
 	t.Fatalf("no counter %s", name)

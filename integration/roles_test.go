@@ -94,7 +94,7 @@ func servers() map[string]func(t *testing.T) guarded {
 				text, _ := os.ReadFile(logged)
 				return string(text)
 			}}
-			meander(t, t.TempDir(), append([]string{"streams", "setup"}, g.flags("admin")...)...).must(t, 0)
+			meander(t, t.TempDir(), append([]string{"streams", "setup", "--auth", dir}, g.flags("admin")...)...).must(t, 0)
 			return g
 		},
 		"up": func(t *testing.T) guarded {
@@ -186,7 +186,8 @@ func listens(subject, queue string) func(nc *nats.Conn) error {
 }
 
 // matrix is what must not be done by others than those named; the admin may do everything. The
-// subjects have a run of their own each, so that what is stored is told apart.
+// subjects have a run of their own each, so that what is stored is told apart. A guest may read whatever
+// he likes of the streams that he has copies of: what is in them is TestRoles_Guests'.
 var matrix = []struct {
 	what string
 	do   func(nc *nats.Conn) error
@@ -212,10 +213,13 @@ var matrix = []struct {
 	{"change the spec of another run", sends("$KV.mdr-runs.b", "x"), []string{"trainer"}},
 	{"change the secret of seals", sends("$KV.mdr-seal.steps", "x"), []string{"sampler"}},
 	{"read the secret of seals", sends("$JS.API.DIRECT.GET.KV_mdr-seal.$KV.mdr-seal.steps", ""), []string{"sampler"}},
-	{"write a blob", sends("$O.mdr-blobs.M.x", "x"), []string{"intake", "sampler", "reward", "advantage", "trainer", "trainer-a"}},
+	{"write a blob", sends("$O.mdr-blobs.M.x", "x"), []string{"intake", "sampler", "reward", "advantage", "trainer"}},
 	{"ask a scorer", sends("mdr.v1.score.colour", "x"), []string{"reward"}},
 	{"answer a scorer's queue", listens("mdr.v1.score.colour", "colour"), []string{"scorer"}},
 	{"listen to a scorer's queue", listens("mdr.v1.score.>", ""), nil},
+	{"ask an interaction", sends("mdr.v1.interact.tutor", "x"), []string{"sampler"}},
+	{"answer an interaction's queue", listens("mdr.v1.interact.tutor", "tutor"), []string{"scorer"}},
+	{"listen to an interaction's queue", listens("mdr.v1.interact.>", ""), nil},
 	{"listen to all events", listens("mdr.v1.>", ""), nil},
 	{"listen to all inboxes", listens("_INBOX.>", ""), nil},
 	{"listen to another's inbox", listens("_INBOX.UCN3SBM6WPYNSWFSDNUQ7VSEAGDBXYRXGTY7ZSEFFXTRUYYDQ2Z34NOW.>", ""), nil},
@@ -237,16 +241,16 @@ var matrix = []struct {
 	{"delete the reward service's consumer", sends("$JS.API.CONSUMER.DELETE.MDR_TRAJECTORIES.reward", ""), nil},
 	{"make a durable consumer the old way", sends("$JS.API.CONSUMER.DURABLE.CREATE.MDR_TRAJECTORIES.reward", "{"), nil},
 	{"acknowledge another's work", sends("$JS.ACK.MDR_TRAJECTORIES.reward.1.1.1.1.0", "+ACK"), []string{"reward"}},
-	{"read prompts", sends("$JS.API.DIRECT.GET.MDR_PROMPTS", `{"seq":1}`), []string{"intake", "advantage", "viewer"}},
-	{"read any trajectory", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES", `{"seq":1}`), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer"}},
+	{"read prompts", sends("$JS.API.DIRECT.GET.MDR_PROMPTS", `{"seq":1}`), []string{"intake", "advantage", "viewer", "viewer-a", "trainer", "trainer-a"}},
+	{"read any trajectory", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES", `{"seq":1}`), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
 	{"read a trajectory of a run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.a.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
-	{"read a trajectory of another run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.b.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer"}},
+	{"read a trajectory of another run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.b.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
 	{"follow a run", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.advantage.a.*", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
-	{"follow another run", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.advantage.b.*", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer"}},
-	{"follow all runs", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.>", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer"}},
-	{"follow rewards of another run", sends("$JS.API.CONSUMER.CREATE.MDR_REWARDS.x.mdr.v1.reward.*.b.>", "{"), []string{"intake", "reward", "advantage", "trainer", "viewer"}},
+	{"follow another run", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.advantage.b.*", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
+	{"follow all runs", sends("$JS.API.CONSUMER.CREATE.MDR_ADVANTAGES.x.mdr.v1.>", "{"), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
+	{"follow rewards of another run", sends("$JS.API.CONSUMER.CREATE.MDR_REWARDS.x.mdr.v1.reward.*.b.>", "{"), []string{"intake", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
 	{"read a blob", sends("$JS.API.DIRECT.GET.OBJ_mdr-blobs.$O.mdr-blobs.M.x", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer"}},
-	{"read who is paused", sends("$JS.API.DIRECT.GET.KV_mdr-control.$KV.mdr-control.b", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer"}},
+	{"read who is paused", sends("$JS.API.DIRECT.GET.KV_mdr-control.$KV.mdr-control.b", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
 }
 
 // Each role does what it must, and nothing else: on both servers, over TLS.
@@ -356,8 +360,15 @@ func TestRoles_Pipeline(t *testing.T) {
 	for _, args := range [][]string{{"verify", "--run", "a"}, {"show", "--run", "a"}, {"status", "a"}, {"streams"}, {"runs", "ls"}, {"dead", "ls"}} {
 		meander(t, t.TempDir(), append(args, g.flags("viewer")...)...).must(t, 0)
 	}
-	for _, args := range [][]string{{"show", "--run", "a"}, {"status", "a"}, {"watch", "--run", "a", "--all", "--count", "2"}} {
-		meander(t, t.TempDir(), append(args, g.flags("viewer-a")...)...).must(t, 0)
+	for _, guest := range []string{"viewer-a", "trainer-a"} {
+		for _, args := range [][]string{{"show", "--run", "a"}, {"status", "a"}, {"watch", "--run", "a", "--all", "--count", "2"}, {"runs", "show", "a"}} {
+			meander(t, t.TempDir(), append(args, g.flags(guest)...)...).must(t, 0)
+		}
+	}
+	for _, user := range []string{"trainer", "trainer-a"} {
+		if out := meander(t, t.TempDir(), append([]string{"runs", "ls", "--json"}, g.flags(user)...)...).must(t, 0); !strings.Contains(out.stdout, `"run":"a"`) {
+			t.Errorf("runs ls by %s: %s", user, out.stdout)
+		}
 	}
 	g.steps(t, "viewer-a", "a")
 	for _, line := range strings.Split(g.log(), "\n") {

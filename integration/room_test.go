@@ -3,6 +3,8 @@ package integration_test
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +58,13 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 	t.Fatalf("%d of %d samples, then nothing moved", n, samples)
 }
 
+// sumOf asks for a sum, of whose answer it wants so many tokens.
+func sumOf(tokens int64, change func(*schemas.Text)) schemas.Prompt {
+	x := &schemas.Text{MaxNewTokens: &tokens, Temperature: new(0.0)}
+	change(x)
+	return schemas.Prompt{Model: "sums", Prompt: "347+58=?", Text: x, Reward: []schemas.RewardSpec{{Name: "entropy_mean"}}}
+}
+
 // What a request is said to store bounds what its steps take, closely enough.
 func TestRoom_BytesOfSteps(t *testing.T) {
 	t.Parallel()
@@ -63,11 +72,13 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return intake.Run(ctx, intake.DefaultConfig(), b, zerolog.Nop())
 	})
-	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
-		c := sampler.DefaultConfig()
-		c.Model, c.Instance = "synthetic", strings.Repeat("i", 60)
-		return sampler.Run(ctx, c, b, zerolog.Nop())
-	})
+	for i, model := range []string{"synthetic", sumsFolder(t)} {
+		p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+			c := sampler.DefaultConfig()
+			c.Model, c.Instance = model, strings.Repeat("i", 59)+strconv.Itoa(i)
+			return sampler.Run(ctx, c, b, zerolog.Nop())
+		})
+	}
 	long := strings.Repeat("n", schemas.MaxToken)
 	for i, test := range []struct {
 		prompt schemas.Prompt
@@ -79,9 +90,21 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 		{schemas.Prompt{Rollout: schemas.Rollout{LatentsDType: "BF16", ReturnStepIndices: []int64{2, 10}}}, "r2", 1.3},
 		{schemas.Prompt{Rollout: schemas.Rollout{Debug: []string{"std", "noise"}}}, "r3", 1.2},
 		{schemas.Prompt{Height: new(int64(1024)), Width: new(int64(1024)), NumInferenceSteps: new(int64(2)), Rollout: schemas.Rollout{Debug: []string{"noise"}}}, "r4", 1.05},
+		{sumOf(3, func(*schemas.Text) {}), "r5", 3.2}, // most of it is the prompt, of whose tokens only the bytes are known
+		{sumOf(3, func(x *schemas.Text) { x.Logits = &schemas.Logits{Form: schemas.LogitsFull} }), "r6", 2.2},
+		{sumOf(3, func(x *schemas.Text) {
+			x.Logits, x.TokensPerEvent = &schemas.Logits{Form: schemas.LogitsTopK}, new(int64(2))
+		}), "r7", 3.4},
+		// Nobody knows how long replies are; a context of 512 tokens bounds them.
+		{sumOf(1, func(x *schemas.Text) { // too short to be right
+			x.Interaction = &schemas.Interaction{Name: "sums", MaxTurns: new(int64(30))}
+		}), "r8", 1.8},
 	} {
 		e := test.prompt
-		e.Prompt, e.GroupSize = "a red fox", new(int64(1))
+		e.GroupSize = new(int64(1))
+		if e.Prompt == "" {
+			e.Prompt, e.Model = "a red fox", "synthetic"
+		}
 		data, err := schemas.Encode(&e)
 		if err != nil {
 			t.Fatal(err)
@@ -98,7 +121,8 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 			t.Fatal(err)
 		}
 		e.UID = "-"
-		requests, err := intake.Resolve(test.run, &e, policies[0], intake.Origin{Created: time.Now(), Reward: []string{"synthetic"}})
+		policy := policies[slices.IndexFunc(policies, func(p *schemas.Policy) bool { return p.Lane == e.Model })]
+		requests, err := intake.Resolve(test.run, &e, policy, intake.Origin{Created: time.Now(), Reward: []string{"synthetic"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +130,7 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 		if test.prompt.UID != "" {
 			requests[0].UID = test.prompt.UID
 		}
-		bound := requests[0].StepBytes(policies[0].StateElements(requests[0].Height, requests[0].Width))
+		bound := requests[0].StepBytes(policy)
 		info, err := p.StreamInfo(t.Context(), schemas.StreamSteps)
 		if err != nil {
 			t.Fatal(err)

@@ -115,11 +115,11 @@ func (x *terminal) start(t *testing.T, dir string, args ...string) <-chan error 
 	return ended
 }
 
-// busy keeps every core at work until the test ends.
+// busy keeps every core at work until the test ends, in a soak. Beside the short form other tests do.
 func busy(t *testing.T) {
 	var load sync.WaitGroup
 	stop := make(chan struct{})
-	for range runtime.NumCPU() {
+	for range soak(t, 0, runtime.NumCPU()) {
 		load.Go(func() {
 			for n := uint64(1); ; n = n*6364136223846793005 + 1 {
 				if n%(1<<20) != 1 {
@@ -141,6 +141,7 @@ func busy(t *testing.T) {
 
 // A run on a terminal ends, however the bar and the events come together.
 func TestTerminal_RunsEnd(t *testing.T) {
+	t.Parallel()
 	busy(t)
 	for i := range soak(t, 5, 200) {
 		dir := t.TempDir()
@@ -191,6 +192,7 @@ func (x *terminal) shows(t *testing.T, what string, is func(screen string) bool)
 // Ctrl-C on a terminal asks what is to become of the run. One that is left can be taken up again,
 // and says how.
 func TestTerminal_CtrlC(t *testing.T) {
+	t.Parallel()
 	busy(t)
 	for i := range soak(t, 1, 40) {
 		x, ended := interrupted(t, t.TempDir(), "1024")
@@ -205,6 +207,7 @@ func TestTerminal_CtrlC(t *testing.T) {
 
 // A second Ctrl-C, or the key, cancels: each group gets its result, and the table says so.
 func TestTerminal_CtrlCCancels(t *testing.T) {
+	t.Parallel()
 	for _, keys := range []string{"\x03", "c\n"} {
 		dir := t.TempDir()
 		x, ended := interrupted(t, dir, "1024")
@@ -222,6 +225,7 @@ func TestTerminal_CtrlCCancels(t *testing.T) {
 
 // A run that is left goes on in the pipeline that it has joined.
 func TestTerminal_CtrlCLeavesAPipeline(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	up := newTerminal(t, 100)
 	served := up.start(t, dir, "up", "--model", "synthetic", "--listen", "127.0.0.1:0")
@@ -245,10 +249,12 @@ func TestTerminal_CtrlCLeavesAPipeline(t *testing.T) {
 // Plans, bars, tables and help stay within the terminal, but for what cannot be broken: the
 // digest, a path, a word of one's own.
 func TestTerminal_Fits(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	run := []string{"run", "--model", "synthetic", "--run", "x", "--out", "-", "-n", "12", "--steps", "5", "a red fox"}
+	talk := []string{"run", "--model", sumsFolder(t), "--run", "talk", "--out", "-", "-n", "4", "--seed", "2", "--interaction", "sums", "--reward", "turns", "--reward", "confidence=0.3", "512-798=?"}
 	for _, columns := range []uint16{50, 80, 200} {
-		for _, args := range [][]string{run, {"show", "0000-a-red-fox"}, {"run", "--help"}, {"--help"}} {
+		for _, args := range [][]string{run, {"show", "--run", "x", "0000-a-red-fox"}, talk, {"show", "--run", "talk", "0000-512-798"}, {"run", "--help"}, {"--help"}} {
 			x := newTerminal(t, columns)
 			if err := <-x.start(t, dir, args...); err != nil {
 				t.Fatalf("%q: %v\n%s", args, err, x)

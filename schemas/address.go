@@ -7,7 +7,7 @@ import (
 )
 
 // Kinds of subjects: the first token behind Prefix, but for a part of a step, whose
-// subject is that of the step and one token more.
+// subject is that of the step and one token more, and so of tokens.
 const (
 	KindPrompt     = "prompt"
 	KindGroup      = "group"
@@ -16,6 +16,8 @@ const (
 	KindRequest    = "request"
 	KindStep       = "step"
 	KindPart       = "part"
+	KindTokens     = "tokens"
+	KindTokensPart = "tokens_part"
 	KindTrajectory = "trajectory"
 	KindVerdict    = "verdict"
 	KindReward     = "reward"
@@ -27,6 +29,9 @@ const (
 	KindControl    = "control"
 	KindParked     = "parked"
 )
+
+// partKinds are the kinds of the parts of events that have some.
+var partKinds = map[string]string{KindStep: KindPart, KindTokens: KindTokensPart}
 
 // AllSubjects matches every subject of the contract.
 const AllSubjects = Prefix + ">"
@@ -52,9 +57,9 @@ func (a *Address) tokens() []*string {
 		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID)}
 	case KindRequest, KindParked:
 		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.UID), &a.Sample}
-	case KindStep:
+	case KindStep, KindTokens:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Attempt, &a.Step}
-	case KindPart:
+	case KindPart, KindTokensPart:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Attempt, &a.Step, &a.Part}
 	case KindTrajectory:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample}
@@ -81,8 +86,8 @@ func ParseSubject(subject string) (Address, bool) {
 	a := Address{Kind: t[0]}
 	places := a.tokens()
 	switch missing := len(places) - (len(t) - 1); {
-	case a.Kind == KindStep && missing == -1:
-		a.Kind = KindPart
+	case partKinds[a.Kind] != "" && missing == -1:
+		a.Kind = partKinds[a.Kind]
 		places = a.tokens()
 	case missing == 1 && a.partitioned():
 		places = places[1:]
@@ -108,8 +113,10 @@ func (a Address) Filter() string {
 		a.Partition = strconv.Itoa(Partition(a.Batch))
 	}
 	places := a.tokens()
-	if a.Kind == KindPart {
-		a.Kind = KindStep
+	for kind, part := range partKinds {
+		if a.Kind == part {
+			a.Kind = kind
+		}
 	}
 	s := Prefix + a.Kind
 	for _, place := range places {
@@ -162,15 +169,15 @@ func TrajectoryFilter(run Run, uid UID) string {
 	return Address{Kind: KindTrajectory, Run: run, UID: uid}.Filter()
 }
 
-// StepsFilter matches the steps of a sample, of all of its attempts, with their parts. The sample may
-// be "*", and so may the uid.
+// StepsFilter matches the steps of a sample, or its tokens, of all of its attempts, with their parts, in MDR_STEPS. The
+// sample may be "*", and so may the uid.
 func StepsFilter(run Run, uid UID, sample string) string {
-	return Prefix + KindStep + "." + string(run) + "." + string(uid) + "." + sample + ".>"
+	return Prefix + "*." + string(run) + "." + string(uid) + "." + sample + ".>"
 }
 
-// AttemptFilter matches the steps of one attempt at a sample, with their parts.
+// AttemptFilter matches the steps of one attempt at a sample, or its tokens, with their parts, in MDR_STEPS.
 func AttemptFilter(run Run, uid UID, sample int64, attempt string) string {
-	return Prefix + KindStep + "." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + ".>"
+	return Prefix + "*." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + ".>"
 }
 
 // of makes filters of an address for each of some kinds.
@@ -209,7 +216,7 @@ func RunFilters(run Run) map[string][]string {
 		StreamPrompts:      all(KindPrompt),
 		StreamGroups:       all(KindGroup, KindPlan),
 		StreamRequests:     all(KindRequest),
-		StreamSteps:        all(KindStep, KindPart),
+		StreamSteps:        all(KindStep, KindPart, KindTokens, KindTokensPart),
 		StreamTrajectories: all(KindTrajectory),
 		StreamVerdicts:     all(KindVerdict),
 		StreamRewards:      all(KindReward, KindOpening),

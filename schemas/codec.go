@@ -33,7 +33,10 @@ func Encode(e Event) ([]byte, error) {
 
 // AppendEncode is Encode into memory that the caller has: it appends the event to dst. With an
 // error it returns nil.
-func AppendEncode(dst []byte, e Event) ([]byte, error) {
+func AppendEncode(dst []byte, e Event) ([]byte, error) { return appendEncode(dst, e, nil) }
+
+// appendEncode notes where in the event its byte strings are, where bins are asked for.
+func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
 	v, err := versioned(e)
 	if err != nil {
 		return nil, err
@@ -51,7 +54,7 @@ func AppendEncode(dst []byte, e Event) ([]byte, error) {
 	if len(data) > MaxEventBytes {
 		return nil, fmt.Errorf("encode %s: %w: %d bytes; must be at most %d", e.Type(), ErrTooLarge, len(data), MaxEventBytes)
 	}
-	if err := Precheck(data); err != nil {
+	if err := precheck(&walker{data: data, bins: bins}); err != nil {
 		return nil, fmt.Errorf("encode %s: %w: %w", e.Type(), ErrTooLarge, err)
 	}
 	return out, nil
@@ -108,11 +111,10 @@ func versioned(e Event) (any, error) {
 		v, c = copied(e, func(c *Request) *int64 { return &c.V })
 	case *Step:
 		v, c = copied(e, func(c *Step) *int64 { return &c.V })
+	case *Tokens:
+		v, c = copied(e, func(c *Tokens) *int64 { return &c.V })
 	case *Trajectory:
-		v, c = copied(e, func(c *Trajectory) *int64 {
-			c.repair()
-			return &c.V
-		})
+		v, c = copied(e, (*Trajectory).repair)
 	case *Reward:
 		v, c = copied(e, func(c *Reward) *int64 {
 			c.repair()
@@ -150,11 +152,10 @@ func versioned(e Event) (any, error) {
 			c.repair()
 			return &c.V
 		})
-	case *ScoreRequest:
-		v, c = copied(e, func(c *ScoreRequest) *int64 { return &c.V })
-	case *ScoreReply:
-		v, c = copied(e, func(c *ScoreReply) *int64 { return &c.V })
 	default:
+		v, c = versionedCall(e)
+	}
+	if c == nil {
 		return nil, fmt.Errorf("encode %T: not an event of this contract", e)
 	}
 	if v == nil {
@@ -165,6 +166,24 @@ func versioned(e Event) (any, error) {
 	}
 	*v = Version
 	return c, nil
+}
+
+// versionedCall is versioned for what workers are asked and answer, which is not stored.
+func versionedCall(e Event) (v *int64, c any) {
+	switch e := e.(type) {
+	case *ScoreRequest:
+		v, c = copied(e, func(c *ScoreRequest) *int64 { return &c.V })
+	case *ScoreReply:
+		v, c = copied(e, func(c *ScoreReply) *int64 { return &c.V })
+	case *InteractRequest:
+		v, c = copied(e, func(c *InteractRequest) *int64 { return &c.V })
+	case *InteractReply:
+		v, c = copied(e, func(c *InteractReply) *int64 {
+			c.Error = legalText(c.Error, MaxText)
+			return &c.V
+		})
+	}
+	return v, c
 }
 
 func copied[T any](e *T, version func(*T) *int64) (*int64, *T) {
@@ -218,7 +237,7 @@ func New(typeName string) (Event, bool) {
 // Events returns a new empty event of every type, in the order data flows.
 func Events() []Event {
 	return []Event{
-		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
-		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{},
+		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Tokens{}, &Trajectory{}, &Reward{}, &Verdict{}, &Advantage{}, &Batch{}, &Policy{}, &Applied{}, &Presence{}, &Dead{}, &Receipt{},
+		&Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{}, &InteractRequest{}, &InteractReply{},
 	}
 }

@@ -47,7 +47,7 @@ func decode(data []byte, e Event) error {
 
 // event decodes the whole of an event.
 func (r *reader) event(v reflect.Value) error {
-	if err := precheck(r.data, r.seen); err != nil {
+	if err := precheck(&walker{data: r.data, seen: r.seen}); err != nil {
 		return err
 	}
 	if err := planOf(v.Type()).decode(r, v); err != nil {

@@ -93,8 +93,11 @@ func (d *digester) sum() [32]byte { return sha256.Sum256(d.fields) }
 // a group for its advantages to mean anything: the text "meander schedule 1", sigmas
 // (list of float32), transitions (list of text), noise_level (float64), solver,
 // log_prob_kind, latents_dtype (text), true_cfg_scale (float64), height, width
-// (integer), and the number of steps (integer). See digester for the bytes.
+// (integer), and the number of steps (integer). See digester for the bytes. Of text it is what TextRequest says.
 func (e *Request) ComputeScheduleDigest() string {
+	if e.Text != nil {
+		return e.Text.scheduleDigest()
+	}
 	d := newDigester("meander schedule 1")
 	d.floats32(e.Sigmas)
 	texts(d, e.Transitions)
@@ -119,11 +122,11 @@ var ErrNoContent = errors.New("event has no content digest")
 // stream sequences, times and durations, attempts, instance and backend names, how
 // tensors travelled (inline, parts or blob), and caller's metadata.
 //
-// It is defined for a Step, Trajectory, Reward, Advantage and Batch; other events
+// It is defined for a Step, Tokens, Trajectory, Reward, Advantage and Batch; other events
 // give ErrNoContent. A digest field or tensor that is not legal is an error.
 func ContentDigest(e Event) ([32]byte, error) {
 	switch e := e.(type) {
-	case *Step:
+	case StepEvent:
 		return e.ContentDigest()
 	case *Trajectory:
 		return e.contentDigest()
@@ -146,6 +149,15 @@ func ContentDigest(e Event) ([32]byte, error) {
 // the digest of its bytes, the same however they travel. A checkpoint is not in it: what
 // a rollout computes does not depend on where it could be gone on from.
 func (e *Step) ContentDigest() ([32]byte, error) {
+	sums, err := e.TensorSums()
+	if err != nil {
+		return [32]byte{}, err
+	}
+	return e.ContentDigestOf(sums), nil
+}
+
+// ContentDigestOf is ContentDigest of a step whose tensors have been digested.
+func (e *Step) ContentDigestOf(sums TensorSums) [32]byte {
 	d := newDigester("meander step 1")
 	d.text(string(e.UID))
 	d.integer(e.SampleIndex)
@@ -165,16 +177,12 @@ func (e *Step) ContentDigest() ([32]byte, error) {
 	d.integer(int64(len(e.Latents)))
 	for i := range e.Latents {
 		d.integer(e.Latents[i].Index)
-		if err := d.tensor(&e.Latents[i].Tensor); err != nil {
-			return [32]byte{}, fmt.Errorf("latents[%d]: %w", i, err)
-		}
+		d.summed(&e.Latents[i].Tensor, sums[i])
 	}
 	d.integer(int64(len(e.Debug)))
 	for i := range e.Debug {
 		d.text(e.Debug[i].Name)
-		if err := d.tensor(&e.Debug[i].Tensor); err != nil {
-			return [32]byte{}, fmt.Errorf("debug[%d]: %w", i, err)
-		}
+		d.summed(&e.Debug[i].Tensor, sums[len(sums)-len(e.Debug)+i])
 	}
 	d.integer(e.PolicyVersion)
 	d.text(e.WeightsDigest)
@@ -182,30 +190,70 @@ func (e *Step) ContentDigest() ([32]byte, error) {
 	if e.ScheduledSampling != nil {
 		e.ScheduledSampling.digest(d)
 	}
-	return d.sum(), nil
+	return d.sum()
+}
+
+// TensorSums are the SHA-256 of the bytes of an event's tensors, however they travel, in the order of its Tensors. They are made once for all digests that tensors are in.
+type TensorSums [][sha256.Size]byte
+
+// TensorSums digests the tensors. A digest in their place that is not legal is an error.
+func (e *Step) TensorSums() (TensorSums, error) { return sumTensors(e.Tensors()) }
+
+func sumTensors(tensors []*Tensor) (TensorSums, error) {
+	sums := make(TensorSums, len(tensors))
+	for i, t := range tensors {
+		var err error
+		if sums[i], err = t.sum(); err != nil {
+			return nil, fmt.Errorf("tensor %d of %d: %w", i+1, len(tensors), err)
+		}
+	}
+	return sums, nil
+}
+
+// CheckpointSum is that of the checkpoint; zeros where there is none.
+func (e *Step) CheckpointSum(sums TensorSums) (sum [sha256.Size]byte) {
+	if e.Checkpoint != nil {
+		sum = sums[len(e.Latents)]
+	}
+	return sum
+}
+
+func (t *Tensor) sum() ([sha256.Size]byte, error) {
+	switch {
+	case t.Ref != nil:
+		return sumOf("tensor.ref.digest", t.Ref.Digest)
+	case t.Parts != nil:
+		return sumOf("tensor.parts.digest", t.Parts.Digest)
+	}
+	return sha256.Sum256(t.Data), nil
+}
+
+// sumOf reads a digest that an event carries as text.
+func sumOf(field, s string) (sum [sha256.Size]byte, err error) {
+	if !isDigest(s) {
+		return sum, fmt.Errorf("%s: %s; must be a sha-256 of 64 lower-case hex digits", field, quote(s))
+	}
+	_, err = hex.Decode(sum[:], []byte(s))
+	return sum, err
 }
 
 func (d *digester) tensor(t *Tensor) error {
+	sum, err := t.sum()
+	d.summed(t, sum)
+	return err
+}
+
+// summed is a tensor with the digest of its bytes.
+func (d *digester) summed(t *Tensor, sum [sha256.Size]byte) {
 	d.text(t.DType)
 	d.integers(t.Shape)
-	switch {
-	case t.Ref != nil:
-		return d.hex("tensor.ref.digest", t.Ref.Digest)
-	case t.Parts != nil:
-		return d.hex("tensor.parts.digest", t.Parts.Digest)
-	}
-	sum := sha256.Sum256(t.Data)
 	d.raw(sum[:]...)
-	return nil
 }
 
 // hex puts in a digest that an event carries as text.
 func (d *digester) hex(field, s string) error {
-	if !isDigest(s) {
-		return fmt.Errorf("%s: %s; must be a sha-256 of 64 lower-case hex digits", field, quote(s))
-	}
-	sum, err := hex.DecodeString(s)
-	d.raw(sum...)
+	sum, err := sumOf(field, s)
+	d.raw(sum[:]...)
 	return err
 }
 
@@ -231,8 +279,8 @@ func StepsDigest(steps [][32]byte) string {
 // "start" with step_index and latents or, of a branch, the text "branch", uid, sample_index and
 // step_index, or the text "data" and the tensor or the image's digest, the text "stop" with step_index
 // and decode (1 or 0), what ScheduledSample and Rolled say, the text "step_seeds" with a list of step_index
-// and seed, and the text "truncated_tokens" with the
-// number of tokens that were cut off.
+// and seed, the text "truncated_tokens" with the
+// number of tokens that were cut off, and what TextResult says.
 func (e *Trajectory) contentDigest() ([32]byte, error) {
 	d := newDigester("meander trajectory 1")
 	d.text(string(e.UID))
@@ -306,12 +354,17 @@ func (e *Trajectory) contentDigest() ([32]byte, error) {
 		d.text("truncated_tokens")
 		d.integer(e.TruncatedTokens)
 	}
+	if e.Text != nil {
+		if err := e.Text.digest(d); err != nil {
+			return [32]byte{}, fmt.Errorf("text: %w", err)
+		}
+	}
 	return d.sum(), nil
 }
 
 // contentDigest covers, after the text "meander reward 1": uid, sample_index,
 // group_size, status, reward, scores (list of name, version, weight, status, value),
-// trained_steps, schedule_digest, policy_version_min and policy_version_max.
+// trained_steps, schedule_digest, policy_version_min and policy_version_max; of a text then tokens.
 func (e *Reward) contentDigest() [32]byte {
 	d := newDigester("meander reward 1")
 	d.text(string(e.UID))
@@ -332,6 +385,9 @@ func (e *Reward) contentDigest() [32]byte {
 	d.text(e.ScheduleDigest)
 	d.integer(e.PolicyVersionMin)
 	d.integer(e.PolicyVersionMax)
+	if e.Tokens != nil {
+		d.integer(*e.Tokens)
+	}
 	return d.sum()
 }
 

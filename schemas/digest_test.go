@@ -53,7 +53,7 @@ func TestRequest_ComputeScheduleDigest(t *testing.T) {
 // Everything a schedule digest must and must not depend on.
 func TestRequest_ComputeScheduleDigest_fields(t *testing.T) {
 	inside := []string{
-		"Sigmas", "Transitions", "NoiseLevel", "Solver", "LogProbKind", "LatentsDType", "TrueCFGScale", "Height", "Width",
+		"Sigmas", "Transitions", "NoiseLevel", "Solver", "LogProbKind", "LatentsDType", "TrueCFGScale", "Height", "Width", "Text",
 	}
 	r := fullRequest(t)
 	r.Start, r.Stop = segment(1, 3)

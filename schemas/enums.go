@@ -74,7 +74,8 @@ const (
 	StatusMissing   = "missing"
 	StatusComplete  = "complete"
 	StatusPartial   = "partial"
-	StatusStale     = "stale"
+	StatusMixed     = "mixed" // of a group: its samples are of policy versions too far apart, or of several schedules
+	StatusStale     = "stale" // of a group: its samples are of policy versions too old
 	StatusFiltered  = "filtered"
 	StatusShort     = "short"
 	StatusRefused   = "refused"   // of a group: intake took its prompt for none
@@ -113,6 +114,41 @@ const (
 
 	KeepDigests = "digests"
 	KeepTensors = "tensors"
+)
+
+// Whose a message is, which logits are stored, and why an answer ended.
+const (
+	RoleSystem    = "system"
+	RoleUser      = "user"
+	RoleAssistant = "assistant"
+
+	LogitsNone = "none"
+	LogitsTopK = "topk"
+	LogitsIDs  = "ids"
+	LogitsFull = "full"
+
+	LogitsRaw       = "raw"       // as the model gives them
+	LogitsProcessed = "processed" // after temperature and filters
+
+	EngineVLLM   = "vllm"
+	EngineSGLang = "sglang"
+
+	EngineRaw       = "raw"       // log-probs before temperature and filters
+	EngineTempered  = "tempered"  // log-probs after temperature, before filters
+	EngineProcessed = "processed" // log-probs after both
+	EngineLogits    = "logits"    // all logits, as the model gives them
+
+	FinishStop   = "stop"   // a token or a text that ends answers
+	FinishLength = "length" // max_new_tokens, or the model's context
+
+	// How a conversation with an interaction ended: those of completed samples, then those of failed ones.
+	ConversationTerminated = "terminated" // the interaction said so
+	ConversationMaxTurns   = "max_turns"  // the last answer that was asked for
+	ConversationContext    = "context"    // the model's context has no room for more
+	ConversationTimeout    = "timeout"    // it did not answer in time
+	ConversationAbsent     = "absent"     // nobody is there to answer
+	ConversationError      = "error"      // it said that it cannot
+	ConversationGarbage    = "garbage"    // its answer is none
 )
 
 // ImagePNG is the format of images.
@@ -157,14 +193,24 @@ var (
 	StdBases         = []string{BasisSample, BasisExpanded, BasisPopulation}
 	Singletons       = []string{SingletonReward, SingletonZero}
 	BranchScopes     = []string{BranchSiblings, BranchDepth, BranchLeaves}
-	StopReasons      = []string{StopCompleted, StopFailed, StopPruned}
-	CFGRules         = []string{CFGRescaled, CFGPlain}
-	ImageFormats     = []string{ImagePNG}
+	Roles            = []string{RoleSystem, RoleUser, RoleAssistant}
+	LogitsForms      = []string{LogitsNone, LogitsTopK, LogitsIDs, LogitsFull}
+	LogitsKinds      = []string{LogitsRaw, LogitsProcessed}
+	TextEngines      = []string{EngineVLLM, EngineSGLang}
+	EngineValues     = []string{EngineRaw, EngineTempered, EngineProcessed, EngineLogits}
+	FinishReasons    = []string{FinishStop, FinishLength}
+	// ConversationStates are how a conversation with an interaction ended.
+	ConversationStates = []string{
+		ConversationTerminated, ConversationMaxTurns, ConversationContext, ConversationTimeout, ConversationAbsent, ConversationError, ConversationGarbage,
+	}
+	StopReasons  = []string{StopCompleted, StopFailed, StopPruned}
+	CFGRules     = []string{CFGRescaled, CFGPlain}
+	ImageFormats = []string{ImagePNG}
 	// ScoreImageFormats are how images travel to reward functions.
 	ScoreImageFormats = []string{ImagePNG, "jpeg"}
 	RewardStatuses    = []string{StatusScored, StatusFailed, StatusPruned}
 	MemberStatuses    = []string{StatusScored, StatusFailed, StatusMissing, StatusCancelled, StatusPruned}
-	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusStale, StatusFiltered, StatusRefused, StatusCancelled}
+	GroupStatuses     = []string{StatusComplete, StatusPartial, StatusFailed, StatusMixed, StatusStale, StatusFiltered, StatusRefused, StatusCancelled}
 	BatchStatuses     = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies   = []string{GroupKeep, GroupDrop, GroupRefill}
 	FailedPolicies    = []string{GroupKeep, GroupRefill}

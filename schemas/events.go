@@ -25,6 +25,7 @@ const (
 	TypeGroup      = "group/1"
 	TypePlan       = "plan/1"
 	TypeStep       = "step/1"
+	TypeTokens     = "tokens/1"
 	TypeTrajectory = "trajectory/1"
 	TypeReward     = "reward/1"
 	TypeVerdict    = "verdict/1"
@@ -41,6 +42,9 @@ const (
 
 	TypeScoreRequest = "score_request/1"
 	TypeScoreReply   = "score_reply/1"
+
+	TypeInteractRequest = "interact_request/1"
+	TypeInteractReply   = "interact_reply/1"
 )
 
 func (*Prompt) Type() string      { return TypePrompt }

@@ -64,13 +64,15 @@ const (
 
 // limits are the constants that tags name.
 var limits = map[string]float64{
+	"MaxAnswerBytes": MaxAnswerBytes, "MaxAnswers": MaxAnswers, "MaxInteractMS": MaxInteractMS, "MaxInteractTokens": MaxInteractTokens, "MaxMessages": MaxMessages, "MaxStops": MaxStops, "MaxTemperature": MaxTemperature, "MaxTokenEvents": MaxTokenEvents,
+	"MaxTokens": MaxTokens, "MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxTurns": MaxTurns, "MaxVocabulary": MaxVocabulary,
 	"MaxAdapterConfig": MaxAdapterConfig, "MaxAdapterScale": MaxAdapterScale, "MaxAdvClip": MaxAdvClip, "MaxBatchGroups": MaxBatchGroups, "MaxBranches": MaxBranches, "MaxBlobBytes": MaxBlobBytes, "MaxCFGScale": MaxCFGScale,
 	"MaxConditioning": MaxConditioning, "MaxDebug": MaxDebug, "MaxDetail": MaxDetail, "MaxEpsilon": MaxEpsilon,
 	"MaxEventBytes": MaxEventBytes, "MaxGroupSize": MaxGroupSize, "MaxHeaderName": MaxHeaderName,
 	"MaxHeaderValue": MaxHeaderValue, "MaxHeaders": MaxHeaders, "MaxInlineImage": MaxInlineImage,
 	"MaxLatentChannels": MaxLatentChannels, "MaxListItems": MaxListItems, "MaxMetrics": MaxMetrics, "MaxName": MaxName,
 	"MaxNoiseLevel": MaxNoiseLevel, "MaxParams": MaxParams, "MaxParts": MaxParts, "MaxPixelsPerToken": MaxPixelsPerToken,
-	"MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority,
+	"MaxPolicyFiles": MaxPolicyFiles, "MaxPolicySpan": MaxPolicySpan, "MaxPresentRewards": MaxPresentRewards, "MaxPriority": MaxPriority,
 	"MaxPromptBytes": MaxPromptBytes, "MaxRefillRounds": MaxRefillRounds, "MaxRewards": MaxRewards,
 	"MaxSchedulerConfig": MaxSchedulerConfig, "MaxScoreReply": MaxScoreReply, "MaxSide": MaxSide, "MaxSigma": MaxSigma,
 	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxSubject": MaxSubject, "MaxTensorBytes": MaxTensorBytes,
@@ -79,8 +81,8 @@ var limits = map[string]float64{
 
 // enums are the lists of legal values that tags name.
 var enums = map[string][]string{
-	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
-	"FailedPolicies": FailedPolicies, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
+	"AppliedStates": AppliedStates, "BatchStatuses": BatchStatuses, "BranchScopes": BranchScopes, "CFGRules": CFGRules, "ConversationStates": ConversationStates, "ControlActions": ControlActions, "DTypes": DTypes, "DeadCodes": DeadCodes, "DebugTensors": DebugTensors,
+	"FailedPolicies": FailedPolicies, "FinishReasons": FinishReasons, "LogitsForms": LogitsForms, "LogitsKinds": LogitsKinds, "TextEngines": TextEngines, "EngineValues": EngineValues, "Roles": Roles, "GroupStatuses": GroupStatuses, "ImageFormats": ImageFormats, "InitialNoises": InitialNoises,
 	"LatentsDTypes": LatentsDTypes, "LogProbKinds": LogProbKinds, "MemberStatuses": MemberStatuses,
 	"OffsetStrategies": OffsetStrategies, "PredictionKeeps": PredictionKeeps, "Predictions": Predictions,
 	"RampShapes": RampShapes, "ReflexModes": ReflexModes, "RollReasons": RollReasons, "RolloutCompats": RolloutCompats, "RolloutSamplers": RolloutSamplers,

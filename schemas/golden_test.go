@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "write goldens of samples that have none
 
 const goldenDir = "testdata/golden"
 
-// digests.json holds the content digests of the goldens that have one.
+// digests.json holds the content digests of the goldens that have one, and payload digests of steps.
 const digestFile = "testdata/digests.json"
 
 func goldenTypes() map[string]string {
@@ -202,8 +202,8 @@ func TestJSONSchema_refuses(t *testing.T) {
 	}
 }
 
-// Content digests must not change either: they are compared across versions.
-func TestGoldens_contentDigests(t *testing.T) {
+// Digests must not change either: they are compared across versions.
+func TestGoldens_digests(t *testing.T) {
 	got := map[string]string{}
 	goldens(t, func(t *testing.T, name string, data []byte, e schemas.Event) {
 		if err := schemas.Decode(data, e); err != nil {
@@ -216,6 +216,11 @@ func TestGoldens_contentDigests(t *testing.T) {
 			t.Error(err)
 		default:
 			got[name] = hex.EncodeToString(sum[:])
+		}
+		if _, ok := e.(*schemas.Step); ok {
+			if got[name+" payload"], err = schemas.PayloadDigest(data); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 	want := map[string]string{}

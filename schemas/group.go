@@ -106,7 +106,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		}
 	}
 	if names == nil {
-		return []string{"rollout, start, stop or scheduled_sampling"}
+		return []string{"rollout, start, stop, scheduled_sampling, messages or text"}
 	}
 	return names
 }

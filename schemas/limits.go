@@ -79,6 +79,8 @@ const (
 	MaxParts     = 4096
 	// MaxInlineImage is the size of an image carried inside the trajectory; larger ones are blobs.
 	MaxInlineImage = 512 << 10
+	// MaxPolicyFiles bounds the files of a transformer.
+	MaxPolicyFiles = 256
 	// MaxBlobBytes is the size of an object in the blob bucket that an event may point to.
 	MaxBlobBytes = 1 << 36
 	// MaxText bounds an error or a reason, MaxName a name of a model, instance, version or backend.
@@ -97,6 +99,31 @@ const (
 	// MaxAdapterConfig bounds adapter_config.json, MaxAdapterScale the magnitude of an adapter's scale.
 	MaxAdapterConfig = 64 << 10
 	MaxAdapterScale  = 1000
+	// MaxTokens is the length of a sequence of text, prompt and answer; MaxVocabulary the number of its logits.
+	MaxTokens     = 1 << 17
+	MaxVocabulary = 1 << 20
+	// MaxTokensPerEvent is the tokens of one event, MaxTokenEvents the events of one sample, MaxTopLogits the logits
+	// of a token where not all are stored.
+	MaxTokensPerEvent = 1024
+	MaxTokenEvents    = 6000
+	MaxTopLogits      = 4096
+	// MinTemperature and MaxTemperature bound a temperature above 0, MaxStops the texts or tokens that end an answer, MaxStopBytes such a text.
+	MinTemperature = 0.001
+	MaxTemperature = 100
+	MaxStops       = 16
+	MaxStopBytes   = 1024
+	// MaxMessages and MaxTurns bound a conversation, MaxAnswerBytes the text of one answer, and of a message, which may be one.
+	MaxMessages    = 256
+	MaxTurns       = 256
+	MaxAnswerBytes = 512 << 10
+	// MaxAnswers is how often a model answers in one conversation, MaxInteractMS how long an interaction may take to say something
+	// to an answer, in milliseconds. MaxInteractTokens and MaxInteractLogits bound the tokens, and the bytes of logits, that it is
+	// handed itself, MaxInteractReply what it says, encoded.
+	MaxAnswers        = MaxTurns / 2
+	MaxInteractMS     = 3_600_000
+	MaxInteractTokens = 4096
+	MaxInteractLogits = 256 << 10
+	MaxInteractReply  = 64 << 10
 	// MaxLatentChannels and MaxPixelsPerToken bound what a policy announces.
 	MaxLatentChannels = 65536
 	MaxPixelsPerToken = 1024

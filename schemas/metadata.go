@@ -87,7 +87,7 @@ func (m Metadata) Validate() error {
 	if m == nil {
 		return nil
 	}
-	return checkMap(m, MaxMetadataBytes, MaxMetadataDepth, nil)
+	return (&walker{data: m}).oneMap(MaxMetadataBytes, MaxMetadataDepth)
 }
 
 // Map decodes m. Integers become int64, or uint64 beyond its range; other numbers

@@ -52,7 +52,8 @@ type Receipt struct {
 	// StartStepIndex and StopStepIndex are the part of the steps that runs; absent: from 0, and to T.
 	StartStepIndex int64 `msgpack:"start_step_index,omitempty" range:"0..MaxSteps-1"`
 	StopStepIndex  int64 `msgpack:"stop_step_index,omitempty" range:"0..MaxSteps-1"`
-	// TotalSteps is how many steps all samples run, where they differ: under scheduled sampling and in a tree.
+	// TotalSteps is how many steps all samples run, where they differ: under scheduled sampling and in a tree; of texts the most
+	// events that their answers can have.
 	TotalSteps *int64 `msgpack:"total_steps,omitempty" range:"0.."`
 	// Warnings are what was let be: fields that no prompt has.
 	Warnings []string `msgpack:"warnings,omitempty" size:"0..MaxWarnings"`

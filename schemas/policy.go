@@ -22,6 +22,12 @@ type Policy struct {
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
 	// Adapter is what is added to the checkpoint; absent: nothing.
 	Adapter *PolicyAdapter `msgpack:"adapter,omitempty"`
+	// Weights are the files of a whole transformer (safetensors) in place of the checkpoint's; none: the checkpoint's
+	// own.
+	Weights []Ref `msgpack:"weights,omitempty" size:"0..MaxPolicyFiles"`
+	// Tensors is the table of what Weights must have: JSON, of each tensor its name and shape; absent: the
+	// model takes no others.
+	Tensors *Ref `msgpack:"tensors,omitempty"`
 	// Modules is the table of what adapters can change: JSON, of each projection its name and the
 	// shape [n, k] of its weight; absent: the model takes no adapters.
 	Modules *Ref `msgpack:"modules,omitempty"`
@@ -35,16 +41,19 @@ type Policy struct {
 	// By is who pushed it, empty for what a sampler began with; Note is for people.
 	By   string `msgpack:"by,omitempty" size:"0..MaxName"`
 	Note string `msgpack:"note,omitempty" size:"0..MaxText"`
+	// Text is what a lane of a language model takes; absent: it makes images. What is an image's, from SchedulerConfig to
+	// MaxPixels, is empty beside it.
+	Text *TextPolicy `msgpack:"text,omitempty"`
 	// SchedulerConfig is the model's scheduler_config.json, as in the diffusers layout.
 	SchedulerConfig []byte `msgpack:"scheduler_config" size:"0..MaxSchedulerConfig"`
 	// LatentChannels is C of the packed latents [S, C]; one token covers PixelsPerToken^2 pixels.
-	LatentChannels int64 `msgpack:"latent_channels" range:"1..MaxLatentChannels"`
-	PixelsPerToken int64 `msgpack:"pixels_per_token" range:"1..MaxPixelsPerToken"`
+	LatentChannels int64 `msgpack:"latent_channels" range:"0..MaxLatentChannels"`
+	PixelsPerToken int64 `msgpack:"pixels_per_token" range:"0..MaxPixelsPerToken"`
 	// Height and Width in pixels, NumInferenceSteps and TrueCFGScale are for prompts that leave
 	// them out.
-	Height            int64   `msgpack:"height" range:"1..MaxSide"`
-	Width             int64   `msgpack:"width" range:"1..MaxSide"`
-	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"1..MaxSteps"`
+	Height            int64   `msgpack:"height" range:"0..MaxSide"`
+	Width             int64   `msgpack:"width" range:"0..MaxSide"`
+	NumInferenceSteps int64   `msgpack:"num_inference_steps" range:"0..MaxSteps"`
 	TrueCFGScale      float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
 	// NegativePrompt is what guidance leads away from where a prompt does not say.
 	NegativePrompt string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes"`
@@ -53,7 +62,7 @@ type Policy struct {
 	ConditioningBytes      int64 `msgpack:"conditioning_bytes,omitempty" range:"0..MaxBlobBytes"`
 	ConditioningTokenBytes int64 `msgpack:"conditioning_token_bytes,omitempty" range:"0..MaxBlobBytes"`
 	// MaxPixels is the largest product of height and width that the lane makes.
-	MaxPixels int64 `msgpack:"max_pixels" range:"1..MaxSide*MaxSide"`
+	MaxPixels int64 `msgpack:"max_pixels" range:"0..MaxSide*MaxSide"`
 	// Announced is when it was published, Unix nanoseconds.
 	Announced int64 `msgpack:"announced" range:"0.."`
 	// Reward lists the reward functions of prompts that name none; empty: the service's.
@@ -127,6 +136,25 @@ const (
 func (e *Policy) Validate() error { return CheckFields(e) }
 
 func (e *Policy) rules(f *faults) {
+	for _, of := range []struct {
+		field string
+		n     int64
+		most  int64
+	}{
+		{"latent_channels", e.LatentChannels, MaxLatentChannels},
+		{"pixels_per_token", e.PixelsPerToken, MaxPixelsPerToken},
+		{"height", e.Height, MaxSide},
+		{"width", e.Width, MaxSide},
+		{"num_inference_steps", e.NumInferenceSteps, MaxSteps},
+		{"max_pixels", e.MaxPixels, MaxSide * MaxSide},
+	} {
+		switch {
+		case e.Text == nil && of.n == 0:
+			f.within(of.field, 0, 1, of.most)
+		case e.Text != nil && of.n != 0:
+			f.within(of.field, of.n, 0, 0)
+		}
+	}
 	object := func(field string, data []byte, most int) {
 		if n := len(data); n > 0 && n <= most {
 			var object map[string]json.RawMessage
@@ -140,6 +168,14 @@ func (e *Policy) rules(f *faults) {
 		object("adapter.config", e.Adapter.Config, MaxAdapterConfig)
 		if e.BaseDigest == "" {
 			f.add("base_digest", "empty", "must name the checkpoint that the adapter is for")
+		}
+	}
+	if len(e.Weights) > 0 {
+		if e.Adapter != nil {
+			f.add("weights", strconv.Itoa(len(e.Weights))+" files", "must be absent beside an adapter, which is for the checkpoint's")
+		}
+		if e.BaseDigest == "" {
+			f.add("base_digest", "empty", "must name the checkpoint whose transformer is replaced")
 		}
 	}
 	if e.Parent != nil && *e.Parent >= e.PolicyVersion {

@@ -48,18 +48,19 @@ const (
 // beyond the bytes left, more than MaxDepth levels, MaxElements values, MaxListItems
 // or MaxMapKeys, extension types, keys that are not strings or come twice in a map,
 // and strings that are not UTF-8. A byte string costs the same whatever its length.
-func Precheck(data []byte) error { return precheck(data, nil) }
+func Precheck(data []byte) error { return precheck(&walker{data: data}) }
 
-// precheck is Precheck of what may have a group that passed it before.
-func precheck(data []byte, s *seen) error {
-	if err := checkMap(data, MaxEventBytes, MaxDepth, s); err != nil {
+// precheck is Precheck by a walker of its own: with a group that passed it before, or byte strings to note.
+func precheck(w *walker) error {
+	if err := w.oneMap(MaxEventBytes, MaxDepth); err != nil {
 		return fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	return nil
 }
 
-// checkMap says whether data is exactly one map of at most limit bytes and depth levels.
-func checkMap(data []byte, limit, depth int, s *seen) error {
+// oneMap says whether the bytes are exactly one map of at most limit bytes and depth levels.
+func (w *walker) oneMap(limit, depth int) error {
+	data := w.data
 	if len(data) == 0 {
 		return errors.New("empty; must be a map")
 	}
@@ -69,7 +70,7 @@ func checkMap(data []byte, limit, depth int, s *seen) error {
 	if c := data[0]; c&0xf0 != codeFixMap && c != codeMap16 && c != codeMap32 {
 		return fmt.Errorf("starts with 0x%02x; must be a map", c)
 	}
-	w := walker{data: data, budget: MaxElements, seen: s, top: depth}
+	w.budget, w.top = MaxElements, depth
 	if !w.value(depth) {
 		return fmt.Errorf("%s at byte %d", w.fault, w.pos)
 	}
@@ -85,9 +86,13 @@ type walker struct {
 	pos    int
 	budget int
 	fault  string
-	seen   *seen // nil: everything is walked
-	top    int   // depth of the whole
+	seen   *seen   // nil: everything is walked
+	top    int     // depth of the whole
+	bins   *[]span // that byte strings are added to; nil: nobody asks
 }
+
+// span is where a byte string is.
+type span struct{ start, end int }
 
 func (w *walker) fail(fault string) bool {
 	w.fault = fault
@@ -128,7 +133,10 @@ func (w *walker) value(depth int) bool {
 		return w.skip(9)
 	case codeBin8, codeBin16, codeBin32:
 		n, ok := w.length(1 << (c - codeBin8))
-		return ok && w.skip(n)
+		if ok = ok && w.skip(n); ok && w.bins != nil {
+			*w.bins = append(*w.bins, span{w.pos - n, w.pos})
+		}
+		return ok
 	case codeStr8, codeStr16, codeStr32:
 		n, ok := w.length(1 << (c - codeStr8))
 		return ok && w.text(n)

@@ -2,15 +2,19 @@ package schemas
 
 import "slices"
 
-// Prompt asks for one group of GroupSize images. Only its text is required. Names
+// Prompt asks for one group of GroupSize images, or answers of a language model. Only its text is required. Names
 // follow SGLang's rollout API where the meaning is the same.
 type Prompt struct {
 	V int64 `msgpack:"v"`
 	// UID is the group key, unique in its run.
 	UID UID `msgpack:"uid,omitempty" form:"token" absent:"derived by intake from the stream sequence of the prompt"`
-	// Prompt is the text to paint, UTF-8. It may be empty, not absent: a model paints without
+	// Prompt is the text to paint, UTF-8, or to answer. It may be empty, not absent: a model paints without
 	// a text too.
 	Prompt string `msgpack:"prompt" wire:"needed" size:"0..MaxPromptBytes"`
+	// Messages is the conversation that is to be answered, in place of Prompt, which is empty beside it.
+	Messages []Message `msgpack:"messages,omitempty" size:"0..MaxMessages" absent:"the prompt, as a user's message"`
+	// Text is how a language model answers.
+	Text *Text `msgpack:"text,omitempty" absent:"as the model does, where it is a language model"`
 	// NegativePrompt is what guidance leads away from, where TrueCFGScale > 1.
 	NegativePrompt *string `msgpack:"negative_prompt,omitempty" size:"0..MaxPromptBytes" absent:"the model's own, which its policy says" flag:"negative-prompt"`
 	// TruncatePrompt cuts prompt and negative prompt at the most tokens that the model takes, as
@@ -166,7 +170,7 @@ type AdvantageSpec struct {
 	Mode string `msgpack:"mode,omitempty" form:"token" absent:"the estimator's" flag:"adv-mode"`
 	// AdvClipMax clamps each advantage to plus or minus this.
 	AdvClipMax *float64 `msgpack:"adv_clip_max,omitempty" range:"0..MaxAdvClip" absent:"no clamp, 5 for diffusion_nft" flag:"adv-clip-max"`
-	// Gamma discounts over the trained steps. Only reinforce_plus_plus has it.
+	// Gamma discounts over the trained steps, of texts over the tokens that were generated. Only reinforce_plus_plus has it.
 	Gamma *float64 `msgpack:"gamma,omitempty" range:"0..1" default:"1" flag:"gamma"`
 	// Singleton is what a group of one sample gets from grpo, rloo, reinforce_plus_plus_baseline,
 	// opo, gpg and gdpo: its reward, as in verl, as if the mean of its group were 0 and its spread
@@ -179,20 +183,23 @@ type AdvantageSpec struct {
 }
 
 // GroupPolicy says which groups count. A group that does not count has a result with
-// status filtered, failed or stale, and no advantages.
+// status filtered, failed, mixed or stale, and no advantages.
 type GroupPolicy struct {
 	// ZeroStd is for groups whose rewards are all equal: keep (the advantages are 0), drop, or
 	// refill: drop, and ask for a fresh group of the same prompt.
 	ZeroStd string `msgpack:"zero_std,omitempty" enum:"ZeroStdPolicies" default:"keep" flag:"zero-std"`
-	// Failed is for groups that are failed or stale: keep (the result says so), or refill.
+	// Failed is for groups that are failed, mixed or stale: keep (the result says so), or refill.
 	Failed string `msgpack:"failed,omitempty" enum:"FailedPolicies" default:"keep" flag:"failed-groups"`
 	// RefillRounds bounds how often a group is replaced.
 	RefillRounds *int64 `msgpack:"refill_rounds,omitempty" range:"0..MaxRefillRounds" default:"3" flag:"refill-rounds"`
 	// MaxPolicySpan is the most versions of the weights, newest - oldest + 1, that the samples of
-	// one group may have. A group beyond it is stale.
+	// one group may have. A group beyond it is mixed.
 	MaxPolicySpan *int64 `msgpack:"max_policy_span,omitempty" range:"1..MaxPolicySpan" default:"1" flag:"max-policy-span"`
+	// MaxPolicyLag is how many versions a group's oldest sample may be behind what its lane served when
+	// its last one was scored, by the server's clock. A group beyond it is stale.
+	MaxPolicyLag *int64 `msgpack:"max_policy_lag,omitempty" range:"0..MaxPolicySpan" absent:"any" flag:"max-policy-lag"`
 	// MixedSchedules accepts groups whose samples ran different schedules. Without it they are
-	// stale.
+	// mixed.
 	MixedSchedules bool `msgpack:"mixed_schedules,omitempty" default:"false" flag:"mixed-schedules"`
 }
 

@@ -10,7 +10,10 @@ import (
 // themselves. repair makes them legal in a shallow copy of the event, so that what
 // they report is not lost.
 
-func (e *Trajectory) repair() { e.Error = legalText(e.Error, MaxText) }
+func (e *Trajectory) repair() *int64 {
+	e.Error = legalText(e.Error, MaxText)
+	return &e.V
+}
 
 func (e *Advantage) repair() { e.Error = legalText(e.Error, MaxText) }
 

@@ -32,29 +32,31 @@ type Request struct {
 	Prompt            string           `msgpack:"prompt" size:"0..MaxPromptBytes"`
 	NegativePrompt    string           `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	// TruncatePrompt cuts texts that are too long for the model, where others fail.
-	TruncatePrompt bool  `msgpack:"truncate_prompt,omitempty"`
-	Height         int64 `msgpack:"height" range:"1..MaxSide"`
-	Width          int64 `msgpack:"width" range:"1..MaxSide"`
+	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty"`
+	// Text asks for text; absent: for an image. What is an image's, from Height to LatentsDType, is empty beside it.
+	Text   *TextRequest `msgpack:"text,omitempty"`
+	Height int64        `msgpack:"height" range:"0..MaxSide"`
+	Width  int64        `msgpack:"width" range:"0..MaxSide"`
 	// TrueCFGScale > 1 means two model evaluations per point.
 	TrueCFGScale float64 `msgpack:"true_cfg_scale" range:"0..MaxCFGScale"`
 	// Sigmas are post-shift, length T+1, strictly decreasing, the last is 0: the whole schedule,
 	// whatever part of it runs.
-	Sigmas []float32 `msgpack:"sigmas" size:"2..MaxSteps+1" range:"0..MaxSigma"`
+	Sigmas []float32 `msgpack:"sigmas" size:"0..MaxSteps+1" range:"0..MaxSigma"`
 	// Transitions are what each of the T steps runs: sde, cps, dance_sde or ode.
-	Transitions []string `msgpack:"transitions" size:"1..MaxSteps" enum:"SDETypes"`
+	Transitions []string `msgpack:"transitions" size:"0..MaxSteps" enum:"SDETypes"`
 	NoiseLevel  float64  `msgpack:"noise_level" range:"0..MaxNoiseLevel"`
-	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds"`
-	Solver      string   `msgpack:"solver" enum:"Solvers"`
+	LogProbKind string   `msgpack:"log_prob_kind" enum:"LogProbKinds?"`
+	Solver      string   `msgpack:"solver" enum:"Solvers?"`
 	// ReturnStepIndices are the latents to keep, sorted, 0..T.
 	ReturnStepIndices []int64 `msgpack:"return_step_indices" size:"0..MaxSteps+1,unique" range:"0..MaxSteps"`
 	// CheckpointStepIndices are states to store besides, sorted, that another attempt can go on from.
 	CheckpointStepIndices []int64  `msgpack:"checkpoint_step_indices,omitempty" size:"0..MaxSteps,unique" range:"1..MaxSteps-1"`
 	Debug                 []string `msgpack:"debug" size:"0..MaxDebug,unique" enum:"DebugTensors"`
-	LatentsDType          string   `msgpack:"latents_dtype" enum:"LatentsDTypes"`
+	LatentsDType          string   `msgpack:"latents_dtype" enum:"LatentsDTypes?"`
 	// ReturnConditioning stores the encoded texts as well.
 	ReturnConditioning bool `msgpack:"return_conditioning,omitempty"`
 	// ScheduleDigest is the SHA-256 over what must be equal in a group: sigmas, transitions,
-	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size.
+	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are drawn.
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest"`
 	// Prune ends the sample in the middle where its log-probs are out of bounds.
 	Prune            *Prune `msgpack:"prune,omitempty"`
@@ -96,6 +98,16 @@ type Group struct {
 	SourceRun Run `msgpack:"source_run,omitempty" form:"token"`
 }
 
+// GroundTruth is that of the first reward function that has one.
+func (g *Group) GroundTruth() string {
+	for _, r := range g.Reward {
+		if r.GroundTruth != "" {
+			return r.GroundTruth
+		}
+	}
+	return ""
+}
+
 // Same says whether two events carry the same group.
 func (g *Group) Same(other *Group) bool {
 	if reflect.DeepEqual(g, other) {
@@ -132,7 +144,10 @@ func (e *Request) AnsweredBy(t *Trajectory) error {
 	if field, ok := e.sameSegment(t); !ok {
 		errs = append(errs, fmt.Errorf("%s: not that of the request", field))
 	}
-	if begin, end := e.Segment(); t.StopReason == StopCompleted {
+	if (e.Text == nil) != (t.Text == nil) || e.Text != nil && !reflect.DeepEqual(e.Text, &t.Text.Settings) {
+		errs = append(errs, errors.New("text: not that of the request"))
+	}
+	if begin, end := e.Segment(); t.StopReason == StopCompleted && e.Text == nil {
 		same("steps", int64(len(t.Steps)), end-begin)
 		same("conditioning", len(t.Conditioning) > 0, e.ReturnConditioning)
 	}

@@ -18,7 +18,9 @@ type Reward struct {
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
 	// TrainedSteps is W, the number of stochastic steps.
-	TrainedSteps     int64  `msgpack:"trained_steps" range:"0..MaxSteps"`
+	TrainedSteps int64 `msgpack:"trained_steps" range:"0..MaxSteps"`
+	// Tokens is how many tokens a text generated, over all its turns; absent of images.
+	Tokens           *int64 `msgpack:"tokens,omitempty" range:"0..MaxTokens"`
 	ScheduleDigest   string `msgpack:"schedule_digest" form:"digest?"`
 	PolicyVersionMin int64  `msgpack:"policy_version_min" range:"0.."`
 	PolicyVersionMax int64  `msgpack:"policy_version_max" range:"0.."`

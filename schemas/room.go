@@ -11,9 +11,13 @@ const (
 	idCopies       = 3 // in the subject, the message id and the event
 )
 
-// StepBytes is the most that the steps of the sample take in MDR_STEPS, for states of so
-// many elements. It is at most a fifth more than they take where names are short.
-func (e *Request) StepBytes(elements int64) int64 {
+// StepBytes is the most that the steps of the sample take in MDR_STEPS, on a lane that serves p. Of images it is at
+// most a fifth more than they take where names are short.
+func (e *Request) StepBytes(p *Policy) int64 {
+	if e.Text != nil {
+		return e.textBytes(p)
+	}
+	elements := p.StateElements(e.Height, e.Width)
 	begin, end := e.Segment()
 	item, _ := DTypeSize(e.LatentsDType)
 	names := int64(idCopies * (len(e.Run) + len(e.UID)))
@@ -31,5 +35,56 @@ func (e *Request) StepBytes(elements int64) int64 {
 	return int64(len(e.ReturnStepIndices)+len(e.CheckpointStepIndices))*tensor(item*elements) + (end-begin)*(stepEventBytes+names+debug)
 }
 
+// MaxReplyTokens bounds the tokens of a reply in its template, of tokenizers that work on bytes.
+const MaxReplyTokens = MaxPromptBytes + MaxTokensPerEvent
+
 // smallTensor is below what a tensor is never sent in parts.
 const smallTensor = MaxPartBytes / 4
+
+// What an event of tokens takes without its logits: the least, and of each token in it.
+const (
+	tokensEventBytes = 1000
+	tokenBytes       = 32
+)
+
+// EventCount is the most events of tokens that a sample of text has, whatever the model.
+func (e *TextRequest) EventCount() int64 {
+	events, _ := e.most(MaxTokens)
+	return events
+}
+
+// Tokens bounds the tokens of a sample on a model that takes so many.
+func (e *TextRequest) Tokens(context int64) int64 {
+	replies := (e.Answers() - 1) * min(MaxReplyTokens, context)
+	return min(e.PromptTokens()+e.Answers()*e.MaxNewTokens+replies, context+e.Answers())
+}
+
+// most bounds the events of a sample on such a model: all, and those of answers with logits.
+func (e *TextRequest) most(context int64) (events, withLogits int64) {
+	chunks := func(n, size int64) int64 { return (n + size - 1) / size }
+	prompt, reply := min(e.PromptTokens(), context), min(MaxReplyTokens, context)
+	drawn := func(answers int64) int64 {
+		return min(answers*max(1, chunks(e.MaxNewTokens, e.TokensPerEvent)), context/e.TokensPerEvent+answers)
+	}
+	stored := int64(0)
+	for answer := range e.Answers() {
+		if e.StoresLogits(answer) {
+			stored++
+		}
+	}
+	return chunks(prompt, MaxTokensPerEvent) + drawn(e.Answers()) + (e.Answers()-1)*chunks(reply, MaxTokensPerEvent) + 1, drawn(stored)
+}
+
+// textBytes is StepBytes of a sample of text.
+func (e *Request) textBytes(p *Policy) int64 {
+	t, names, context := e.Text, int64(idCopies*(len(e.Run)+len(e.UID))), int64(MaxTokens)
+	if p.Text != nil {
+		context = p.Text.MaxTokens
+	}
+	events, withLogits := t.most(context)
+	logits := t.LogitsBytes() * t.TokensPerEvent
+	if logits > 0 {
+		logits += 2*tensorBytes + (logits/MaxPartBytes+2)*(partBytes+names)*min(1, logits/smallTensor)
+	}
+	return events*(tokensEventBytes+names) + tokenBytes*t.Tokens(context) + withLogits*logits
+}

@@ -12,9 +12,14 @@ type ScoreRequest struct {
 	GroundTruth string `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	// Params are the prompt's for this function, handed on unread.
 	Params map[string]string `msgpack:"params"`
-	// Image is a file of ImageFormat, png or jpeg: RGB, 8 bits a channel.
+	// Image is a file of ImageFormat, png or jpeg: RGB, 8 bits a channel. Of a text both are empty.
 	Image       []byte `msgpack:"image"`
-	ImageFormat string `msgpack:"image_format" enum:"ScoreImageFormats"`
+	ImageFormat string `msgpack:"image_format" enum:"ScoreImageFormats?"`
+	// Text is an answer of a language model, Messages the conversation that it is to. Of an image both are absent.
+	Text     *string   `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
+	Messages []Message `msgpack:"messages,omitempty" size:"0..MaxMessages"`
+	// Trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits.
+	Trajectory string `msgpack:"trajectory,omitempty" size:"0..MaxSubject"`
 }
 
 // ScoreReply is a worker's answer, at most MaxScoreReply bytes.
@@ -32,6 +37,12 @@ type ScoreReply struct {
 
 // Validate joins every fault of the request.
 func (e *ScoreRequest) Validate() error { return CheckFields(e) }
+
+func (e *ScoreRequest) rules(f *faults) {
+	if e.Text == nil {
+		f.chosen("image_format", e.ImageFormat, ScoreImageFormats)
+	}
+}
 
 // Validate joins every fault of the reply.
 func (e *ScoreReply) Validate() error { return CheckFields(e) }

@@ -121,8 +121,12 @@ func segment(start *SegmentStart, stop *SegmentStop, steps int) (begin, end int6
 func (e *Request) StochasticSteps() []int64 { return stochasticSteps(e.Segment, e.Transitions) }
 
 // TrainedSteps is the number of steps that are not ode on the way to where the sample ends: its
-// own, and of a leaf of a tree those of the samples that it parted from.
+// own, and of a leaf of a tree those of the samples that it parted from. Of a text it is 1: samples of a group differ
+// in their tokens.
 func (e *Trajectory) TrainedSteps() int64 {
+	if e.Text != nil {
+		return 1 // one advantage, for all tokens that were generated
+	}
 	if e.Group.Tree == nil {
 		return int64(len(e.StochasticSteps()))
 	}
@@ -148,6 +152,9 @@ func stochasticSteps(segment func() (begin, end int64), transitions []string) []
 // Decoded says that the sample has an image once it is completed: it ends without noise, or
 // is to be decoded all the same.
 func (e *Trajectory) Decoded() bool {
+	if e.Text != nil {
+		return false
+	}
 	if e.ScheduledSampling != nil {
 		return e.ScheduledSampling.RollSettings.Decode
 	}

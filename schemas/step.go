@@ -1,5 +1,7 @@
 package schemas
 
+import "slices"
+
 // Step is one denoising step of one attempt at one sample, published as it
 // happens. Only the steps that the sample's Trajectory names count.
 type Step struct {
@@ -48,6 +50,21 @@ type Step struct {
 	Seal string `msgpack:"seal,omitempty" form:"digest?"`
 }
 
+// Tensors are those of the step, in the order in which it is encoded: Latents, Checkpoint, Debug.
+func (e *Step) Tensors() []*Tensor {
+	all := make([]*Tensor, 0, len(e.Latents)+1+len(e.Debug))
+	for i := range e.Latents {
+		all = append(all, &e.Latents[i].Tensor)
+	}
+	if e.Checkpoint != nil {
+		all = append(all, e.Checkpoint)
+	}
+	for i := range e.Debug {
+		all = append(all, &e.Debug[i].Tensor)
+	}
+	return all
+}
+
 // State is the state with an index that the step holds, [S, C], kept or as a checkpoint; nil
 // where it does not.
 func (e *Step) State(index int64) *Tensor {
@@ -61,3 +78,28 @@ func (e *Step) State(index int64) *Tensor {
 	}
 	return nil
 }
+
+// Detached is a copy whose tensors can be replaced.
+func (e *Step) Detached() StepEvent {
+	c := *e
+	c.Latents, c.Debug = slices.Clone(e.Latents), slices.Clone(e.Debug)
+	if e.Checkpoint != nil {
+		c.Checkpoint = new(*e.Checkpoint)
+	}
+	return &c
+}
+
+// Place is StepIndex.
+func (e *Step) Place() int64 { return e.StepIndex }
+
+// Mark gives the event its sender.
+func (e *Step) Mark(m StepMark) {
+	e.Run, e.UID, e.SampleIndex, e.Attempt = m.Run, m.UID, m.SampleIndex, m.Attempt
+	e.PolicyVersion, e.WeightsDigest, e.Sampler, e.Backend, e.DeviceNS = m.PolicyVersion, m.WeightsDigest, m.Sampler, m.Backend, m.DeviceNS
+}
+
+// SealedBy is the seal.
+func (e *Step) SealedBy() string { return e.Seal }
+
+// Sealed gives the event its seal.
+func (e *Step) Sealed(code string) { e.Seal = code }

@@ -85,8 +85,8 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "request.*.*.*.*"}, WorkQueue: true, DiscardNew: true, MaxMsgs: 10_000, MaxBytes: gib,
 		},
 		{
-			Name: StreamSteps, Purpose: "denoising steps as they happen, with latents and log-probs",
-			Subjects: []string{Prefix + "step.>"}, Guarded: true, MaxBytes: 8 * gib,
+			Name: StreamSteps, Purpose: "denoising steps and tokens as they happen, with latents, logits and log-probs",
+			Subjects: []string{Prefix + "step.>", Prefix + "tokens.>"}, Guarded: true, MaxBytes: 8 * gib,
 			MaxAge: 8 * day, // never before the trajectory that names them
 		},
 		{

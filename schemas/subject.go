@@ -47,6 +47,11 @@ func StepSubject(run Run, uid UID, sample int64, attempt string, step int64) str
 	return Prefix + "step." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + "." + itoa(step)
 }
 
+// TokensSubject is one event of the tokens of one attempt.
+func TokensSubject(run Run, uid UID, sample int64, attempt string, n int64) string {
+	return Prefix + "tokens." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + attempt + "." + itoa(n)
+}
+
 // PartSubject is one part of a step's large tensors.
 func PartSubject(step string, part int64) string { return step + "." + itoa(part) }
 
@@ -70,6 +75,9 @@ func VerdictSubject(run Run, uid UID, sample int64, name string) string {
 // ScoreSubject is where workers of the reward function nats:NAME answer requests (core
 // NATS, queue group NAME).
 func ScoreSubject(name string) string { return Prefix + "score." + name }
+
+// InteractSubject is where workers of an interaction answer requests (core NATS, queue group name).
+func InteractSubject(name string) string { return Prefix + "interact." + name }
 
 // AdvantageSubject is the result of one group.
 func AdvantageSubject(run Run, uid UID) string {
@@ -106,9 +114,9 @@ func RunOf(subject string) (run Run, ok bool) {
 	return a.Run, a.Run != ""
 }
 
-// IsPart says whether the subject is that of a part of a step's tensors, not of a step.
+// IsPart says whether the subject is that of a part of the tensors of a step or of tokens, not of the event.
 func IsPart(subject string) bool {
-	return strings.HasPrefix(subject, Prefix+KindStep+".") && strings.Count(subject, ".") == 8
+	return (strings.HasPrefix(subject, Prefix+KindStep+".") || strings.HasPrefix(subject, Prefix+KindTokens+".")) && strings.Count(subject, ".") == 8
 }
 
 // IsOpening says whether the subject is that of a group's record among its rewards.

@@ -16,9 +16,12 @@ type Trajectory struct {
 	// boundary, by the prompt's rule or by a control. Steps are those that had been taken.
 	StopReason string `msgpack:"stop_reason" enum:"StopReasons"`
 	// Error says why there is no image, unless completed.
-	Error          string `msgpack:"error,omitempty" size:"0..MaxText"`
-	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
-	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
+	Error  string `msgpack:"error,omitempty" size:"0..MaxText"`
+	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	// Text is what a sample of text came to, and how it was asked for; absent: the sample is an image. What is an
+	// image's is empty then.
+	Text           *TextResult `msgpack:"text,omitempty"`
+	NegativePrompt string      `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	// TruncatePrompt is the prompt's choice, TruncatedTokens how many tokens of the prompt in
 	// its template were cut off because of it; absent: none.
 	TruncatePrompt  bool  `msgpack:"truncate_prompt,omitempty"`
@@ -54,8 +57,8 @@ type Trajectory struct {
 	LatentsShape      []int64 `msgpack:"latents_shape" size:"0..MaxTensorDims"`
 	LatentsDType      string  `msgpack:"latents_dtype" enum:"LatentsDTypes?"`
 	// Steps are the stored step events that count, in step order, of the steps that ran: those of
-	// Attempt, and before them those of earlier attempts that it went on from.
-	Steps []StepRef `msgpack:"steps" size:"0..MaxSteps"`
+	// Attempt, and before them those of earlier attempts that it went on from. Of a text they are its events of tokens.
+	Steps []StepRef `msgpack:"steps" size:"0..MaxTokenEvents"`
 	// ContentDigest is the sha-256 over the content of the steps in order, in lower-case hex: equal
 	// for equal rollouts, whoever sampled them and when. Empty unless completed.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
@@ -82,7 +85,8 @@ type Trajectory struct {
 type StepRef struct {
 	// Seq is its sequence in MDR_STEPS.
 	Seq uint64 `msgpack:"seq" range:"1.."`
-	// Digest is the sha-256 of the event's stored payload in lower-case hex.
+	// Digest is the payload digest of the stored event: the sha-256, in lower-case hex, over its bytes
+	// with each byte string's own sha-256 in the place of its content.
 	Digest string `msgpack:"digest" form:"digest"`
 	// Attempt made the step, where it is another than that of the trajectory.
 	Attempt string `msgpack:"attempt,omitempty" form:"token" absent:"that of the trajectory"`
@@ -98,6 +102,9 @@ func (e *Trajectory) StepAttempt(i int) string {
 
 // StepSubject is the subject of Steps[i]. Of all steps of the sample these alone count.
 func (e *Trajectory) StepSubject(i int) string {
+	if e.Text != nil {
+		return TokensSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), int64(i))
+	}
 	begin, _ := e.Segment()
 	return StepSubject(e.Run, e.UID, e.SampleIndex, e.StepAttempt(i), begin+int64(i))
 }

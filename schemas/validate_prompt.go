@@ -16,6 +16,7 @@ import (
 func (p *Prompt) Validate() error { return CheckFields(p) }
 
 func (p *Prompt) rules(f *faults) {
+	p.textual(f)
 	p.sigmas(f)
 	p.Rollout.across(f.in("rollout"), p.steps(), p.Validation)
 	p.segment(f)
@@ -191,12 +192,17 @@ func rewards(f *faults, list []RewardSpec) {
 	}
 }
 
-func (r *RewardSpec) rules(f *faults) {
-	if len(r.Params) > MaxParams {
+func (r *RewardSpec) rules(f *faults) { f.params(r.Params) }
+
+func (e *Interaction) rules(f *faults) { f.params(e.Params) }
+
+// params checks options by name.
+func (f *faults) params(params map[string]string) {
+	if len(params) > MaxParams {
 		return
 	}
-	for _, name := range sortedKeys(r.Params) {
-		value := r.Params[name]
+	for _, name := range sortedKeys(params) {
+		value := params[name]
 		switch {
 		case len(name) == 0 || len(name) > MaxParamName:
 			f.add("params", quote(name), fmt.Sprintf("must be a name of 1 to %d bytes", MaxParamName))

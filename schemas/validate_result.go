@@ -89,8 +89,12 @@ func (e *Advantage) member(f *faults, i int) {
 	if m.Status != StatusScored && m.Advantage != nil {
 		f.add("advantage", formatFloat(*m.Advantage), "must be null unless scored")
 	}
-	if len(m.StepAdvantages) > 0 && (m.Advantage == nil || int64(len(m.StepAdvantages)) != e.TrainedSteps) {
-		f.add("step_advantages", strconv.Itoa(len(m.StepAdvantages))+" items", fmt.Sprintf("must be one per trained step, %d, beside an advantage", e.TrainedSteps))
+	steps, unit := e.TrainedSteps, "trained step"
+	if m.Tokens != nil {
+		steps, unit = *m.Tokens, "token that was generated"
+	}
+	if len(m.StepAdvantages) > 0 && (m.Advantage == nil || int64(len(m.StepAdvantages)) != steps) {
+		f.add("step_advantages", strconv.Itoa(len(m.StepAdvantages))+" items", fmt.Sprintf("must be one per %s, %d, beside an advantage", unit, steps))
 	}
 }
 

@@ -12,7 +12,20 @@ func (e *Request) Validate() error { return CheckFields(e) }
 
 func (e *Request) rules(f *faults) {
 	f.sampleIndex(e.SampleIndex, e.GroupSize)
-	f.sigmas(e.Sigmas)
+	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+	if e.Text != nil {
+		e.textual(f)
+		return
+	}
+	f.positive("height", e.Height)
+	f.positive("width", e.Width)
+	f.chosen("log_prob_kind", e.LogProbKind, LogProbKinds)
+	f.chosen("solver", e.Solver, Solvers)
+	f.chosen("latents_dtype", e.LatentsDType, LatentsDTypes)
+	if f.length("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 3)) {
+		f.sigmas(e.Sigmas)
+	}
+	f.length("transitions", len(e.Transitions), 1, max(len(e.Transitions), 2))
 	f.exactly("transitions", len(e.Transitions), len(e.Sigmas)-1, "one less than the sigmas")
 	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
 	f.seeds(e.StepSeeds, len(e.Transitions))
@@ -20,7 +33,20 @@ func (e *Request) rules(f *faults) {
 	f.ascending("return_step_indices", e.ReturnStepIndices)
 	f.inside("checkpoint_step_indices", e.CheckpointStepIndices, begin+1, end-1, MaxSteps-1)
 	f.ascending("checkpoint_step_indices", e.CheckpointStepIndices)
-	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+}
+
+// positive names a side of an image that has none.
+func (f *faults) positive(field string, n int64) {
+	if n == 0 {
+		f.within(field, 0, 1, MaxSide)
+	}
+}
+
+// textual checks that a request for text asks for nothing of an image.
+func (e *Request) textual(f *faults) {
+	if e.Height != 0 || e.Width != 0 || len(e.Sigmas) > 0 || len(e.Transitions) > 0 || e.Start != nil || e.Stop != nil || e.ScheduledSampling != nil || e.Prune != nil || e.Group.Tree != nil {
+		f.add("text", "given", "must be absent beside what is an image's: a size, a schedule, start, stop, prune, tree or scheduled_sampling")
+	}
 }
 
 // across checks what every event of a group carries of it.
@@ -113,6 +139,10 @@ func (e *Trajectory) rules(f *faults) {
 	if e.TruncatedTokens > 0 && !e.TruncatePrompt {
 		f.add("truncated_tokens", strconv.FormatInt(e.TruncatedTokens, 10), "must be 0 without truncate_prompt")
 	}
+	if e.Text != nil {
+		e.textual(f, completed)
+		return
+	}
 	begin, end := f.segment(e.ScheduledSampling, e.Start, e.Stop, e.GroupSize, len(e.Transitions))
 	e.scheduledSampling(f, completed)
 	if len(e.Conditioning) <= MaxConditioning {
@@ -136,16 +166,27 @@ func (e *Trajectory) rules(f *faults) {
 	e.Group.across(f.in("group"), e.UID, e.GroupSize)
 }
 
+// textual checks a sample of text.
+func (e *Trajectory) textual(f *faults, completed bool) {
+	if e.Image != nil || e.Rolled != nil || len(e.Sigmas) > 0 || len(e.Transitions) > 0 || len(e.LogProbs) > 0 {
+		f.add("image", "present", "must be absent beside text, and a schedule with its log-probs")
+	}
+	if completed {
+		e.Text.completed(f.in("text"))
+		f.length("steps", len(e.Steps), 1, max(len(e.Steps), 2))
+		f.digested("content_digest", e.ContentDigest)
+		f.digested("schedule_digest", e.ScheduleDigest)
+	} else {
+		f.filled("error", e.Error)
+	}
+	f.policies(e.PolicyVersionMin, e.PolicyVersionMax)
+	e.Group.across(f.in("group"), e.UID, e.GroupSize)
+}
+
 // completed checks that a trainer could recompute every log-prob of the steps [begin, end).
 func (e *Trajectory) completed(f *faults, begin, end int64) {
-	for _, side := range []struct {
-		field string
-		n     int64
-	}{{"height", e.Height}, {"width", e.Width}} {
-		if side.n == 0 {
-			f.within(side.field, 0, 1, MaxSide)
-		}
-	}
+	f.positive("height", e.Height)
+	f.positive("width", e.Width)
 	f.chosen("cfg_rule", e.CFGRule, CFGRules)
 	if f.length("sigmas", len(e.Sigmas), 2, max(len(e.Sigmas), 2)) {
 		f.sigmas(e.Sigmas)

@@ -377,7 +377,7 @@ func TestReward_Validate(t *testing.T) {
 func TestAdvantage_Validate(t *testing.T) {
 	type A = schemas.Advantage
 	faults(t, func() *A { return completeAdvantage(t) }, []fault[A]{
-		{"status", func(a *A) { a.Status = "ok" }, `status: "ok"; must be one of complete, partial, failed, stale, filtered, refused, cancelled`},
+		{"status", func(a *A) { a.Status = "ok" }, `status: "ok"; must be one of complete, partial, failed, mixed, stale, filtered, refused, cancelled`},
 		{"batch", func(a *A) { a.Batch = "" }, `batch: ""; ` + tokenRule},
 		{"too many members", func(a *A) { a.GroupSize = 2 }, "members: 3 items; must be at most group_size, 2\nmembers[2].sample_index: 2; must be between 0 and 1"},
 		{"members out of order", func(a *A) { a.Members[0].SampleIndex = 2 }, "members[1].sample_index: 1; must be above the one before it"},

@@ -34,24 +34,26 @@ def main() -> None:
     parser.add_argument("--name", default="seed", help="of the runs' folders, NAME-SEED")
     parser.add_argument("--meander", default="bin/meander")
     args = parser.parse_args(own)
+    # A run that is stopped takes its pipeline and its trainer with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again to go on"))
     for seed in args.seeds:
         out = args.out / f"{args.name}-{seed}"
         out.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         with pipeline(args.meander, out) as url:
-            train(args.meander, url, seed, out, theirs)
+            train(url, seed, out, theirs)
         note(out, time.monotonic() - began)
         print(f"\nseed {seed}: {time.monotonic() - began:.0f} s in all\n  curve   {out / 'curve.png'}\n  before  {out / 'before.png'}\n  after   {out / 'after.png'}\n  adapter {out / 'best'}")
 
 
 @contextlib.contextmanager
-def pipeline(meander: str, out: Path) -> Iterator[str]:
-    """meander up with a store in the folder; it ends with the run."""
+def pipeline(meander: str, out: Path, model: str = "signs") -> Iterator[str]:
+    """meander up with a store in the folder and one of our models; it ends with the run."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     # One thread for the sampler: the trainer has its turn when the sampler waits, and glyphs are read on the other core.
-    command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models/signs"), "--batch", "16", "--workers", "1", "--threads", str(os.cpu_count() or 1)]
+    command = [meander, "up", "--listen", f"127.0.0.1:{port}", "--store", str(out / "store"), "--model", str(ROOT / "deploy/models" / model), "--batch", "16", "--workers", "1", "--threads", str(os.cpu_count() or 1)]
     with open(out / "up.log", "a") as log:
         up = subprocess.Popen(command, stdout=log, stderr=log)
     try:
@@ -67,9 +69,9 @@ def pipeline(meander: str, out: Path) -> Iterator[str]:
         up.wait()
 
 
-def train(meander: str, url: str, seed: int, out: Path, flags: list[str]) -> None:
+def train(url: str, seed: int, out: Path, flags: list[str]) -> None:
     command = [
-        sys.executable, "-m", "meander.train", "--meander", meander, "--nats", url, "--seed", str(seed), "--out", str(out), "--run", out.name, "--model", str(ROOT / "deploy/models/signs"),
+        sys.executable, "-m", "meander.train", "--nats", url, "--seed", str(seed), "--out", str(out), "--run", out.name, "--model", str(ROOT / "deploy/models/signs"),
         "--prompts", str(HERE / "prompts.txt"), "--held-out", str(HERE / "held_out.jsonl"), *flags,
     ]  # fmt: skip
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

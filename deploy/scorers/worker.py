@@ -70,8 +70,9 @@ def credentials(file):
     if not file:
         return {}
     with open(file) as f:
-        seed = re.search(r"^SU[A-Z2-7]{56}$", f.read(), re.MULTILINE)
-    if not seed:
+        text = f.read()
+    seed = re.search(r"^SU[A-Z2-7]{56}$", text, re.MULTILINE)
+    if not seed or "BEGIN NATS USER JWT" in text:
         return {"user_credentials": file}
     import nkeys
 

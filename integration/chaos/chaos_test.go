@@ -33,11 +33,6 @@ const (
 	window = 6
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	harness.Main(m)
-}
-
 // Faults of processes, network, disk and server, drawn from a seed, are injected while groups are
 // published. Every group must come out once, complete, and equal to what it is without faults, bit
 // for bit. With the guard off, the same audit finds events stored twice.
@@ -45,6 +40,7 @@ func TestChaos(t *testing.T) {
 	if harness.Race {
 		t.Skip("TestChaos: built with -race the programs start too slowly for faults three times a second; it runs without")
 	}
+	t.Parallel()
 	if *seed == 0 {
 		*seed = rand.Uint64N(1_000_000) + 1
 	}
@@ -53,7 +49,7 @@ func TestChaos(t *testing.T) {
 	s := newStage(t)
 	began := time.Now()
 	plan := chaos.Plan(*seed, *faults, len(s.programs), ackWait, s.without...)
-	f := publishing(t, s.bus, "chaos")
+	f := publishing(t, s.bus, "chaos", 0)
 	for _, fault := range plan {
 		s.inject(t, fault)
 	}
@@ -146,7 +142,7 @@ func (s *stage) unguarded(t *testing.T) (doubled int) {
 	t.Helper()
 	s.raise(t)
 	const run schemas.Run = "unguarded"
-	f := publishing(t, s.bus, run)
+	f := publishing(t, s.bus, run, 0)
 	bustest.Until(t, "all programs are up", func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -167,7 +163,7 @@ func (s *stage) unguarded(t *testing.T) (doubled int) {
 			break
 		}
 	}
-	f.stop()
+	f.abandon() // without the guard, what is open may never close
 	return doubled
 }
 

@@ -1,6 +1,7 @@
 package chaos_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,8 +11,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/integration/harness"
 	"github.com/meander-rl/meander/pkg/bus"
@@ -19,12 +22,16 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// clusterSize servers: the least that survive one.
-const clusterSize = 3
+const (
+	// clusterSize servers: the least that survive one.
+	clusterSize = 3
+	// pace leaves three servers and seven services on one machine time for an election.
+	pace = time.Second
+)
 
 // newCluster is a cluster of the server that go.mod names, one process each, by name. Clients
-// are given all of their URLs.
-func newCluster(t *testing.T) (url string, servers map[string]*harness.Process) {
+// are given all of their URLs. More goes into the configuration of each.
+func newCluster(t *testing.T, more ...string) (url string, servers map[string]*harness.Process) {
 	t.Helper()
 	var clients, routes []string
 	for range clusterSize {
@@ -36,7 +43,7 @@ func newCluster(t *testing.T) (url string, servers map[string]*harness.Process) 
 		_, port, _ := strings.Cut(clients[i], ":")
 		config := filepath.Join(dir, "nats.conf")
 		// More than the streams may take, whatever disk the tests have.
-		if err := os.WriteFile(config, fmt.Appendf(nil, "jetstream { store_dir: %q, max_file_store: 1TB }", filepath.Join(dir, "store")), 0o600); err != nil {
+		if err := os.WriteFile(config, fmt.Appendf(nil, "jetstream { store_dir: %q, max_file_store: 1TB }\n%s\n", filepath.Join(dir, "store"), strings.Join(more, "\n")), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		servers[name] = harness.Raise(t, &harness.Process{Name: name, Path: harness.ServerProgram(t), Dir: dir, Args: []string{
@@ -94,7 +101,7 @@ func TestCluster(t *testing.T) {
 	services, health := clusterServices(t, url)
 	b := bustest.Connect(t, bus.Config{URL: url, Name: "cluster-test"})
 	bustest.Until(t, "the streams are there", func() error { return b.Ready(t.Context()) })
-	f := publishing(t, b, "cluster")
+	f := publishing(t, b, "cluster", pace)
 	f.more(t, 1)
 	// Streams of one server each become streams of three, under load.
 	if out, err := exec.CommandContext(t.Context(), harness.Program(t, "meander"), "streams", "limit", "--nats", url, "--stream-replicas", "3").CombinedOutput(); err != nil {
@@ -208,6 +215,123 @@ func (f *feed) more(t *testing.T, n int) {
 			return fmt.Errorf("%d more", now-was)
 		}
 		return nil
+	})
+}
+
+// Readers that follow a stream go on when a server is lost for good, whichever of them it had.
+func TestCluster_ReadersGoOn(t *testing.T) {
+	if harness.Race {
+		t.Skip("TestCluster_ReadersGoOn: of servers that are not built with -race; it runs without")
+	}
+	t.Parallel()
+	url, servers := newCluster(t)
+	b := bustest.Connect(t, bus.Config{URL: url, Name: "cluster-test"})
+	if err := b.Setup(t.Context(), bus.Replicas(clusterSize)); err != nil {
+		t.Fatal(err)
+	}
+	publish := func(run schemas.Run) {
+		t.Helper()
+		bustest.Until(t, "a prompt is stored", func() error {
+			_, err := b.PublishPrompt(t.Context(), run, []byte("prompt"), nil)
+			return err
+		})
+	}
+	publish("before")
+	const readers = 24
+	seen := make(chan string, 2*readers)
+	ctx, stop := context.WithCancel(t.Context())
+	var reading sync.WaitGroup
+	for range readers {
+		reading.Go(func() {
+			for m, err := range b.Read(ctx, schemas.StreamPrompts, nil, bus.ReadOptions{Live: true}) {
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				seen <- m.Subject
+			}
+		})
+	}
+	all := func(run schemas.Run) {
+		t.Helper()
+		for range readers {
+			if got := bustest.Receive(t, "the prompt of "+string(run), seen); got != schemas.PromptSubject(run) {
+				t.Errorf("read %s, want the prompt of %s, once", got, run)
+			}
+		}
+	}
+	all("before")
+	// Those that were asked of the servers in the moment in which one goes may be given to that one.
+	defer servers[b.Conn().ConnectedServerName()].KillFor(t)()
+	publish("after")
+	all("after")
+	stop()
+	reading.Wait()
+}
+
+// A guest of a cluster has his copies on as many servers as the pipeline has its streams, reads on when
+// one is lost, and gets receipts.
+func TestCluster_Guests(t *testing.T) {
+	if harness.Race {
+		t.Skip("TestCluster_Guests: of servers that are not built with -race; it runs without")
+	}
+	t.Parallel()
+	auth := filepath.Join(t.TempDir(), "auth")
+	command := func(args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), harness.Program(t, "meander"), args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	command("auth", "init", auth)
+	command("auth", "add", auth, "team", "--role", "trainer", "--run", "a")
+	rights, err := os.ReadFile(filepath.Join(auth, "auth.conf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	url, servers := newCluster(t, string(rights))
+	as := func(user string) *bus.Bus {
+		return bustest.Connect(t, bus.Config{URL: url, Name: user, CredsFile: filepath.Join(auth, user+".creds")})
+	}
+	admin, team := as("admin"), as("team")
+	command("streams", "setup", "--nats", url, "--nats-creds", filepath.Join(auth, "admin.creds"), "--auth", auth, "--stream-replicas", "3")
+	replicated(t, team)
+	has := func(want uint64) {
+		t.Helper()
+		bustest.Until(t, "the guest has what is of his run", func() error {
+			info, err := team.StreamInfo(t.Context(), schemas.StreamAdvantages)
+			if err == nil && info.State.Msgs != want {
+				err = fmt.Errorf("%d, want %d", info.State.Msgs, want)
+			}
+			return err
+		})
+	}
+	inbox := team.Conn().NewInbox()
+	heard, err := team.Conn().SubscribeSync(inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, uid := range []string{"before", "after"} {
+		bustest.Until(t, "results are stored", func() error {
+			var errs []error
+			for _, run := range []string{"a", "b"} { // b is of others
+				subject := "mdr.v1.advantage." + run + "." + uid
+				_, err := admin.Conn().Request(subject, []byte("result"), 5*time.Second)
+				errs = append(errs, err)
+			}
+			return errors.Join(errs...)
+		})
+		has(uint64(i + 1))
+		if i == 0 {
+			defer servers[leaderOf(t, team, schemas.StreamAdvantages)].KillFor(t)()
+		}
+	}
+	bustest.Until(t, "a receipt comes", func() error {
+		if err := admin.Conn().Publish(inbox, []byte("accepted")); err != nil {
+			return err
+		}
+		_, err := heard.NextMsg(time.Second)
+		return err
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,7 +27,7 @@ const cycle = 4
 func prompt(i int) *schemas.Prompt {
 	p := &schemas.Prompt{
 		UID: schemas.UID(fmt.Sprintf("g%04d", i)), Prompt: fmt.Sprintf("image %d", i), GroupSize: new(int64(group)), Seed: new(int64(7)),
-		Height: new(int64(192)), Width: new(int64(192)), NumInferenceSteps: new(int64(steps)),
+		Height: new(int64(64)), Width: new(int64(64)), NumInferenceSteps: new(int64(steps)),
 		Rollout: schemas.Rollout{SDEWindow: &schemas.SDEWindow{Size: 3}},
 	}
 	switch i % cycle {
@@ -43,18 +44,21 @@ func batchOf(i int) string { return fmt.Sprintf("b%04d", i/cycle) }
 
 // feed publishes groups as others close.
 type feed struct {
-	client *client.Client
-	run    schemas.Run
-	open   chan struct{}
-	stop   func() // returns when every prompt is stored
+	client  *client.Client
+	run     schemas.Run
+	open    chan struct{}
+	stop    func() // returns when every prompt is stored
+	abandon func() // stops, and lets be what is open
 
 	mu     sync.Mutex
 	asked  map[schemas.UID]int64 // samples by uid
 	closed map[schemas.UID]bool
 }
 
-func publishing(t *testing.T, b *bus.Bus, run schemas.Run) *feed {
+// publishing publishes a group whenever one closes, and no sooner than pace after the one before.
+func publishing(t *testing.T, b *bus.Bus, run schemas.Run, pace time.Duration) *feed {
 	ctx, end := context.WithCancel(t.Context())
+	alive, abandon := context.WithCancel(t.Context())
 	f := &feed{client: client.New(b), run: run, open: make(chan struct{}, window), asked: map[schemas.UID]int64{}, closed: map[schemas.UID]bool{}}
 	go f.follow(t)
 	var work sync.WaitGroup
@@ -63,20 +67,42 @@ func publishing(t *testing.T, b *bus.Bus, run schemas.Run) *feed {
 			if ctx.Err() != nil && i%cycle == 0 {
 				return
 			}
-			f.open <- struct{}{}
+			select {
+			case f.open <- struct{}{}:
+			case <-alive.Done():
+				return
+			}
+			time.Sleep(pace)
 			p := prompt(i)
 			f.mu.Lock()
 			f.asked[p.UID] = group
 			f.mu.Unlock()
-			work.Go(func() { f.publish(t, p) })
+			work.Go(func() { f.publish(alive, t, p) })
 			if i%5 == 0 { // a client that is not sure publishes twice
-				work.Go(func() { f.publish(t, p) })
+				work.Go(func() { f.publish(alive, t, p) })
 			}
 		}
 	})
+	var stored atomic.Bool
+	done := sync.OnceFunc(func() {
+		work.Wait()
+		stored.Store(true)
+	})
 	f.stop = func() {
 		end()
-		work.Wait()
+		go done()
+		bustest.Until(t, "the last prompts are stored", func() error {
+			if stored.Load() {
+				return nil
+			}
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return fmt.Errorf("%d asked, %d closed", len(f.asked), len(f.closed))
+		})
+	}
+	f.abandon = func() {
+		abandon()
+		done()
 	}
 	return f
 }
@@ -101,9 +127,9 @@ func (f *feed) follow(t *testing.T) {
 }
 
 // publish until the prompt is stored; whether intake lives to answer does not matter.
-func (f *feed) publish(t *testing.T, p *schemas.Prompt) {
-	for t.Context().Err() == nil {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+func (f *feed) publish(alive context.Context, t *testing.T, p *schemas.Prompt) {
+	for alive.Err() == nil {
+		ctx, cancel := context.WithTimeout(alive, 3*time.Second)
 		_, err := f.client.Publish(ctx, f.run, p)
 		cancel()
 		var refused *client.RefusedError

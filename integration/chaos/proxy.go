@@ -65,11 +65,21 @@ func (p *Proxy) Open() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for l := range p.links {
-		if !l.frozen.Load() {
+		if !l.frozen.Load() && !l.over() {
 			return true
 		}
 	}
 	return false
+}
+
+// over says whether its connections are closed: it is forgotten a moment later.
+func (l *link) over() bool {
+	select {
+	case <-l.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 func (p *Proxy) accept() {
@@ -198,7 +208,7 @@ func (p *Proxy) Cut(d time.Duration) bool {
 	defer p.mu.Unlock()
 	cut := 0
 	for l := range p.links {
-		if !l.frozen.Load() {
+		if !l.frozen.Load() && !l.over() {
 			l.end(true, true)
 			cut++
 		}
@@ -216,7 +226,7 @@ func (p *Proxy) HalfOpen(told bool) bool {
 	defer p.mu.Unlock()
 	frozen := 0
 	for l := range p.links {
-		if l.frozen.Swap(true) {
+		if l.over() || l.frozen.Swap(true) {
 			continue
 		}
 		frozen++

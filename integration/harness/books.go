@@ -109,20 +109,16 @@ func Settled(t testing.TB, b *bus.Bus) (redelivered int) {
 	bustest.Until(t, "all consumers done", func() error {
 		redelivered = 0
 		for _, stream := range []string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamTrajectories, schemas.StreamRewards} {
-			s, err := b.JetStream().Stream(t.Context(), stream)
+			s, consumers, err := bustest.Consumers(t, b, stream)
 			if err != nil {
 				return err
 			}
 			redelivered -= int(s.CachedInfo().State.LastSeq)
-			consumers := s.ListConsumers(t.Context())
-			for c := range consumers.Info() {
+			for _, c := range consumers {
 				if c.NumPending > 0 || c.NumAckPending > 0 {
 					return fmt.Errorf("%s of %s: %d waiting, %d in hand", c.Name, stream, c.NumPending, c.NumAckPending)
 				}
 				redelivered += int(c.Delivered.Consumer)
-			}
-			if err := consumers.Err(); err != nil {
-				return err
 			}
 		}
 		return nil

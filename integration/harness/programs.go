@@ -6,12 +6,14 @@ package harness
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -20,40 +22,53 @@ import (
 
 const serverModule = "github.com/nats-io/nats-server/v2"
 
-var made string // the folder of what is built, once it is
-
-// built has the programs, built once per test run, as a user would.
-var built = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "meander-bin-")
-	if err != nil {
-		return "", err
-	}
-	made = dir
-	return dir, build(dir, "github.com/meander-rl/meander/services/cmd/...")
-})
+// built has the programs, as a user would build them. They stay: what has not changed since is not
+// linked again, nor by each of the packages whose tests start them.
+var built = sync.OnceValues(func() (string, error) { return build("github.com/meander-rl/meander/services/cmd/...") })
 
 // builtServer has the server that go.mod names beside them.
 var builtServer = sync.OnceValues(func() (string, error) {
-	dir, err := built()
+	dir, err := build(serverModule)
+	return filepath.Join(dir, "nats-server"), err
+})
+
+// build has packages built into a folder of the module. One builds at a time.
+func build(packages string) (dir string, err error) {
+	module, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("where the module is: %w", err)
+	}
+	dir = filepath.Join(filepath.Dir(strings.TrimSpace(string(module))), "build", "test")
+	args := []string{"build", "-trimpath", "-ldflags", "-s -w"}
+	if Race {
+		dir += "-race"
+		if packages != serverModule {
+			args = append(args, "-race")
+		}
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.Create(filepath.Join(dir, ".lock"))
 	if err != nil {
 		return "", err
 	}
-	return filepath.Join(dir, "nats-server"), build(dir, serverModule)
-})
-
-func build(dir, packages string) error {
-	args := []string{"build", "-o", dir + string(filepath.Separator)}
-	if Race && packages != serverModule {
-		args = append(args, "-race")
+	defer lock.Close()
+	err = syscall.EINTR
+	for errors.Is(err, syscall.EINTR) {
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
 	}
-	cmd := exec.Command("go", append(args, packages)...)
+	if err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	cmd := exec.Command("go", append(args, "-o", dir+string(filepath.Separator), packages)...)
 	if !Race {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return errors.Join(err, errors.New(string(out)))
+		return "", errors.Join(err, errors.New(string(out)))
 	}
-	return nil
+	return dir, nil
 }
 
 // Program is the path of one built program.
@@ -64,15 +79,6 @@ func Program(t testing.TB, name string) string {
 		t.Fatalf("build: %v", err)
 	}
 	return filepath.Join(dir, name)
-}
-
-// Main runs the tests of a package, removes what was built for them, and ends the program.
-func Main(m *testing.M) {
-	code := m.Run()
-	if dir := made; dir != "" {
-		_ = os.RemoveAll(dir)
-	}
-	os.Exit(code)
 }
 
 // ServerProgram is the path of the server that go.mod names.

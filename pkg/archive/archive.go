@@ -148,6 +148,8 @@ func refsOf(subject string, data []byte) []schemas.Ref {
 		e = &schemas.Request{}
 	case schemas.KindStep:
 		e = &schemas.Step{}
+	case schemas.KindTokens:
+		e = &schemas.Tokens{}
 	case schemas.KindTrajectory:
 		e = &schemas.Trajectory{}
 	default:

@@ -33,7 +33,7 @@ func BenchmarkPublish(b *testing.B) {
 				s := step("u1", 0, "a1", 0, size)
 				b.SetBytes(int64(size))
 				for b.Loop() {
-					if _, err := p.PublishStep(context.Background(), s); err != nil {
+					if _, err := p.PublishStep(context.Background(), s, nil); err != nil {
 						b.Fatal(err)
 					}
 					s.SampleIndex++
@@ -146,7 +146,7 @@ func BenchmarkRead(b *testing.B) {
 			const n = 20_000
 			p := e.NewPublisher(1024, 64<<20)
 			for i := range n {
-				if _, err := p.PublishStep(context.Background(), step("u1", int64(i), "a1", 0, 4<<10)); err != nil {
+				if _, err := p.PublishStep(context.Background(), step("u1", int64(i), "a1", 0, 4<<10), nil); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -53,6 +53,7 @@ func TestBus_blobs(t *testing.T) {
 }
 
 func TestBus_GetBlob_refuses(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	ctx := t.Context()
@@ -127,6 +128,7 @@ func TestBus_GetBlob_cancelled(t *testing.T) {
 
 // A blob whose bytes are gone or cut is never returned.
 func TestBus_GetBlob_bytesGone(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	for name, size := range map[string]int{"one chunk": 1000, "three chunks": 700_000} {
@@ -152,6 +154,7 @@ func TestBus_GetBlob_bytesGone(t *testing.T) {
 }
 
 func TestBus_PutBlob_full(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	e.resize(t, "OBJ_"+schemas.BlobBucket, 1<<20, -1)
@@ -174,6 +177,7 @@ func TestBus_PutBlob_full(t *testing.T) {
 
 // A blob that is not what its name says is replaced.
 func TestBus_PutBlob_replaces(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	data := []byte("an image")
@@ -229,6 +233,7 @@ func TestBus_Dead_large(t *testing.T) {
 }
 
 func TestBus_Dead_names(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	prompt, err := schemas.Encode(&schemas.Prompt{UID: "u9", Prompt: "a red fox"})

@@ -24,6 +24,7 @@ var transports = []string{"in-process", "tcp"}
 // eachTransport runs a test over every transport, with a fresh server and streams.
 func eachTransport(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Helper()
+	t.Parallel()
 	for _, transport := range transports {
 		t.Run(transport, func(t *testing.T) {
 			t.Parallel()

@@ -66,6 +66,8 @@ type consumer struct {
 
 	mu   sync.Mutex
 	busy int
+	// aside is how many handlers have left their slots for now.
+	aside int
 	// failed counts the failures of messages here, by stream sequence.
 	failed map[uint64]int
 	fair   *fairness
@@ -168,7 +170,7 @@ func (w *consumer) account(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.busy += n
-	w.puller.setRoom(w.config.Slots - w.busy)
+	w.puller.setRoom(max(0, w.config.Slots-w.busy)) // more are busy than there are slots where some came back
 	if n < 0 {
 		notify(w.puller.ready)
 	}
@@ -176,7 +178,37 @@ func (w *consumer) account(n int) {
 
 func (w *consumer) contextOf(ctx context.Context, m *Message) context.Context {
 	log := w.log.With().Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Uint64("delivered", m.Delivered).Logger()
-	return WithTraceparent(log.WithContext(ctx), traceparentOf(m.Header))
+	return WithTraceparent(log.WithContext(context.WithValue(ctx, asideKey{}, w)), traceparentOf(m.Header))
+}
+
+type asideKey struct{}
+
+// asidePerSlot bounds the handlers that are aside: what they hold is in memory.
+const asidePerSlot = 16
+
+// Aside leaves the slot of the handler that has the context to another message, for as long as it waits for somebody outside,
+// until back is called, which does not wait. Of one consumer 16 times as many handlers as it has slots can be aside; more keep
+// theirs. The message stays in hand.
+func Aside(ctx context.Context) (back func()) {
+	w, ok := ctx.Value(asideKey{}).(*consumer)
+	if !ok || !w.stepAside(1) {
+		return func() {}
+	}
+	w.account(-1)
+	return sync.OnceFunc(func() {
+		w.stepAside(-1)
+		w.account(1)
+	})
+}
+
+func (w *consumer) stepAside(n int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if n > 0 && w.aside >= asidePerSlot*w.config.Slots {
+		return false
+	}
+	w.aside += n
+	return true
 }
 
 // process runs the handler and settles the message. shutdown ends before ctx does.

@@ -23,7 +23,7 @@ import (
 func sampler() bus.ConsumerConfig {
 	return bus.ConsumerConfig{
 		Stream: schemas.StreamRequests, Durable: "sampler-tiny", Filters: []string{"mdr.v1.request.*.tiny.*.*"},
-		AckWait: 300 * time.Millisecond, Slots: 4, RetryDelay: 10 * time.Millisecond, DrainTimeout: time.Second,
+		AckWait: bustest.Patience, Slots: 4, RetryDelay: 10 * time.Millisecond, DrainTimeout: time.Second,
 	}
 }
 
@@ -151,7 +151,9 @@ func TestBus_Consume_redeliversWhatACrashLeft(t *testing.T) {
 			t.Fatal(err)
 		}
 		delivered := make(chan uint64, 1)
-		consume(t, e.Bus, sampler(), func(_ context.Context, m *bus.Message) error {
+		config := sampler()
+		config.AckWait = 300 * time.Millisecond
+		consume(t, e.Bus, config, func(_ context.Context, m *bus.Message) error {
 			delivered <- m.Delivered
 			return nil
 		})
@@ -244,6 +246,7 @@ func TestBus_Consume_givesUp(t *testing.T) {
 // A hook that can never succeed does not keep a message for ever: the letter says that
 // nobody was told.
 func TestBus_Consume_hookFailsForGood(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	if _, err := e.Publish(t.Context(), request("r1", "u1", 5)); err != nil {
@@ -389,7 +392,7 @@ func TestBus_Consume_drain(t *testing.T) {
 			return nil
 		})
 		for range 6 {
-			<-started
+			bustest.Receive(t, "a message in hand", started)
 		}
 		go func() {
 			time.Sleep(100 * time.Millisecond)
@@ -414,7 +417,7 @@ func TestBus_Consume_largeBacklog(t *testing.T) {
 		const n = 160 // 80 MiB: more than the server keeps for a client
 		p := e.NewPublisher(16, 16<<20)
 		for i := range n {
-			if _, err := p.PublishStep(t.Context(), step(uid(i), 0, "a1", 0, 512<<10)); err != nil {
+			if _, err := p.PublishStep(t.Context(), step(uid(i), 0, "a1", 0, 512<<10), nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -469,7 +472,9 @@ func TestBus_Consume_survives(t *testing.T) {
 		e.setup(t)
 		e.Options.Listen = strings.TrimPrefix(e.Server.ClientURL(), "nats://")
 		var handled sync.Map
-		consume(t, e.Bus, sampler(), func(_ context.Context, m *bus.Message) error { handled.Store(m.Subject, true); return nil })
+		c := sampler()
+		c.AckWait = 300 * time.Millisecond // what was on its way is lost
+		consume(t, e.Bus, c, func(_ context.Context, m *bus.Message) error { handled.Store(m.Subject, true); return nil })
 		publishRequests(t, e.Bus, 3)
 		eventually(t, "acked", func() bool { return e.waiting(t) == 0 })
 		if err := e.Server.Close(); err != nil {
@@ -490,6 +495,7 @@ func TestBus_Consume_survives(t *testing.T) {
 }
 
 func TestBus_Consume_refuses(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	for name, c := range map[string]bus.ConsumerConfig{
@@ -500,7 +506,7 @@ func TestBus_Consume_refuses(t *testing.T) {
 		"negative wait":   {Stream: schemas.StreamRequests, Durable: "x", AckWait: -time.Second},
 		"negative window": {Stream: schemas.StreamRequests, Durable: "x", MaxAckPending: -5},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), bustest.Patience)
 		if err := e.Consume(ctx, c, func(context.Context, *bus.Message) error { return nil }); err == nil || ctx.Err() != nil {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -509,6 +515,7 @@ func TestBus_Consume_refuses(t *testing.T) {
 }
 
 func TestBus_Consume_closedBus(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	other := e.Connect(t)

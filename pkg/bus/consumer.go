@@ -163,7 +163,7 @@ func (b *Bus) bind(ctx context.Context, c ConsumerConfig) error {
 		_, err = b.js.CreateOrUpdateConsumer(ctx, c.Stream, want)
 	}
 	if err != nil {
-		return fmt.Errorf("bind consumer %q of %s: %w", c.Durable, c.Stream, err)
+		return fmt.Errorf("bind consumer %q of %s: %w", c.Durable, c.Stream, closedError(err))
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 // Every replica of a durable asks for messages at once, and there may be more than a thousand; of a
 // durable that is there already, how many may is what it was made with.
 func TestConsumer_ManyReplicas(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	c := partition("u1")

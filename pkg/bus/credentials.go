@@ -91,6 +91,15 @@ func connectHint(cfg Config, err error) string {
 		case cfg.Token == "" && cfg.TokenHandler == nil:
 			return "; it wants credentials (nats-creds, MEANDER_NATS_CREDS) or a token (MEANDER_NATS_TOKEN)"
 		}
+		return "; it does not know the token (MEANDER_NATS_TOKEN), or wants credentials (nats-creds, MEANDER_NATS_CREDS)"
+	case strings.Contains(text, "has expired or is not yet valid"):
+		return "; make the server a new certificate (meander auth update DIR) and have it read that; or a clock is wrong"
+	case strings.Contains(text, "certificate is valid for"), strings.Contains(text, "cannot validate certificate for"), strings.Contains(text, "certificate is not valid for any names"):
+		return "; connect by a name that its certificate has, or give it this one: meander auth update DIR --tls-host HOST"
+	case strings.Contains(text, "parse root certificate"):
+		return "; nats-tls-ca must be a PEM file with the certificate of an authority, such as tls/ca.pem of meander auth init"
+	case strings.Contains(text, "unknown authority") && cfg.CAFile != "":
+		return fmt.Sprintf("; %s is not the authority that signed its certificate (nats-tls-ca, MEANDER_NATS_TLS_CA)", cfg.CAFile)
 	case strings.Contains(text, "unknown authority"):
 		return "; name the authority that signed its certificate (nats-tls-ca, MEANDER_NATS_TLS_CA)"
 	case strings.Contains(text, "certificate required"), strings.Contains(text, "bad certificate"):

@@ -73,6 +73,7 @@ func TestBus_Consume_failuresLeaveTheWindow(t *testing.T) {
 // A group that fails slowly has one slot, others the rest; and so has a run of groups
 // that fail one after the other.
 func TestBus_Consume_failingFamiliesShareOneHalf(t *testing.T) {
+	t.Parallel()
 	for name, bad := range map[string]struct {
 		groups, size int
 		most         int64
@@ -123,11 +124,14 @@ func TestBus_Consume_failingFamiliesShareOneHalf(t *testing.T) {
 
 // A success clears a family: its messages run side by side again, and all get done.
 func TestBus_Consume_familyRecovers(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	publishSamples(t, e.Bus, "r1", "u", 200)
 	var calls atomic.Int64
-	consume(t, e.Bus, fair(), func(context.Context, *bus.Message) error {
+	c := fair()
+	c.MaxDeliver = 30 // however slow the machine is, the family is not given up before
+	consume(t, e.Bus, c, func(context.Context, *bus.Message) error {
 		if calls.Add(1) <= 6 {
 			return errBad
 		}
@@ -142,6 +146,7 @@ func TestBus_Consume_familyRecovers(t *testing.T) {
 // A family that fails on and on is given up message by message, each tried at least once
 // and none as often as if it were alone.
 func TestBus_Consume_familyGivenUp(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	const n = 200

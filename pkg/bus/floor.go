@@ -29,8 +29,8 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 		if err != nil {
 			return err
 		}
-		consumers := s.ListConsumers(ctx)
-		for c := range consumers.Info() {
+		consumers, err := consumersOf(ctx, s)
+		for _, c := range consumers {
 			if c.Config.Durable == "" || slices.Contains(ownStages, stageOf(c.Name)) {
 				continue
 			}
@@ -40,7 +40,7 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 			}
 			out = append(out, f)
 		}
-		return consumers.Err()
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("consumers of %s: %w", stream, err)

@@ -49,6 +49,9 @@ func directSubject(stream string) string { return "$JS.API.DIRECT.GET." + stream
 // Last returns the newest message on a subject, which may have wildcards, or
 // ErrNotFound. The subject is the stored one; see RewardFilter.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*Message, error) {
+	if err := b.who.has(stream, subject); err != nil {
+		return nil, fmt.Errorf("last %q of %s: %w", subject, stream, err)
+	}
 	from, req := directSubject(stream), directRequest{LastFor: subject}
 	if b.asksLeaders() {
 		m, err := b.ask(ctx, stream, leaderSubject(stream), req)
@@ -471,8 +474,11 @@ func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 
 // consumers adds the durables of a stream.
 func (stats *StreamStats) consumers(ctx context.Context, s jetstream.Stream) error {
-	consumers := s.ListConsumers(ctx)
-	for c := range consumers.Info() {
+	consumers, err := consumersOf(ctx, s)
+	if err != nil {
+		return fmt.Errorf("stats of %s: %w", stats.Name, err)
+	}
+	for _, c := range consumers {
 		if c.Config.Durable != "" {
 			stats.Current = min(stats.Current, current(c.Cluster))
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
@@ -480,10 +486,17 @@ func (stats *StreamStats) consumers(ctx context.Context, s jetstream.Stream) err
 			})
 		}
 	}
-	if err := consumers.Err(); err != nil {
-		return fmt.Errorf("stats of %s: %w", stats.Name, err)
-	}
 	return nil
+}
+
+// consumersOf are all consumers of a stream. A listing of the library that is not read to its end
+// stays behind for good.
+func consumersOf(ctx context.Context, s jetstream.Stream) (all []*jetstream.ConsumerInfo, err error) {
+	list := s.ListConsumers(ctx)
+	for c := range list.Info() {
+		all = append(all, c)
+	}
+	return all, list.Err()
 }
 
 // current is how many servers have all of a stream or a consumer: one without a cluster.

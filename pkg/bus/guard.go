@@ -134,7 +134,7 @@ func (b *Bus) Claimed(ctx context.Context, stream, subject string, e schemas.Key
 func writerOf(subject string) string {
 	a, _ := schemas.ParseSubject(subject)
 	switch a.Kind {
-	case schemas.KindStep, schemas.KindTrajectory:
+	case schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory:
 		return "sampler"
 	case schemas.KindReward, schemas.KindVerdict:
 		return "reward"
@@ -181,8 +181,12 @@ func (b *Bus) CheckSteps(ctx context.Context, t *schemas.Trajectory) (fault, err
 	if t.StopReason != schemas.StopCompleted {
 		return nil, nil
 	}
+	kind := schemas.KindStep
+	if t.Text != nil {
+		kind = schemas.KindTokens
+	}
 	for _, attempt := range t.Attempts() {
-		filter := schemas.Address{Kind: schemas.KindStep, Run: t.Run, UID: t.UID, Sample: strconv.FormatInt(t.SampleIndex, 10), Attempt: attempt}.Filter()
+		filter := schemas.Address{Kind: kind, Run: t.Run, UID: t.UID, Sample: strconv.FormatInt(t.SampleIndex, 10), Attempt: attempt}.Filter()
 		state, err := b.streamState(ctx, schemas.StreamSteps, filter)
 		if err != nil {
 			return nil, fmt.Errorf("look up the steps of %q: %w", t.Subject(), err)

@@ -185,7 +185,7 @@ func TestPublisher_PublishStep_displaces(t *testing.T) {
 		e.Forge(t, large.Subject(), []byte("rubbish"))
 		e.Forge(t, schemas.PartSubject(large.Subject(), 2), []byte("rubbish"))
 		for _, s := range []*schemas.Step{small, large} {
-			f, err := p.PublishStep(t.Context(), s)
+			f, err := p.PublishStep(t.Context(), s, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

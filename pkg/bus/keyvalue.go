@@ -108,7 +108,14 @@ func (b *Bus) Run(ctx context.Context, run schemas.Run) ([]byte, error) {
 func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 	kv, err := b.bucket(ctx, schemas.RunBucket)
 	if err == nil {
-		err = kv.Purge(ctx, string(run))
+		err = kv.Delete(ctx, string(run)) // for those who have a copy
+	}
+	var s jetstream.Stream
+	if err == nil {
+		s, err = b.js.Stream(ctx, runStream)
+	}
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSubject(schemas.BucketSubject(schemas.RunBucket, string(run))))
 	}
 	if err == nil {
 		err = b.deleteControls(ctx, run)

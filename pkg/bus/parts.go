@@ -3,7 +3,6 @@ package bus
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -15,64 +14,53 @@ import (
 const (
 	// partType is the header Mdr-Type of a part, which is no event but bytes of one.
 	partType = "part/1"
-	// stepOverhead is more than a step takes besides its tensors' elements.
-	stepOverhead = 4 << 10
+	// stepOverhead is more than a step takes besides its tensors' elements, and tokenOverhead what each token adds.
+	stepOverhead  = 4 << 10
+	tokenOverhead = 32
 )
 
-// tensors returns every tensor of a step, which is copied as far as needed so that
-// changing them leaves the original alone.
-func tensors(step *schemas.Step) []*schemas.Tensor {
-	step.Latents, step.Debug = slices.Clone(step.Latents), slices.Clone(step.Debug)
-	var out []*schemas.Tensor
-	if step.Checkpoint != nil {
-		step.Checkpoint = new(*step.Checkpoint)
-		out = append(out, step.Checkpoint)
+// overhead is more than an event takes besides its tensors' elements.
+func overhead(e schemas.StepEvent) int {
+	if t, ok := e.(*schemas.Tokens); ok {
+		return stepOverhead + tokenOverhead*len(t.IDs)
 	}
-	for i := range step.Latents {
-		out = append(out, &step.Latents[i].Tensor)
-	}
-	for i := range step.Debug {
-		out = append(out, &step.Debug[i].Tensor)
-	}
-	return out
+	return stepOverhead
 }
 
-// inlineSize is the bytes of the tensors that travel inside the step.
-func inlineSize(step *schemas.Step) int {
+// inlineSize is the bytes of the tensors that travel inside the event.
+func inlineSize(e schemas.StepEvent) int {
 	n := 0
-	if step.Checkpoint != nil {
-		n += len(step.Checkpoint.Data)
-	}
-	for i := range step.Latents {
-		n += len(step.Latents[i].Tensor.Data)
-	}
-	for i := range step.Debug {
-		n += len(step.Debug[i].Tensor.Data)
+	for _, t := range e.Tensors() {
+		n += len(t.Data)
 	}
 	return n
 }
 
-// SplitParts moves tensors out of step, largest first, until it encodes to at most
+// SplitParts moves tensors out of an event, largest first, until it encodes to at most
 // limit bytes, and returns what was moved in the order of the part numbers. Each part
 // has at most schemas.MaxPartBytes (and at most limit) bytes and aliases the tensor.
-// A step that fits is left alone, with no parts. The tensors of the step are replaced,
-// their slices not modified.
-func SplitParts(step *schemas.Step, limit int) [][]byte {
-	size := inlineSize(step)
-	if size <= limit-stepOverhead {
+// An event that fits is left alone, with no parts. Its tensors are replaced (see
+// schemas.StepEvent.Detached), their elements not modified. sums are those of the event.
+func SplitParts(e schemas.StepEvent, sums schemas.TensorSums, limit int) [][]byte {
+	size := inlineSize(e)
+	if size <= limit-overhead(e) {
 		return nil
 	}
 	var parts [][]byte
 	chunk := max(1, min(schemas.MaxPartBytes, limit))
-	ts := tensors(step)
-	slices.SortStableFunc(ts, func(a, b *schemas.Tensor) int { return len(b.Data) - len(a.Data) })
-	for _, t := range ts {
-		if size <= limit-stepOverhead || len(t.Data) == 0 {
+	ts := e.Tensors()
+	order := make([]int, len(ts))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return len(ts[b].Data) - len(ts[a].Data) })
+	for _, i := range order {
+		t := ts[i]
+		if size <= limit-overhead(e) || len(t.Data) == 0 {
 			break
 		}
 		size -= len(t.Data)
-		sum := sha256.Sum256(t.Data)
-		p := &schemas.Parts{First: int64(len(parts)), Size: int64(len(t.Data)), Digest: hex.EncodeToString(sum[:])}
+		p := &schemas.Parts{First: int64(len(parts)), Size: int64(len(t.Data)), Digest: hex.EncodeToString(sums[i][:])}
 		for part := range slices.Chunk(t.Data, chunk) {
 			parts = append(parts, part)
 		}
@@ -82,10 +70,10 @@ func SplitParts(step *schemas.Step, limit int) [][]byte {
 	return parts
 }
 
-// JoinParts puts the elements back into the tensors of step. part returns the bytes of
+// JoinParts puts the elements back into the tensors of an event. part returns the bytes of
 // a part by its number. Sizes and digests are checked; a mismatch is ErrCorrupt.
-func JoinParts(step *schemas.Step, part func(k int64) ([]byte, error)) error {
-	for _, t := range tensors(step) {
+func JoinParts(e schemas.StepEvent, part func(k int64) ([]byte, error)) error {
+	for _, t := range e.Tensors() {
 		p := t.Parts
 		if p == nil {
 			continue
@@ -119,14 +107,26 @@ func JoinParts(step *schemas.Step, part func(k int64) ([]byte, error)) error {
 // LoadStep decodes and validates a stored step and fetches what travelled beside it.
 // The tensors of a step that travelled whole alias m.Data.
 func (b *Bus) LoadStep(ctx context.Context, m *Message) (*schemas.Step, error) {
+	return loadEvent(ctx, b, m, &schemas.Step{})
+}
+
+// LoadTokens is LoadStep of tokens. Logits are checked as a whole.
+func (b *Bus) LoadTokens(ctx context.Context, m *Message) (*schemas.Tokens, error) {
+	e, err := loadEvent(ctx, b, m, &schemas.Tokens{})
+	if err == nil && e.Logits != nil {
+		err = e.Validate()
+	}
+	return e, err
+}
+
+func loadEvent[E schemas.StepEvent](ctx context.Context, b *Bus, m *Message, e E) (none E, _ error) {
 	if schemas.IsPart(m.Subject) {
-		return nil, fmt.Errorf("load step %q: it is a part of one", m.Subject)
+		return none, fmt.Errorf("load step %q: it is a part of one", m.Subject)
 	}
-	step := &schemas.Step{}
-	if err := schemas.DecodeValid(m.Data, step); err != nil {
-		return nil, fmt.Errorf("load step %q: %w", m.Subject, err)
+	if err := schemas.DecodeValid(m.Data, e); err != nil {
+		return none, fmt.Errorf("load step %q: %w", m.Subject, err)
 	}
-	err := JoinParts(step, func(k int64) ([]byte, error) {
+	err := JoinParts(e, func(k int64) ([]byte, error) {
 		part, err := b.Last(ctx, schemas.StreamSteps, schemas.PartSubject(m.Subject, k))
 		if err != nil {
 			return nil, err
@@ -134,17 +134,22 @@ func (b *Bus) LoadStep(ctx context.Context, m *Message) (*schemas.Step, error) {
 		return part.Data, nil
 	})
 	if err == nil {
-		err = b.loadRefs(ctx, step)
+		err = b.loadRefs(ctx, e.Tensors())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("load step %q: %w", m.Subject, err)
+		return none, fmt.Errorf("load step %q: %w", m.Subject, err)
 	}
-	return step, nil
+	return e, nil
+}
+
+// LoadTensors fetches those of an event that are in the object store.
+func (b *Bus) LoadTensors(ctx context.Context, tensors ...*schemas.Tensor) error {
+	return b.loadRefs(ctx, tensors)
 }
 
 // loadRefs fetches tensors that are in the object store.
-func (b *Bus) loadRefs(ctx context.Context, step *schemas.Step) error {
-	for _, t := range tensors(step) {
+func (b *Bus) loadRefs(ctx context.Context, tensors []*schemas.Tensor) error {
+	for _, t := range tensors {
 		if t.Ref == nil {
 			continue
 		}
@@ -164,25 +169,49 @@ func (b *Bus) loadRefs(ctx context.Context, step *schemas.Step) error {
 // (ErrCorrupt) before it is decoded.
 func (b *Bus) LoadStepRef(ctx context.Context, ref schemas.StepRef) (*schemas.Step, error) {
 	m, err := b.Get(ctx, schemas.StreamSteps, ref.Seq)
+	if err == nil {
+		err = named(m, ref)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return b.loadNamed(ctx, m, ref)
+	return b.LoadStep(ctx, m)
 }
 
 // LoadStepOf is LoadStepRef of step i of those that a trajectory names. It asks by the step's subject,
 // so that the server can tell whether we may read that run.
 func (b *Bus) LoadStepOf(ctx context.Context, t *schemas.Trajectory, i int) (*schemas.Step, error) {
+	m, err := b.stepOf(ctx, t, i)
+	if err != nil {
+		return nil, err
+	}
+	return b.LoadStep(ctx, m)
+}
+
+// LoadTokensOf is LoadStepOf of event i of those that the trajectory of a text names.
+func (b *Bus) LoadTokensOf(ctx context.Context, t *schemas.Trajectory, i int) (*schemas.Tokens, error) {
+	m, err := b.stepOf(ctx, t, i)
+	if err != nil {
+		return nil, err
+	}
+	return b.LoadTokens(ctx, m)
+}
+
+func (b *Bus) stepOf(ctx context.Context, t *schemas.Trajectory, i int) (*Message, error) {
 	m, err := b.Last(ctx, schemas.StreamSteps, t.StepSubject(i))
 	if err != nil {
 		return nil, err
 	}
-	return b.loadNamed(ctx, m, t.Steps[i])
+	return m, named(m, t.Steps[i])
 }
 
-func (b *Bus) loadNamed(ctx context.Context, m *Message, ref schemas.StepRef) (*schemas.Step, error) {
-	if got := digestOf(m.Data); got != ref.Digest {
-		return nil, fmt.Errorf("load step %q: %w: stored %s, named %s", m.Subject, ErrCorrupt, got, ref.Digest)
+func named(m *Message, ref schemas.StepRef) error {
+	got, err := schemas.PayloadDigest(m.Data)
+	switch {
+	case err != nil:
+		return fmt.Errorf("load step %q: %w: %w", m.Subject, ErrCorrupt, err)
+	case got != ref.Digest:
+		return fmt.Errorf("load step %q: %w: stored %s, named %s", m.Subject, ErrCorrupt, got, ref.Digest)
 	}
-	return b.LoadStep(ctx, m)
+	return nil
 }

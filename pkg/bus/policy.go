@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -168,6 +169,33 @@ func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.
 		}
 	}
 	return out, ctx.Err()
+}
+
+// PolicyVersionAt is the version that a lane had at a time of the server's clock; 0 where it had none, or the history
+// does not reach back so far.
+func (b *Bus) PolicyVersionAt(ctx context.Context, lane schemas.Lane, at time.Time) (version int64, err error) {
+	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane))
+	if errors.Is(err, ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("policy of lane %q: %w", lane, err)
+	}
+	if p := b.policy(m); p != nil && !m.Time.After(at) { // the usual case, told by one request
+		return p.PolicyVersion, nil
+	}
+	for m, err := range b.Read(ctx, schemas.StreamPolicies, []string{schemas.PolicySubject(lane)}, ReadOptions{}) {
+		if err != nil {
+			return 0, fmt.Errorf("policies of lane %q: %w", lane, err)
+		}
+		if m.Time.After(at) {
+			break
+		}
+		if p := b.policy(m); p != nil {
+			version = p.PolicyVersion
+		}
+	}
+	return version, ctx.Err()
 }
 
 // FollowPolicy calls each with the current policy of a lane, and again with each that follows, until ctx

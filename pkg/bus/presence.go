@@ -30,6 +30,10 @@ type Announcement struct {
 	stored func(revision uint64)
 	// mu is held from the state to its entry, so that none is replaced by an older one.
 	mu sync.Mutex
+	// kv is the bucket, looked at when it was opened; an entry stays for ttl.
+	kv     jetstream.KeyValue
+	ttl    time.Duration
+	opened time.Time
 	// renewed is when the entry was stored last; lapses counts how often it had gone by then.
 	renewed atomic.Int64
 	lapses  atomic.Int64
@@ -106,16 +110,11 @@ func (a *Announcement) Run(ctx context.Context) error {
 func (a *Announcement) renew(ctx context.Context) (beat time.Duration, err error) {
 	ctx, stop := context.WithTimeout(ctx, apiTimeout)
 	defer stop()
-	kv, err := a.b.bucket(ctx, schemas.PresenceBucket)
-	if err != nil {
-		return 0, err
-	}
-	status, err := kv.Status(ctx)
-	if err != nil {
-		return 0, err
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := a.open(ctx); err != nil {
+		return 0, err
+	}
 	p := a.state()
 	if err := p.Validate(); err != nil {
 		return 0, Terminal(schemas.CodeInvalid, fmt.Errorf("announce: %w", err))
@@ -125,8 +124,9 @@ func (a *Announcement) renew(ctx context.Context) (beat time.Duration, err error
 	if err != nil {
 		return 0, err
 	}
-	revision, err := kv.Put(ctx, p.Instance, data)
+	revision, err := a.kv.Put(ctx, p.Instance, data)
 	if err != nil {
+		a.opened = time.Time{} // look again
 		return 0, err
 	}
 	if a.stored != nil {
@@ -134,10 +134,27 @@ func (a *Announcement) renew(ctx context.Context) (beat time.Duration, err error
 	}
 	a.lapses.Store(a.lapsed())
 	a.renewed.Store(time.Now().UnixNano())
-	if status.TTL() <= 0 {
+	if a.ttl <= 0 {
 		return 0, fmt.Errorf("announce %s: %w: bucket %s keeps its entries for ever; must forget them, after %v", p.Instance, ErrIncompatible, schemas.PresenceBucket, schemas.PresenceTTL)
 	}
-	return status.TTL() / beatsPerTTL, nil
+	return a.ttl / beatsPerTTL, nil
+}
+
+// open looks at the bucket, now and then: rooms renew their entry for every other sample.
+func (a *Announcement) open(ctx context.Context) error {
+	if time.Since(a.opened) < schemas.PresenceTTL/beatsPerTTL/2 {
+		return nil
+	}
+	kv, err := a.b.bucket(ctx, schemas.PresenceBucket)
+	if err != nil {
+		return err
+	}
+	status, err := kv.Status(ctx)
+	if err != nil {
+		return err
+	}
+	a.kv, a.ttl, a.opened = kv, status.TTL(), time.Now()
+	return nil
 }
 
 // Present returns the services that run. Entries that cannot be read are left out, and

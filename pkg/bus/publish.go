@@ -24,8 +24,9 @@ type Ack struct {
 	// Duplicate: the subject or the message id was there already, and what was stored
 	// first stays. That is success.
 	Duplicate bool
-	// Digest is the sha-256 of the stored payload in lower-case hex. Only a Publisher
-	// fills it in, and not when the stored payload is not the one given.
+	// Digest is the payload digest of a stored step, as trajectories name it
+	// (schemas.PayloadDigest). Only PublishStep fills it in, and not when the stored payload
+	// is not the one given.
 	Digest string
 	// First is what was stored first, where the publish looked at it: always for an event
 	// of a guarded stream.

@@ -161,6 +161,7 @@ func TestBus_Publish_fullStream(t *testing.T) {
 }
 
 func TestBus_Publish_fullStorage(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process", func(o *natsd.Options) { o.MaxFileStore = 24 << 20 })
 	e.setup(t) // scaled down to fit
 	var err error

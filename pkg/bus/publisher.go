@@ -87,11 +87,12 @@ func (b *Bus) NewPublisher(window, bytes int) *Publisher {
 
 // Future is the outcome of one publish.
 type Future struct {
-	msg  *nats.Msg // nil once it is resolved
-	lent *[]byte   // memory of the payload, nil where it belongs to somebody else
-	o    publishOptions
-	size int64
-	sent time.Time
+	msg    *nats.Msg // nil once it is resolved
+	lent   *[]byte   // memory of the payload, nil where it belongs to somebody else
+	digest string    // payload digest of a step
+	o      publishOptions
+	size   int64
+	sent   time.Time
 
 	done chan struct{}
 	ack  Ack
@@ -102,7 +103,7 @@ type Future struct {
 func (f *Future) Done() <-chan struct{} { return f.done }
 
 // Wait returns the outcome, or the error of ctx when that ends first. Ack.Digest is
-// the sha-256 of the payload, empty when something else was stored on the subject
+// the payload digest of a step, empty when something else was stored on the subject
 // before.
 func (f *Future) Wait(ctx context.Context) (Ack, error) {
 	select {
@@ -122,7 +123,7 @@ func (f *Future) Wait(ctx context.Context) (Ack, error) {
 // bounds the wait for room, not the delivery. It waits for space by itself; the other
 // options are those of Bus.Publish.
 func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed, opts ...PublishOption) (*Future, error) {
-	f, err := encoded(ctx, e, options(e, opts))
+	f, err := encoded(ctx, e, options(e, opts), schemas.AppendEncode)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +135,9 @@ func (p *Publisher) Publish(ctx context.Context, e schemas.Keyed, opts ...Publis
 var payloads = sync.Pool{New: func() any { return new([]byte) }}
 
 // encoded is the future of an event, which the window does not know of yet.
-func encoded(ctx context.Context, e schemas.Keyed, o publishOptions) (*Future, error) {
+func encoded(ctx context.Context, e schemas.Keyed, o publishOptions, how func(dst []byte, e schemas.Event) ([]byte, error)) (*Future, error) {
 	lent := payloads.Get().(*[]byte)
-	m, err := encodeTo(ctx, e, func(e schemas.Event) ([]byte, error) { return schemas.AppendEncode((*lent)[:0], e) })
+	m, err := encodeTo(ctx, e, func(e schemas.Event) ([]byte, error) { return how((*lent)[:0], e) })
 	if err != nil {
 		payloads.Put(lent)
 		return nil, err
@@ -145,31 +146,50 @@ func encoded(ctx context.Context, e schemas.Keyed, o publishOptions) (*Future, e
 	return &Future{msg: m, lent: lent, o: o}, nil
 }
 
-// PublishStep is Publish for a step of any size: when it is too large for one
+// PublishStep is Publish for a step, or tokens, of any size, whose tensors have been digested (nil: not yet). When it is too large for one
 // message, its tensors travel as parts (SplitParts), and the step is sent when all
 // parts are stored, so whoever sees a step can load it. e is not modified.
 //
 // The subject of a step has its attempt in it, and so one writer: whatever else is there
 // is displaced.
-func (p *Publisher) PublishStep(ctx context.Context, e *schemas.Step) (*Future, error) {
-	limit := p.b.MaxInline()
-	if inlineSize(e) > limit-stepOverhead {
-		return p.publishParts(ctx, e, limit)
+func (p *Publisher) PublishStep(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums) (*Future, error) {
+	if sums == nil {
+		var err error
+		if sums, err = e.TensorSums(); err != nil {
+			return nil, publishError(e.Subject(), err)
+		}
 	}
-	f, err := encoded(ctx, e, oneWriter)
+	limit := p.b.MaxInline()
+	if inlineSize(e) > limit-overhead(e) {
+		return p.publishParts(ctx, e, sums, limit)
+	}
+	f, err := encodedStep(ctx, e, sums)
 	if err != nil {
 		return nil, err
 	}
 	return p.start(ctx, f)
 }
 
+// encodedStep is encoded for a step.
+func encodedStep(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums) (*Future, error) {
+	var digest string
+	f, err := encoded(ctx, e, oneWriter, func(dst []byte, _ schemas.Event) (data []byte, err error) {
+		data, digest, err = schemas.AppendStep(dst, e, sums)
+		return data, err
+	})
+	if err == nil {
+		f.digest = digest
+	}
+	return f, err
+}
+
 // oneWriter lets nothing stay on a subject but the very bytes that are published.
 var oneWriter = publishOptions{check: func(*Message) (fault, err error) { return errOther, nil }}
 
-func (p *Publisher) publishParts(ctx context.Context, e *schemas.Step, limit int) (*Future, error) {
-	step := *e
-	parts := SplitParts(&step, limit)
-	f, err := encoded(ctx, &step, oneWriter)
+func (p *Publisher) publishParts(ctx context.Context, e schemas.StepEvent, sums schemas.TensorSums, limit int) (*Future, error) {
+	step := e.Detached()
+	parts := SplitParts(step, sums, limit)
+	f, err := encodedStep(ctx, step, sums)
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +300,7 @@ func (p *Publisher) ack(m *nats.Msg) {
 			return
 		}
 	}
-	ack.Digest = digestOf(f.msg.Data) // here, since nobody waits for it in the loop that publishes
+	ack.Digest = f.digest
 	p.b.troubles.took(ack.Stream, f.msg.Size())
 	p.resolve(f, ack, nil)
 }
@@ -335,7 +355,7 @@ func (p *Publisher) confirm(f *Future) (Ack, error) {
 		p.duplicates.Add(1)
 	}
 	if !ack.Duplicate || bytes.Equal(ack.First.Data, f.msg.Data) {
-		ack.Digest = digestOf(f.msg.Data)
+		ack.Digest = f.digest
 	}
 	return ack, nil
 }

@@ -3,7 +3,6 @@ package bus_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -26,7 +26,7 @@ func TestPublisher(t *testing.T) {
 		const n = 500
 		futures := make([]*bus.Future, n)
 		for i := range n {
-			f, err := p.PublishStep(ctx, step("u1", 0, fmt.Sprintf("a%d", i/10), int64(i%10), 20_000))
+			f, err := p.PublishStep(ctx, step("u1", 0, fmt.Sprintf("a%d", i/10), int64(i%10), 20_000), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -44,8 +44,8 @@ func TestPublisher(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if sum := sha256.Sum256(m.Data); hex.EncodeToString(sum[:]) != ack.Digest {
-					t.Errorf("step %d: digest %s is not that of the stored payload", i, ack.Digest)
+				if digest, err := schemas.PayloadDigest(m.Data); err != nil || digest != ack.Digest {
+					t.Errorf("step %d: digest %s is not that of the stored payload: %s, %v", i, ack.Digest, digest, err)
 				}
 			}
 		}
@@ -62,7 +62,7 @@ func TestPublisher_duplicates(t *testing.T) {
 		defer p.Close()
 		publish := func(s *schemas.Step) bus.Ack {
 			t.Helper()
-			f, err := p.PublishStep(ctx, s)
+			f, err := p.PublishStep(ctx, s, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,7 +96,7 @@ func TestPublisher_fullStreamIsBackpressure(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for i := range 20 {
-				f, err := p.PublishStep(ctx, step(uid(i), 0, "a1", 0, 8_000))
+				f, err := p.PublishStep(ctx, step(uid(i), 0, "a1", 0, 8_000), nil)
 				if err != nil {
 					failed = err
 					return
@@ -140,7 +140,7 @@ func TestPublisher_parts(t *testing.T) {
 				mean := bytes.Repeat([]byte{1, 2, 3, 4}, 1000)
 				in.Debug = []schemas.NamedTensor{{Name: "mean", Tensor: schemas.Tensor{DType: "U8", Shape: []int64{4000}, Data: mean}}}
 				want := bytes.Clone(in.Latents[0].Tensor.Data)
-				f, err := p.PublishStep(ctx, in)
+				f, err := p.PublishStep(ctx, in, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -183,6 +183,7 @@ func TestPublisher_parts(t *testing.T) {
 
 // Splitting and joining is the identity, whatever the sizes and the limit.
 func TestSplitParts_joinParts(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.IntRange(5<<10, 64<<10).Draw(t, "limit")
 		in := &schemas.Step{}
@@ -191,8 +192,12 @@ func TestSplitParts_joinParts(t *testing.T) {
 			data := bytes.Repeat([]byte{byte(i + 1), 7, byte(n)}, n/3+1)[:n]
 			in.Latents = append(in.Latents, schemas.IndexedTensor{Index: int64(i), Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n)}, Data: data}})
 		}
-		out := *in
-		parts := bus.SplitParts(&out, limit)
+		out := in.Detached().(*schemas.Step)
+		sums, err := in.TensorSums()
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts := bus.SplitParts(out, sums, limit)
 		inline := 0
 		for i, l := range out.Latents {
 			inline += len(l.Tensor.Data)
@@ -208,7 +213,7 @@ func TestSplitParts_joinParts(t *testing.T) {
 				t.Fatalf("part %d has %d bytes, limit %d", i, len(p), limit)
 			}
 		}
-		data, err := schemas.Encode(&out)
+		data, err := schemas.Encode(out)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,7 +221,7 @@ func TestSplitParts_joinParts(t *testing.T) {
 			t.Fatalf("encodes to %d bytes, limit %d", len(data), limit)
 		}
 		used := 0
-		err = bus.JoinParts(&out, func(k int64) ([]byte, error) { used++; return parts[k], nil })
+		err = bus.JoinParts(out, func(k int64) ([]byte, error) { used++; return parts[k], nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -232,6 +237,7 @@ func TestSplitParts_joinParts(t *testing.T) {
 }
 
 func TestJoinParts_hostile(t *testing.T) {
+	t.Parallel()
 	fetched := 0
 	part := func(int64) ([]byte, error) { fetched++; return make([]byte, 1000), nil }
 	for name, p := range map[string]schemas.Parts{
@@ -262,6 +268,7 @@ func TestJoinParts_hostile(t *testing.T) {
 // The server goes away in the middle of a stream of publishes and comes back:
 // everything is stored once.
 func TestPublisher_serverRestart(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "tcp")
 	e.setup(t)
 	e.Options.Listen = e.Server.ClientURL()[len("nats://"):] // the same port again
@@ -278,7 +285,7 @@ func TestPublisher_serverRestart(t *testing.T) {
 			if i == n/3 {
 				close(half)
 			}
-			f, err := p.PublishStep(ctx, step(uid(i), 0, "a1", 0, 2_000))
+			f, err := p.PublishStep(ctx, step(uid(i), 0, "a1", 0, 2_000), nil)
 			if err != nil {
 				failed = err
 				return
@@ -297,7 +304,7 @@ func TestPublisher_serverRestart(t *testing.T) {
 			time.Sleep(2 * time.Millisecond)
 		}
 	})
-	<-half
+	bustest.Receive(t, "a third of the steps", half)
 	if err := e.Server.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -324,13 +331,14 @@ func TestPublisher_serverRestart(t *testing.T) {
 }
 
 func TestPublisher_Close(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	e.resize(t, schemas.StreamSteps, 10_000, -1)
 	p := e.NewPublisher(8, 1<<20)
 	var futures []*bus.Future
 	for i := range 8 {
-		f, err := p.PublishStep(t.Context(), step(uid(i), 0, "a1", 0, 4_000))
+		f, err := p.PublishStep(t.Context(), step(uid(i), 0, "a1", 0, 4_000), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -338,13 +346,13 @@ func TestPublisher_Close(t *testing.T) {
 	}
 	eventually(t, "two of eight are stored", func() bool { return p.Stats().Pending == 6 })
 	for i := range 2 {
-		if _, err := p.PublishStep(t.Context(), step(uid(8+i), 0, "a1", 0, 4_000)); err != nil {
+		if _, err := p.PublishStep(t.Context(), step(uid(8+i), 0, "a1", 0, 4_000), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := p.PublishStep(ctx, step("u10", 0, "a1", 0, 4_000)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := p.PublishStep(ctx, step("u10", 0, "a1", 0, 4_000), nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("publish with a full window: got %v, want the context's error", err)
 	}
 	p.Close()
@@ -358,7 +366,7 @@ func TestPublisher_Close(t *testing.T) {
 	if failures != 6 {
 		t.Errorf("%d futures failed, want 6: 2 of 8 fit", failures)
 	}
-	if _, err := p.PublishStep(t.Context(), step("u11", 0, "a1", 0, 10)); !errors.Is(err, bus.ErrClosed) {
+	if _, err := p.PublishStep(t.Context(), step("u11", 0, "a1", 0, 10), nil); !errors.Is(err, bus.ErrClosed) {
 		t.Errorf("publish after close: got %v, want ErrClosed", err)
 	}
 }

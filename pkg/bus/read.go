@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -38,7 +40,12 @@ const (
 	// readBeat is how often the server says that it is there while it has nothing to send;
 	// two that do not come mean that it does not know of the reader.
 	readBeat = 2 * time.Second
+	// readLook is how often a silent reader looks whether something is there for it.
+	readLook = 5 * time.Second
 )
+
+// errStalled: the server that a reader was on is gone.
+var errStalled = errors.New("the reader's server does not answer")
 
 // Read yields the stored messages that match the filters (none: all) in stream order,
 // each once, and lost connections are made good. It ends with an error when the stream
@@ -53,6 +60,9 @@ func (b *Bus) Read(ctx context.Context, stream string, filters []string, o ReadO
 }
 
 func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadOptions, yield func(*Message, error) bool) error {
+	if err := b.who.has(stream, filters...); err != nil {
+		return err
+	}
 	var s jetstream.Stream
 	err := b.patiently(ctx, func(ctx context.Context) (err error) {
 		s, err = b.js.Stream(ctx, stream)
@@ -70,9 +80,39 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 	if !o.Live && (s.CachedInfo().State.Msgs == 0 || o.FromSeq > last) {
 		return nil
 	}
+	r := &reader{bus: b, stream: s, name: stream, filters: filters, last: last, made: made}
+	for {
+		if err = r.follow(ctx, o, yield); !errors.Is(err, errStalled) {
+			return err
+		}
+		b.log.Warn().Str("stream", stream).Msg("the server that had our reader does not answer, making another")
+		if r.some { // else from where the first one was to start
+			o.FromSeq, o.FromTime, o.lastPerSubject = r.next.Load(), time.Time{}, false
+		}
+	}
+}
+
+// reader is one Read on its way.
+type reader struct {
+	bus     *Bus
+	stream  jetstream.Stream
+	name    string
+	filters []string
+	// last is the end of a read that is not live; made is when the stream was.
+	last uint64
+	made int64
+	// next is the sequence behind what was yielded, if some was.
+	next atomic.Uint64
+	some bool
+	// waits: for the server, and not for who reads.
+	waits, stalled atomic.Bool
+}
+
+// follow reads with one consumer of the server, until the read ends or the consumer does.
+func (r *reader) follow(ctx context.Context, o ReadOptions, yield func(*Message, error) bool) error {
 	var c jetstream.Consumer
-	err = b.patiently(ctx, func(ctx context.Context) (err error) {
-		c, err = s.OrderedConsumer(ctx, o.native(filters))
+	err := r.bus.patiently(ctx, func(ctx context.Context) (err error) {
+		c, err = r.stream.OrderedConsumer(ctx, o.native(r.filters))
 		return err
 	})
 	if err != nil {
@@ -82,15 +122,16 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), apiTimeout)
 		defer stop()
 		// What stays behind on a failure goes by itself after a while.
-		_ = s.DeleteConsumer(ctx, c.CachedInfo().Name)
+		_ = r.stream.DeleteConsumer(ctx, c.CachedInfo().Name)
 	}()
-	next := o.FromSeq
-	if next == 0 && !o.FromTime.IsZero() {
-		next = c.CachedInfo().Delivered.Stream + 1
+	if o.FromSeq == 0 && !o.FromTime.IsZero() {
+		r.next.Store(c.CachedInfo().Delivered.Stream + 1)
+	} else {
+		r.next.Store(o.FromSeq)
 	}
 	// Of a cluster, the reader may be on a server that does not have everything yet.
 	all := func() (bool, error) {
-		lags, err := b.unseen(ctx, stream, filters, next, last)
+		lags, err := r.bus.unseen(ctx, r.name, r.filters, r.next.Load(), r.last)
 		return !lags, err
 	}
 	if !o.Live && c.CachedInfo().NumPending == 0 {
@@ -98,23 +139,35 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 			return err
 		}
 	}
-	ahead := max(1, min(256, readAhead/max(1, int(b.nc.MaxPayload()))))
+	ahead := max(1, min(256, readAhead/max(1, int(r.bus.nc.MaxPayload()))))
 	it, err := c.Messages(jetstream.PullMaxMessages(ahead), jetstream.PullHeartbeat(readBeat))
 	if err != nil {
 		return err
 	}
 	defer it.Stop()
+	// What the library tries again and again does not look at a context, and a consumer that it
+	// has just made again not at Stop: to end it takes both.
+	reading, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(reading, it.Stop)()
+	go r.watch(reading, stop)
 	for {
-		m, err := b.nextOf(ctx, it, c, o.Live)
+		r.waits.Store(true)
+		m, err := r.bus.nextOf(reading, it, c, o.Live)
+		r.waits.Store(false)
 		if err != nil {
+			if r.stalled.Swap(false) {
+				return errStalled
+			}
 			return err
 		}
 		if m != nil {
-			if !o.Live && m.Seq > last {
+			if !o.Live && m.Seq > r.last {
 				return nil
 			}
-			m.made, next = made, m.Seq+1
-			if !yield(m, nil) || !o.Live && m.Seq == last {
+			m.made, r.some = r.made, true
+			r.next.Store(m.Seq + 1)
+			if !yield(m, nil) || !o.Live && m.Seq == r.last {
 				return nil
 			}
 		}
@@ -122,6 +175,29 @@ func (b *Bus) read(ctx context.Context, stream string, filters []string, o ReadO
 			if done, err := all(); done || err != nil {
 				return err
 			}
+		}
+	}
+}
+
+// watch calls end when the stream's leader has had something for it for a while that does
+// not come. A cluster may put a reader on a server that is no more, and then says nothing; the
+// library asks for the same one until that server is back.
+func (r *reader) watch(ctx context.Context, end func()) {
+	for before, misses := uint64(0), 0; pause(ctx, readLook) == nil; {
+		next := r.next.Load()
+		if next != before || !r.waits.Load() {
+			before, misses = next, 0
+			continue
+		}
+		lags, err := r.bus.unseen(ctx, r.name, r.filters, next, math.MaxUint64)
+		if err != nil || !lags || r.next.Load() != next {
+			misses = 0
+			continue
+		}
+		if misses++; misses == 2 {
+			r.stalled.Store(true)
+			end()
+			return
 		}
 	}
 }

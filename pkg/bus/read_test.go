@@ -133,6 +133,7 @@ func TestBus_Read_live(t *testing.T) {
 
 // A read that should end does so although what it was to end with has gone.
 func TestBus_Read_endsAfterDelete(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	publishGroup(t, e.Bus, "u1", 0, 300)

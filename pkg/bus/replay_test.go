@@ -5,7 +5,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -51,6 +50,7 @@ func letterOf(t *testing.T, e *env) uint64 {
 // What a service refused is delivered to it again, with the same bytes, on the same
 // subject, and the letter goes.
 func TestBus_Replay(t *testing.T) {
+	t.Parallel()
 	verdict := &schemas.Verdict{Run: "r1", UID: "u1", SampleIndex: 2, Name: "ann", Value: new(1.0), At: 1}
 	for name, event := range map[string]schemas.Keyed{
 		schemas.StreamRequests: request("r1", "u1", 2), schemas.StreamTrajectories: trajectory("u1", 2),
@@ -66,7 +66,7 @@ func TestBus_Replay(t *testing.T) {
 			}
 			first := next(t, seen)
 			letter := letterOf(t, e)
-			ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, stop := context.WithTimeout(t.Context(), bustest.Patience)
 			defer stop()
 			ack, subject, err := e.Replay(ctx, letter)
 			if err != nil || ack.Stream != name || ack.Seq <= first.Seq || ack.Duplicate || subject != event.Subject() {
@@ -88,6 +88,7 @@ func TestBus_Replay(t *testing.T) {
 
 // The partition of a record is the server's, too.
 func TestBus_Replay_opening(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	seen := refuse(t, e, schemas.StreamRewards)
@@ -106,6 +107,7 @@ func TestBus_Replay_opening(t *testing.T) {
 
 // An original that is in the object store is published whole.
 func TestBus_Replay_large(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	seen := refuse(t, e, schemas.StreamPrompts)
@@ -125,9 +127,10 @@ func TestBus_Replay_large(t *testing.T) {
 
 // What cannot be published again stays a letter, with the reason.
 func TestBus_Replay_refuses(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), bustest.Patience)
 	defer stop()
 	ack, err := e.Publish(ctx, reward("u1", 0))
 	if err != nil {
@@ -169,6 +172,7 @@ func TestBus_Replay_refuses(t *testing.T) {
 
 // Cut off after it stored the original, a replay does not store it twice.
 func TestBus_Replay_again(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	seen := refuse(t, e, schemas.StreamTrajectories)

@@ -44,8 +44,8 @@ type Grant struct {
 	// Deletes are streams of which it deletes single events: what is displaced, and what is done
 	// with. Purges are those of which it removes all that match a filter.
 	Deletes, Purges []string
-	// Asks: it asks the workers of reward functions. Scores: it is one.
-	Asks, Scores bool
+	// Asks are the subjects of workers that it asks, Answers those that it answers on, as one.
+	Asks, Answers []string
 	// Serves: it is found by service discovery. Tells: it answers in the inboxes of clients.
 	Serves, Tells bool
 	// Lists: it sees how far all consumers are. OfRuns: it may be limited to some runs.
@@ -106,13 +106,13 @@ func Grants() []Grant {
 		},
 		{
 			Role: RoleSampler, Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
-			Publishes: []string{schemas.KindStep, schemas.KindTrajectory, schemas.KindParked, schemas.KindPolicy, schemas.KindApplied, schemas.KindDead},
+			Publishes: []string{schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory, schemas.KindParked, schemas.KindPolicy, schemas.KindApplied, schemas.KindDead},
 			Takes:     map[string]string{schemas.StreamRequests: everyLane},
 			Reads:     []string{schemas.StreamPolicies, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamAdvantages, schemas.StreamParked, policyStream, presenceStream, controlStream, sealStream, blobStream},
 			Puts:      []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes:   []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
 			Purges:    []string{schemas.StreamSteps},
-			Serves:    true,
+			Asks:      []string{schemas.InteractSubject("*")}, Serves: true,
 		},
 		{
 			Role: RoleReward, Purpose: "the program meander-reward: scores images, takes verdicts in",
@@ -121,13 +121,13 @@ func Grants() []Grant {
 			Reads:     []string{schemas.StreamGroups, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, presenceStream, controlStream, blobStream},
 			Puts:      []string{schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes:   []string{schemas.StreamVerdicts, schemas.StreamRewards},
-			Asks:      true, Serves: true,
+			Asks:      []string{schemas.ScoreSubject("*")}, Serves: true,
 		},
 		{
 			Role: RoleAdvantage, Purpose: "the program meander-advantage: closes groups and batches, asks for more of a prompt",
 			Publishes: []string{schemas.KindAdvantage, schemas.KindBatch, schemas.KindPrompt, schemas.KindDead},
 			Takes:     map[string]string{schemas.StreamRewards: everyPartition},
-			Reads:     []string{schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamTrajectories, schemas.StreamRewards, schemas.StreamAdvantages, presenceStream, controlStream, blobStream},
+			Reads:     []string{schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamTrajectories, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamPolicies, presenceStream, controlStream, blobStream},
 			Puts:      []string{schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes:   []string{schemas.StreamRewards, schemas.StreamAdvantages},
 			Serves:    true,
@@ -135,10 +135,10 @@ func Grants() []Grant {
 		{
 			Role: RoleTrainer, Purpose: "trains on groups: publishes prompts, reads what became of them, pushes weights",
 			Publishes: []string{schemas.KindPrompt, schemas.KindPolicy},
-			Reads:     append([]string{schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied}, results...),
+			Reads:     append([]string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied}, results...),
 			Puts:      []string{schemas.RunBucket, schemas.PolicyBucket, schemas.BlobBucket},
 			Keeps:     []string{schemas.StreamAdvantages},
-			OfRuns:    true,
+			Lists:     true, OfRuns: true,
 		},
 		{
 			Role: RoleViewer, Purpose: "looks, and changes nothing: watch, show, streams, verify",
@@ -146,10 +146,10 @@ func Grants() []Grant {
 			Lists: true, OfRuns: true,
 		},
 		{
-			Role: RoleScorer, Purpose: "rewards from outside: workers of reward functions nats:NAME, and verdicts",
+			Role: RoleScorer, Purpose: "answers from outside: workers of reward functions nats:NAME and of interactions, and verdicts",
 			Publishes: []string{schemas.KindVerdict},
-			Reads:     []string{schemas.StreamTrajectories, schemas.StreamVerdicts, presenceStream, blobStream},
-			Scores:    true,
+			Reads:     []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts, presenceStream, blobStream},
+			Answers:   []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")},
 		},
 		{Role: RoleAdmin, Purpose: "an operator: streams and their limits, control of runs, the janitor, dead letters", Unlimited: true},
 	}
@@ -172,12 +172,12 @@ func (g Grant) Says() (lines []string) {
 	say("writes to", g.Puts)
 	say("deletes of", g.Deletes)
 	say("purges of", g.Purges)
+	say("asks workers on", g.Asks)
+	say("answers as a worker on", g.Answers)
 	for _, c := range []struct {
 		has  bool
 		says string
 	}{
-		{g.Asks, "asks workers of reward functions (" + schemas.ScoreSubject("*") + ")"},
-		{g.Scores, "answers as a worker of reward functions (" + schemas.ScoreSubject("*") + ")"},
 		{g.Lists, "sees how far all consumers are"},
 		{g.Tells, "answers clients in their inboxes"},
 		{g.OfRuns, "may be limited to some runs"},
@@ -211,8 +211,9 @@ type Rights struct {
 // answerWithin is how long a worker may take to answer, longer than anybody waits.
 const answerWithin = time.Hour
 
-// Rights are those of the user with a public key. With runs he is limited to them, where the grant
-// allows that; blobs says that he may fetch blobs all the same, whose names tell no run.
+// Rights are those of the user with a public key. With runs he is a guest: what he may write is of
+// these, and what he may read are the copies in his own account; blobs, whose names tell no run, says
+// that he may read and write them all the same.
 func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error) {
 	r := Rights{Unlimited: g.Unlimited}
 	if len(runs) > 0 && !g.OfRuns {
@@ -225,24 +226,14 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 	for _, name := range streamNames() {
 		r.allow("$JS.API.STREAM.INFO." + name)
 	}
-	for _, kind := range g.Publishes {
-		if kind == schemas.KindPolicy && len(runs) > 0 {
-			continue // the weights of a lane are those of all runs
-		}
-		for _, run := range orAll(runs) {
-			r.allow(published(kind, run)...)
-		}
-	}
-	for _, bucket := range g.Puts {
-		if bucket != schemas.PolicyBucket || len(runs) == 0 {
-			r.put(bucket, runs)
-		}
-	}
+	r.write(g, runs, blobs)
 	for stream, durable := range g.Takes {
 		r.take(stream, durables(durable))
 	}
 	for _, stream := range g.Reads {
-		r.read(stream, g, runs, blobs)
+		if stream != blobStream || len(runs) == 0 || blobs {
+			r.read(stream, g)
+		}
 	}
 	for _, stream := range g.Keeps {
 		r.allow("$JS.ACK." + stream + ".>")
@@ -255,6 +246,8 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 	}
 	if g.Lists && len(runs) == 0 {
 		r.allow("$SRV.INFO")
+	}
+	if g.Lists || len(runs) > 0 { // those of a guest's account are his own
 		for _, name := range streamNames() {
 			r.allow("$JS.API.CONSUMER.LIST." + name)
 		}
@@ -262,17 +255,15 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 	if g.Tells {
 		r.allow("_INBOX.>")
 	}
-	if g.Asks {
-		r.allow(schemas.ScoreSubject("*"))
-	}
+	r.allow(g.Asks...)
 	r.Subscribe = append(r.Subscribe, InboxOf(key)+".>")
-	if g.Scores {
-		r.Subscribe = append(r.Subscribe, schemas.ScoreSubject("*")+" *") // in a queue group: nobody listens in
+	for _, subject := range g.Answers {
+		r.Subscribe = append(r.Subscribe, subject+" *") // in a queue group: nobody listens in
 	}
 	if g.Serves {
 		r.Subscribe = append(r.Subscribe, "$SRV.>")
 	}
-	if g.Scores || g.Serves {
+	if len(g.Answers) > 0 || g.Serves {
 		r.Answers, r.AnswerWithin = 1, answerWithin
 	}
 	for _, list := range []*[]string{&r.Publish, &r.Deny, &r.Subscribe} {
@@ -280,6 +271,20 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 		*list = slices.Compact(*list)
 	}
 	return r, nil
+}
+
+// write allows the events of a grant, and the entries of buckets.
+func (r *Rights) write(g Grant, runs []schemas.Run, blobs bool) {
+	for _, kind := range g.Publishes {
+		for _, run := range orAll(runs) {
+			r.allow(published(kind, run)...)
+		}
+	}
+	for _, bucket := range g.Puts {
+		if bucket != schemas.BlobBucket || len(runs) == 0 || blobs {
+			r.put(bucket, runs)
+		}
+	}
 }
 
 func (r *Rights) allow(subjects ...string) { r.Publish = append(r.Publish, subjects...) }
@@ -296,6 +301,8 @@ func published(kind string, run schemas.Run) []string {
 	switch a := (schemas.Address{Kind: kind, Run: run}); kind {
 	case schemas.KindStep:
 		return []string{a.Filter(), schemas.Address{Kind: schemas.KindPart, Run: run}.Filter()}
+	case schemas.KindTokens:
+		return []string{a.Filter(), schemas.Address{Kind: schemas.KindTokensPart, Run: run}.Filter()}
 	case schemas.KindReward, schemas.KindOpening: // the server puts the partition in
 		return []string{strings.Replace(a.Filter(), kind+".*.", kind+".", 1)}
 	case schemas.KindPolicy, schemas.KindApplied: // of no run: for those who are limited to none
@@ -337,34 +344,23 @@ func (r *Rights) put(bucket string, runs []schemas.Run) {
 	case bucket == schemas.RunBucket:
 		for _, run := range orAll(runs) {
 			r.allow(schemas.BucketSubject(bucket, string(run)))
+			if len(runs) > 0 { // where the Go library writes that reads a copy of the bucket
+				r.allow(pipelinePrefix + "." + schemas.BucketSubject(bucket, string(run)))
+			}
 		}
 	case len(runs) == 0:
 		r.allow(schemas.BucketSubject(bucket, ">"))
 	}
 }
 
-// read allows to read a stream, through consumers of one's own and by name; with runs only
-// what is of them.
-func (r *Rights) read(stream string, g Grant, runs []schemas.Run, blobs bool) {
-	filters, ofRun := ofRuns(stream, runs)
-	spec, _ := specNamed(stream)
-	switch {
-	case spec.WorkQueue: // a consumer would take the work away
-		if len(runs) == 0 {
-			r.allow("$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.CONSUMER.INFO."+stream+".*")
-		}
+// read allows to read a stream, through consumers of one's own and by name.
+func (r *Rights) read(stream string, g Grant) {
+	r.allow("$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.CONSUMER.INFO."+stream+".*")
+	if spec, _ := specNamed(stream); spec.WorkQueue { // a consumer would take the work away
 		return
-	case len(runs) == 0 || !ofRun && (stream != blobStream || blobs):
-		r.allow("$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.CONSUMER.CREATE."+stream,
-			"$JS.API.CONSUMER.CREATE."+stream+".>", "$JS.API.CONSUMER.NAMES."+stream)
-	case !ofRun:
-		return
-	default:
-		for _, f := range filters {
-			r.allow("$JS.API.DIRECT.GET."+stream+"."+f, "$JS.API.CONSUMER.CREATE."+stream+".*."+f)
-		}
 	}
-	r.allow("$JS.API.CONSUMER.INFO."+stream+".*", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*", "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>")
+	r.allow("$JS.API.CONSUMER.CREATE."+stream, "$JS.API.CONSUMER.CREATE."+stream+".>", "$JS.API.CONSUMER.NAMES."+stream,
+		"$JS.API.CONSUMER.MSG.NEXT."+stream+".*", "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>")
 	// What a service takes its work from is not for others: to pull from it would take the work away.
 	for _, other := range Grants() {
 		durable, has := other.Takes[stream]

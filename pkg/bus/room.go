@@ -14,6 +14,9 @@ import (
 // stored and what the samples in hand of all samplers may store yet. Without it, samples
 // that have begun fill the stream and none of them can end.
 //
+// Where there is ample space, a sampler takes what is a small part of its even share at once, and says so: all that is taken so
+// is less than what others leave. Nobody then reads what all the others hold, which a thousand samplers could not. Else each asks:
+//
 // Each sampler's entry in schemas.PresenceBucket says what its samples hold and what it
 // waits for. A claim is announced before the claims of others are read, and yields to those that
 // were announced before, by the revisions of the bucket: of two that are made at once, one sees the
@@ -47,6 +50,10 @@ type Room struct {
 	// onDisk says that the disk had less room than the stream.
 	onDisk bool
 	waited time.Duration
+	// unused is the part of the stream and of the disk that nothing was stored in, when it was seen last; samplers is
+	// how many there were when they were counted last.
+	unused, samplers int64
+	seen, counted    time.Time
 	// idle is since when nobody has held anything while the first in turn did not fit.
 	idle time.Time
 	log  limiter
@@ -67,6 +74,11 @@ const (
 	roomPoll, roomPollMax = 50 * time.Millisecond, time.Second
 	// diskMargin is what stays free of a disk: the server writes in blocks.
 	diskMargin = 16 << 20
+	// roomAmple is from when on space is ample. A sampler takes one part in roomShare of its even share of it without asking,
+	// beside roomNewcomers that were not counted; who asks leaves one part in roomLeave of the whole.
+	roomAmple, roomShare, roomLeave, roomNewcomers = 1 << 30, 32, 16, 16
+	// roomLook and roomCount are for how long it is good enough what was seen of the stream and of the number of samplers.
+	roomLook, roomCount = time.Second, 10 * time.Second
 	// roomSpare is how long what a sample has given back is kept for the next one.
 	roomSpare = 100 * time.Millisecond
 	// roomAlarm is how long a sample waits for room before that is a fault.
@@ -216,33 +228,27 @@ func (c *Claim) Lapsed() bool { return c.lapses != c.r.entry.lapsed() }
 func (r *Room) serve(ctx context.Context, settle bool) (waiting bool, err error) {
 	r.mu.Lock()
 	n, stale := len(r.queue), r.told != r.held
-	switch {
-	case n == 0:
+	if n == 0 {
 		r.turn, r.wants, r.idle = 0, 0, time.Time{}
-	case r.turn == 0:
-		r.wants = r.placeable()
 	}
-	spare := n > 0 && r.turn == 0 && r.told-r.held >= r.queue[0].bytes && r.entry.age() < schemas.PresenceTTL/2
 	r.mu.Unlock()
-	if n > 0 && !spare || n == 0 && stale && settle {
-		_, err = r.entry.renew(ctx)
+	if n == 0 {
+		if stale && settle {
+			_, err = r.entry.renew(ctx)
+		}
+		return false, err
 	}
-	if n == 0 || err != nil {
-		return n > 0, err
+	ample, err := r.ample(ctx)
+	others := int64(0)
+	switch {
+	case err != nil:
+	case ample:
+		err = r.serveAll(ctx)
+	default:
+		others, err = r.serveInTurn(ctx)
 	}
-	free, others, err := r.free(ctx, spare)
 	if err != nil {
 		return true, err
-	}
-	granted := r.grant(free, spare)
-	if len(granted) > 0 && !spare {
-		if _, err := r.entry.renew(ctx); err != nil {
-			r.revoke(granted)
-			return true, err
-		}
-	}
-	for _, c := range granted {
-		close(c.ready)
 	}
 	r.mu.Lock()
 	waiting = len(r.queue) > 0
@@ -252,6 +258,49 @@ func (r *Room) serve(ctx context.Context, settle bool) (waiting bool, err error)
 		err = r.b.SweepDead(ctx)
 	}
 	return waiting, err
+}
+
+// serveAll grants all that can be placed. What the entry holds already is used again.
+func (r *Room) serveAll(ctx context.Context) error {
+	r.mu.Lock()
+	r.wants = r.placeable()
+	known := r.telling.Wants == 0 && r.held+r.wants <= r.told && r.entry.age() < schemas.PresenceTTL/2
+	r.mu.Unlock()
+	return r.begin(ctx, r.grant(math.MaxInt64, false), known)
+}
+
+// serveInTurn asks for what waits, and grants of it what fits beside what others hold, and wait for longer.
+func (r *Room) serveInTurn(ctx context.Context) (others int64, err error) {
+	r.mu.Lock()
+	if r.turn == 0 {
+		r.wants = r.placeable()
+	}
+	spare := r.turn == 0 && len(r.queue) > 0 && r.told-r.held >= r.queue[0].bytes && r.entry.age() < schemas.PresenceTTL/2
+	r.mu.Unlock()
+	if !spare {
+		if _, err := r.entry.renew(ctx); err != nil {
+			return 0, err
+		}
+	}
+	free, others, err := r.free(ctx, spare)
+	if err != nil {
+		return 0, err
+	}
+	return others, r.begin(ctx, r.grant(free, spare), spare)
+}
+
+// begin has granted samples begin, once the others know of them.
+func (r *Room) begin(ctx context.Context, granted []*Claim, known bool) error {
+	if len(granted) > 0 && !known {
+		if _, err := r.entry.renew(ctx); err != nil {
+			r.revoke(granted)
+			return err
+		}
+	}
+	for _, c := range granted {
+		close(c.ready)
+	}
+	return nil
 }
 
 // placeable is the bytes of all that wait, but for what can never fit: that must not keep others out.
@@ -276,6 +325,60 @@ func (r *Room) dead(idle bool) bool {
 		return true
 	}
 	return false
+}
+
+// ample says whether all that the sampler holds and waits for is so little that it need not ask.
+func (r *Room) ample(ctx context.Context) (bool, error) {
+	r.mu.Lock()
+	seen, counted := time.Since(r.seen) < roomLook, time.Since(r.counted) < roomCount
+	r.mu.Unlock()
+	if !seen {
+		if _, err := r.look(ctx); err != nil {
+			return false, err
+		}
+	}
+	if !counted {
+		info, err := r.b.StreamInfo(ctx, "KV_"+schemas.PresenceBucket)
+		if err != nil {
+			return false, err
+		}
+		r.mu.Lock()
+		r.samplers, r.counted = int64(info.State.Msgs), time.Now() // more than those that are left
+		r.mu.Unlock()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.unused >= roomAmple && r.held+r.placeable() <= r.unused/roomShare/(r.samplers+roomNewcomers), nil
+}
+
+// look is how much of the stream and of the disk nothing is stored in.
+func (r *Room) look(ctx context.Context) (unused int64, err error) {
+	info, err := r.b.StreamInfo(ctx, schemas.StreamSteps)
+	if err != nil {
+		return 0, err
+	}
+	limit, unused := info.Config.MaxBytes, info.Config.MaxBytes-int64(info.State.Bytes)
+	if limit <= 0 {
+		const unlimited = 1 << 62
+		limit, unused = unlimited, unlimited
+	}
+	onDisk := false
+	if r.disk != nil {
+		disk, err := r.disk()
+		if err != nil {
+			return 0, fmt.Errorf("free space of the disk: %w", err)
+		}
+		if onDisk = disk-diskMargin < unused; onDisk {
+			unused = disk - diskMargin
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.limit != limit {
+		notify(r.wake) // more or less of what waits can be placed
+	}
+	r.limit, r.unused, r.onDisk, r.seen = limit, unused, onDisk, time.Now()
+	return unused, nil
 }
 
 // free is how much may be granted now. With spare, what the entry holds already is used
@@ -307,32 +410,18 @@ func (r *Room) free(ctx context.Context, spare bool) (free, others int64, err er
 			ahead += p.Room.Wants
 		}
 	}
-	info, err := r.b.StreamInfo(ctx, schemas.StreamSteps)
+	unused, err := r.look(ctx)
 	if err != nil {
 		return 0, 0, err
 	}
-	limit, space := info.Config.MaxBytes, info.Config.MaxBytes-int64(info.State.Bytes)
-	if limit <= 0 {
-		const unlimited = 1 << 62
-		limit, space = unlimited, unlimited
-	}
-	onDisk := false
-	if r.disk != nil {
-		disk, err := r.disk()
-		if err != nil {
-			return 0, 0, fmt.Errorf("free space of the disk: %w", err)
-		}
-		if onDisk = disk-diskMargin < space; onDisk {
-			space = disk - diskMargin
-		}
-	}
+	space := unused - others - held
 	r.mu.Lock()
-	if r.limit != limit {
-		notify(r.wake) // more or less of what waits can be placed
-	}
-	r.limit, r.space, r.onDisk = limit, space-others-held, onDisk
+	r.space = space
 	r.mu.Unlock()
-	return space - others - held - ahead, others, nil
+	if unused >= roomAmple && others+held > 0 {
+		space -= unused / roomLeave
+	}
+	return space - ahead, others, nil
 }
 
 // grant takes from the queue what fits in free bytes; of what the entry holds already, with

@@ -27,7 +27,7 @@ func room(t *testing.T, p *bustest.Plane, name string, disk func() (int64, error
 		close(made)
 		return r.Run(ctx)
 	})
-	<-made
+	bustest.Receive(t, "the room", made)
 	return r
 }
 
@@ -44,6 +44,7 @@ func limited(t *testing.T, bytes int64) *bustest.Plane {
 // Whatever samplers take and store at once, what is stored and what may be stored yet fit
 // together; no publish is refused, and everybody who takes gets room in the end.
 func TestRoom_NeverOvercommits(t *testing.T) {
+	t.Parallel()
 	const limit, samplers, takers, samples, steps = 256 << 10, 3, 6, 6, 4
 	p := limited(t, limit)
 	var held atomic.Int64
@@ -92,6 +93,7 @@ func TestRoom_NeverOvercommits(t *testing.T) {
 // Who waits first is served first, however much it needs, and what can never fit keeps
 // nobody out until it can.
 func TestRoom_InTurn(t *testing.T) {
+	t.Parallel()
 	p := limited(t, 1<<20)
 	one, two := room(t, p, "s1", nil), room(t, p, "s2", nil)
 	ctx, moved := bustest.WhileItMoves(t)
@@ -150,6 +152,7 @@ func TestRoom_InTurn(t *testing.T) {
 
 // A stream is full when what waits does not fit, not when it is slow to be granted.
 func TestRoom_SlowIsNotFull(t *testing.T) {
+	t.Parallel()
 	for need, want := range map[int64]string{1000: bus.StateOK, 2 << 20: bus.StateFull} {
 		p := limited(t, 1<<20)
 		entry := p.Announcement(func() *schemas.Presence {
@@ -170,8 +173,56 @@ func TestRoom_SlowIsNotFull(t *testing.T) {
 	}
 }
 
+// Where there is ample space, what is little is granted without asking the others, who know of it all the same: what is
+// much waits for it.
+func TestRoom_Ample(t *testing.T) {
+	const limit = 4 << 30
+	p := limited(t, limit)
+	one, two := room(t, p, "s1", nil), room(t, p, "s2", nil)
+	ctx, moved := bustest.WhileItMoves(t)
+	var little []*bus.Claim
+	for range 3 {
+		c, err := one.Take(ctx, 100<<10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		little = append(little, c)
+		present, err := p.Present(ctx)
+		if i := slices.IndexFunc(present, func(p *schemas.Presence) bool { return p.Instance == "s1" }); err != nil || i < 0 || present[i].Room == nil || present[i].Room.Held < int64(len(little))*100<<10 {
+			t.Fatalf("%d samples have begun: the entry says %+v, %v", len(little), present, err)
+		}
+		moved()
+	}
+	got := make(chan error, 1)
+	go func() {
+		c, err := two.Take(ctx, limit-200<<10)
+		if err == nil {
+			c.Release()
+		}
+		got <- err
+	}()
+	bustest.Until(t, "the one that wants nearly all waits", func() error {
+		if s := two.Stats(); s.Waiting != 1 || s.Held != 0 {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	for _, c := range little {
+		select {
+		case err := <-got:
+			t.Fatalf("granted beside others: %v", err)
+		default:
+		}
+		c.Release()
+	}
+	if err := <-got; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A sampler does not begin what the disk has no room for.
 func TestRoom_OfTheDisk(t *testing.T) {
+	t.Parallel()
 	p := limited(t, 1<<20)
 	var free atomic.Int64
 	r := room(t, p, "s1", func() (int64, error) { return free.Load(), nil })
@@ -192,6 +243,7 @@ func TestRoom_OfTheDisk(t *testing.T) {
 // What a trajectory names stays, of whichever attempt; other steps of its sample go, with
 // their parts. Of a sample without a trajectory all goes, once it is in the way.
 func TestSweep(t *testing.T) {
+	t.Parallel()
 	p := bustest.New(t)
 	store := func(uid schemas.UID, attempt string, parts bool, steps ...int64) {
 		for _, step := range steps {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -23,9 +24,9 @@ func TestBus_SealKey(t *testing.T) {
 				keys <- key
 			}()
 		}
-		first := <-keys
+		first := bustest.Receive(t, "the first key", keys)
 		for range 7 {
-			if key := <-keys; len(key) != 32 || !bytes.Equal(key, first) {
+			if key := bustest.Receive(t, "another key", keys); len(key) != 32 || !bytes.Equal(key, first) {
 				t.Errorf("keys %x and %x; want one of 32 bytes", first, key)
 			}
 		}

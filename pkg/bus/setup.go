@@ -110,6 +110,9 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 			return fmt.Errorf("set up bucket %s: %w", c.Bucket, err)
 		}
 	}
+	if err := b.keepRuns(ctx); err != nil {
+		return fmt.Errorf("set up bucket %s: %w", schemas.RunBucket, err)
+	}
 	if _, err := b.js.ObjectStore(ctx, schemas.BlobBucket); err == nil {
 		return nil
 	}
@@ -121,6 +124,19 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 		return fmt.Errorf("set up bucket %s: %w", schemas.BlobBucket, err)
 	}
 	return nil
+}
+
+// keepRuns has the bucket of runs take no message that empties it: whoever may write the spec of one
+// run could remove those of all with a header.
+func (b *Bus) keepRuns(ctx context.Context) error {
+	s, err := b.js.Stream(ctx, runStream)
+	if err != nil || !s.CachedInfo().Config.AllowRollup {
+		return err
+	}
+	c := s.CachedInfo().Config
+	c.AllowRollup = false
+	_, err = b.js.UpdateStream(ctx, c)
+	return err
 }
 
 // streamConfig is the stream of a spec.
@@ -246,7 +262,7 @@ func (b *Bus) missing(ctx context.Context) (string, error) {
 			return name, nil
 		}
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("stream %s: %w", name, err)
 		}
 	}
 	return "", nil

@@ -18,6 +18,7 @@ import (
 )
 
 func TestBus_Setup_idempotent(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	for range 2 {
 		e.setup(t)
@@ -40,6 +41,7 @@ func TestBus_Setup_idempotent(t *testing.T) {
 }
 
 func TestBus_Setup_repairsAndRefuses(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	ctx := t.Context()
@@ -107,6 +109,7 @@ func TestBus_runs(t *testing.T) {
 }
 
 func TestBus_Stats(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	publishRequests(t, e.Bus, 3)
@@ -178,6 +181,7 @@ func TestBus_policies(t *testing.T) {
 }
 
 func TestConnect_refuses(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "tcp", func(o *natsd.Options) { o.Token = "secret" })
 	for name, c := range map[string]bus.Config{
 		"nothing":       {},

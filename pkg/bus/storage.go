@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,7 +59,11 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 		}
 		ages[name] = s.CachedInfo().Config.MaxAge
 	}
-	var next []jetstream.StreamConfig
+	type change struct {
+		config jetstream.StreamConfig
+		more   int64 // bytes than now
+	}
+	var next []change
 	for i, l := range limits {
 		if slices.ContainsFunc(limits[:i], func(other StreamLimit) bool { return other.Stream == l.Stream }) {
 			return fmt.Errorf("set limits of %s: named twice; must be one limit with both", l.Stream)
@@ -79,19 +84,20 @@ func (b *Bus) setLimits(ctx context.Context, limits []StreamLimit) error {
 			c.MaxAge = max(0, l.MaxAge)
 		}
 		if c.MaxBytes != old.MaxBytes || c.MaxAge != old.MaxAge {
-			next = append(next, c)
+			next = append(next, change{c, c.MaxBytes - old.MaxBytes})
 		}
 		ages[l.Stream] = c.MaxAge
 	}
 	if steps, named := ages[schemas.StreamSteps], ages[schemas.StreamTrajectories]; len(next) > 0 && steps > 0 && (named == 0 || named > steps) {
 		return fmt.Errorf("set limits of %s: max_age: %v; must be at least that of the trajectories that name the steps, %s", schemas.StreamSteps, steps, age(named))
 	}
-	// Less first: the server reserves what it promises.
-	slices.SortStableFunc(next, func(x, y jetstream.StreamConfig) int { return int(min(1, max(-1, x.MaxBytes-y.MaxBytes))) })
-	for _, c := range next {
+	// The server reserves what it promises: what one gives up is there for the others.
+	slices.SortStableFunc(next, func(x, y change) int { return cmp.Compare(x.more, y.more) })
+	for _, n := range next {
+		c := n.config
 		if _, err := b.js.UpdateStream(ctx, c); err != nil {
 			if classify(err) == classFull {
-				err = fmt.Errorf("max_bytes: %d; must be what the server's storage (max_file_store) can hold beside the other streams: %w", c.MaxBytes, err)
+				err = fmt.Errorf("max_bytes: %d; must be what the server's storage (max_file_store) can hold beside the other streams, of which one can be given less in the same call: %w", c.MaxBytes, err)
 			}
 			return fmt.Errorf("set limits of %s: %w", c.Name, err)
 		}

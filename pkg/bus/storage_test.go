@@ -8,10 +8,12 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
 
 func TestBus_SetLimits(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	ctx := t.Context()
@@ -57,6 +59,7 @@ func TestBus_SetLimits(t *testing.T) {
 
 // Trajectories never outlive their steps, as new streams are.
 func TestStreams_StepsOutliveTrajectories(t *testing.T) {
+	t.Parallel()
 	ages := map[string]time.Duration{}
 	for _, s := range schemas.Streams() {
 		ages[s.Name] = s.MaxAge
@@ -83,6 +86,7 @@ func fault(t *testing.T, b *bus.Bus, stream string) *bus.Fault {
 
 // A full stream is a fault for whoever looks, until it has room again.
 func TestBus_Faults_full(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	ctx := t.Context()
@@ -138,8 +142,30 @@ func TestBus_Faults_full(t *testing.T) {
 	}
 }
 
+// What one stream gives up another can have, where the server has promised all that it holds.
+func TestBus_SetLimits_moves(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process", func(o *natsd.Options) { o.MaxFileStore = 64 << 20 })
+	e.setup(t)
+	for err := error(nil); err == nil; {
+		err = e.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamDead, MaxBytes: e.Info(t, schemas.StreamDead).Config.MaxBytes + 1<<20})
+	}
+	steps, trajectories := e.Info(t, schemas.StreamSteps).Config.MaxBytes, e.Info(t, schemas.StreamTrajectories).Config.MaxBytes
+	limits := []bus.StreamLimit{{Stream: schemas.StreamTrajectories, MaxBytes: trajectories + 2<<20}, {Stream: schemas.StreamSteps, MaxBytes: steps - 2<<20}}
+	if limits[0].MaxBytes >= limits[1].MaxBytes {
+		t.Fatalf("%+v; want more for the smaller one", limits)
+	}
+	if err := e.SetLimits(t.Context(), limits[0]); err == nil {
+		t.Fatal("there was room, so this proves nothing")
+	}
+	if err := e.SetLimits(t.Context(), limits...); err != nil {
+		t.Error(err)
+	}
+}
+
 // A server that confirms nothing is a fault, however much room there is.
 func TestBus_Faults_unconfirmed(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	if err := e.JetStream().DeleteStream(t.Context(), schemas.StreamVerdicts); err != nil {

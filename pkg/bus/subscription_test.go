@@ -250,6 +250,7 @@ func TestSubscription_pinnedAgain(t *testing.T) {
 }
 
 func TestSubscription_Next_ends(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	other := e.Connect(t)

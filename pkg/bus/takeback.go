@@ -21,8 +21,11 @@ func (b *Bus) TakeBack(ctx context.Context) (int, error) {
 			if err != nil {
 				return fmt.Errorf("take back work of %s: %w", spec.Name, err)
 			}
-			consumers := s.ListConsumers(ctx)
-			for c := range consumers.Info() {
+			consumers, err := consumersOf(ctx, s)
+			if err != nil {
+				return fmt.Errorf("take back work of %s: %w", spec.Name, err)
+			}
+			for _, c := range consumers {
 				if c.Config.Durable == "" || c.NumAckPending == 0 {
 					continue
 				}
@@ -35,9 +38,6 @@ func (b *Bus) TakeBack(ctx context.Context) (int, error) {
 					}
 				}
 				taken += c.NumAckPending
-			}
-			if err := consumers.Err(); err != nil {
-				return fmt.Errorf("take back work of %s: %w", spec.Name, err)
 			}
 		}
 		ctx, stop := context.WithTimeout(ctx, apiTimeout)

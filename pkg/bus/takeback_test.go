@@ -51,6 +51,7 @@ func TestBus_TakeBack(t *testing.T) {
 }
 
 func TestRedactURL(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]string{
 		"nats://127.0.0.1:4222":                        "nats://127.0.0.1:4222",
 		"nats://user:s3cret@a:4222":                    "nats://***@a:4222",

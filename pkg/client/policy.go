@@ -36,12 +36,9 @@ type Push struct {
 func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Push) (*schemas.Policy, error) {
 	return c.follow(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
 		next := *current
-		next.Rollback, next.Adapter, next.WeightsDigest = nil, nil, current.BaseDigest
-		if push.Base != "" && push.Base != current.BaseDigest {
-			return nil, refusedPolicy("base: %.16s; must be of the checkpoint that lane %q serves, %.16s", push.Base, current.Lane, current.BaseDigest)
-		}
-		if adapter == nil {
-			return &next, nil
+		next.Rollback, next.Adapter, next.Weights, next.WeightsDigest = nil, nil, nil, current.BaseDigest
+		if err := push.onto(current); err != nil || adapter == nil {
+			return &next, err
 		}
 		if current.Modules == nil {
 			return nil, refusedPolicy("adapter: the model %q of lane %q takes none", current.Model, current.Lane)
@@ -68,6 +65,50 @@ func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Pus
 	})
 }
 
+// PushWeights is PushPolicy of a whole transformer, in place of the checkpoint's. Samplers hold it beside the one before
+// while samples end on that: they need memory for both, and for the files until it is loaded.
+func (c *Client) PushWeights(ctx context.Context, weights *lora.Full, push Push) (*schemas.Policy, error) {
+	return c.follow(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
+		if err := push.onto(current); err != nil {
+			return nil, err
+		}
+		if current.Tensors == nil {
+			return nil, refusedPolicy("weights: the model %q of lane %q takes none", current.Model, current.Lane)
+		}
+		data, err := c.bus.GetBlob(ctx, *current.Tensors)
+		if err != nil {
+			return nil, fmt.Errorf("fetch the table of tensors of lane %q: %w", current.Lane, err)
+		}
+		shapes, err := lora.ParseShapes(data)
+		if err != nil {
+			return nil, err
+		}
+		if err := shapes.Check(weights); err != nil {
+			return nil, refusedPolicy("weights: %w", err)
+		}
+		next := *current
+		next.Rollback, next.Adapter, next.Weights = nil, nil, nil
+		var digests []string
+		for _, file := range weights.Files() {
+			ref, err := c.bus.PutBlob(ctx, file)
+			if err != nil {
+				return nil, fmt.Errorf("store the weights: %w", err)
+			}
+			next.Weights, digests = append(next.Weights, ref), append(digests, ref.Digest)
+		}
+		next.WeightsDigest = lora.FullDigest(current.BaseDigest, digests...)
+		return &next, nil
+	})
+}
+
+// onto says whether a push is for the checkpoint that the lane serves.
+func (p Push) onto(current *schemas.Policy) error {
+	if p.Base != "" && p.Base != current.BaseDigest {
+		return refusedPolicy("base: %.16s; must be of the checkpoint that lane %q serves, %.16s", p.Base, current.Lane, current.BaseDigest)
+	}
+	return nil
+}
+
 // RollbackPolicy has a lane serve the weights of an earlier version again, as its next version;
 // ErrNotFound when the lane's history has none of that number.
 func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (*schemas.Policy, error) {
@@ -83,10 +124,14 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 				return nil, refusedPolicy("version: %d; must be of the checkpoint that lane %q serves, %.16s", version, current.Lane, current.BaseDigest)
 			default:
 				next := *current
-				next.Adapter, next.WeightsDigest, next.Rollback = p.Adapter, p.WeightsDigest, &version
+				next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest, &version
+				files := slices.Clone(p.Weights)
 				if p.Adapter != nil {
-					if err := c.bus.HasBlob(ctx, p.Adapter.File); err != nil {
-						return nil, refusedPolicy("version: %d; its adapter is not stored any more: %w", version, err)
+					files = append(files, p.Adapter.File)
+				}
+				for _, file := range files {
+					if err := c.bus.HasBlob(ctx, file); err != nil {
+						return nil, refusedPolicy("version: %d; its weights are not stored any more: %w", version, err)
 					}
 				}
 				return &next, nil
@@ -133,7 +178,7 @@ func (c *Client) follow(ctx context.Context, push Push, next func(current *schem
 	}
 }
 
-// Policy is what a lane serves now, or ErrNotFound; an empty lane is the only one that there is.
+// Policy is what a lane serves now, or ErrNotFound; an empty lane is the only one that there is, or that samplers serve now.
 func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
 	if lane != "" {
 		if err := schemas.CheckToken("lane", lane); err != nil {
@@ -151,11 +196,22 @@ func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy
 	case 1:
 		return c.bus.Policy(ctx, all[0].Lane)
 	}
+	present, err := c.bus.Present(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var lanes []schemas.Lane
+	var served []*schemas.Policy
 	for _, p := range all {
 		lanes = append(lanes, p.Lane)
+		if slices.ContainsFunc(present, func(s *schemas.Presence) bool { return s.Service == schemas.ServiceSampler && s.Lane == p.Lane }) {
+			served = append(served, p)
+		}
 	}
-	return nil, fmt.Errorf("lane: empty; must be one of %v", lanes)
+	if len(served) != 1 {
+		return nil, fmt.Errorf("lane: empty; must be one of %v, of which samplers serve %d now", lanes, len(served))
+	}
+	return c.bus.Policy(ctx, served[0].Lane)
 }
 
 // PolicyHistory is what a lane has served, the oldest first.
@@ -209,7 +265,8 @@ func (c *Client) Taken(ctx context.Context, p *schemas.Policy) ([]Replica, error
 			return nil, err
 		}
 		late := slices.ContainsFunc(replicas, func(r Replica) bool {
-			return r.Answer == nil && (r.PolicyVersion == nil || *r.PolicyVersion < p.PolicyVersion)
+			// One that uses it, and still says that it loads it, is about to answer.
+			return r.Answer == nil && (r.PolicyVersion == nil || *r.PolicyVersion < p.PolicyVersion || r.Loading != nil && *r.Loading == p.PolicyVersion)
 		})
 		if !late {
 			return replicas, nil

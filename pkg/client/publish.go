@@ -7,6 +7,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -26,6 +27,9 @@ func (c *Client) Publish(ctx context.Context, run schemas.Run, p *schemas.Prompt
 func (c *Client) PublishEncoded(ctx context.Context, run schemas.Run, prompt []byte) (*schemas.Receipt, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
+	}
+	if n, most := len(prompt), c.bus.MaxInline(); n > most {
+		return nil, fmt.Errorf("publish prompt: %w: %d bytes; must be at most %d: shorten it, or raise the server's max_payload", bus.ErrTooLarge, n, most)
 	}
 	answers, err := c.answers()
 	if err != nil {

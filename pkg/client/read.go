@@ -110,6 +110,23 @@ func (c *Client) Steps(ctx context.Context, t *schemas.Trajectory) ([]*schemas.S
 	return steps, nil
 }
 
+// Tokens returns the events of tokens of a trajectory of text in order, with what is stored of the logits, checked
+// against the digests that it names (ErrCorrupt), and one at a time: full logits are large. Events that the stream does
+// not have any more are ErrNotFound.
+func (c *Client) Tokens(ctx context.Context, t *schemas.Trajectory) iter.Seq2[*schemas.Tokens, error] {
+	return func(yield func(*schemas.Tokens, error) bool) {
+		for i := range t.Steps {
+			e, err := c.bus.LoadTokensOf(ctx, t, i)
+			if err != nil {
+				err = fmt.Errorf("tokens %d: %w", i, err)
+			}
+			if !yield(e, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
 // Latents returns the states that a trajectory kept, packed [S, C] in row-major order, by
 // index: 0 is x_T, k the state before step k, the number of steps the final one. F16 and
 // BF16 are widened, which is exact. Errors are those of Steps.

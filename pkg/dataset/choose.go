@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -236,6 +237,8 @@ func (r *Record) identity(prompt string) [sha256.Size]byte {
 	negative, ok := r.Fields["negative_prompt"].(string)
 	write(ok, negative)
 	write(r.GroundTruth != "", r.GroundTruth)
+	said, _ := json.Marshal(r.Messages) // maps of texts
+	write(r.Messages != nil, string(said))
 	rewards, _ := r.Fields["reward"].([]any) // a prompt of this project may name its answers there
 	for _, v := range rewards {
 		spec, _ := v.(map[string]any)

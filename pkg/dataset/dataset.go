@@ -63,6 +63,9 @@ type Record struct {
 	// Fields are those of a prompt event: prompt, negative_prompt, uid, seed, metadata, and
 	// whatever else a prompt of this project sets.
 	Fields map[string]any
+	// Messages is the conversation that the prompt is the last message of, where the record has one with a system message: models of
+	// images are given the prompt alone, language models all of it.
+	Messages []any
 	// GroundTruth is what images are to be compared with; empty: the record has none.
 	GroundTruth string
 	// Spares are records that may take its place (Choice.Spares).

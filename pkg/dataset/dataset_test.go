@@ -66,7 +66,10 @@ func formatCases() []formatCase {
 			{Index: 2, Line: 7, GroundTruth: "EXIT", Fields: object{"prompt": "a green sign", "metadata": object{"data_source": "signs"}}},
 		}},
 		{"verl-ocr.jsonl", dataset.JSON, []dataset.Record{
-			{Index: 0, Line: 1, GroundTruth: "SALE 50%", Fields: object{
+			{Index: 0, Line: 1, GroundTruth: "SALE 50%", Messages: []any{
+				object{"role": "system", "content": "Describe the image in detail:"},
+				object{"role": "user", "content": `A shop window with "SALE 50%" painted on the glass`},
+			}, Fields: object{
 				"prompt": `A shop window with "SALE 50%" painted on the glass`, "negative_prompt": " ",
 				"metadata": object{
 					"data_source": "flow_grpo/ocr", "ability": "ocr", "split": "train", "index": int64(0),
@@ -210,7 +213,8 @@ func TestRead_Errors(t *testing.T) {
 		{"more after an array", "p.json", `[{"prompt": "a"}] 1`, `p.json line 1: more after the end of the array`},
 		{"element that is none", "p.json", "[{\"prompt\": \"a\"},\n\n7]", `p.json line 3: 7; must be a JSON object`},
 		{"messages without a user", "p.jsonl", `{"prompt": [{"role": "system", "content": "x"}]}`, `p.jsonl line 1: prompt: 0 messages of the user, 1 of the system; must have one message of the user and at most one of the system`},
-		{"a role", "p.jsonl", `{"prompt": [{"role": "assistant", "content": "x"}]}`, `p.jsonl line 1: prompt[0].role: "assistant"; must be user or system`},
+		{"a role", "p.jsonl", `{"prompt": [{"role": "tool", "content": "x"}]}`, `p.jsonl line 1: prompt[0].role: "tool"; must be one of user, system, assistant`},
+		{"its own answer", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}`, `p.jsonl line 1: prompt[1].role: "assistant"; must be user: the last message is what is answered`},
 		{"content that is no text", "p.jsonl", `{"prompt": [{"role": "user", "content": [1]}]}`, `p.jsonl line 1: prompt[0].content: a list of 1; must be a text`},
 		{"a message that is none", "p.jsonl", `{"prompt": [{"role": "user", "content": "x"}, 3]}`, `p.jsonl line 1: prompt[1]: 3; must be a message {role, content}`},
 		{"an empty user message", "p.jsonl", `{"prompt": [{"role": "user", "content": " "}]}`, `p.jsonl line 1: prompt: " "; must have a user message with a text`},

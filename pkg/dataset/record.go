@@ -49,7 +49,7 @@ func (d *reader) mixedRecord(object map[string]any) (*Record, error) {
 	if object["metadata"] != nil && !ok {
 		return r, nil // no prompt: refused whatever is beside it
 	}
-	if _, ok := r.Prompt(); !ok {
+	if _, ok := r.Prompt(); !ok && object["messages"] == nil {
 		return nil, fault("prompt", lookup(object, "prompt"), "must be a text")
 	}
 	metadata = maps.Clone(metadata)
@@ -110,8 +110,11 @@ func metadataRecord(object map[string]any) (*Record, error) {
 	return r, nil
 }
 
-// verlRecord reads the columns of verl's OCR set: prompt and negative_prompt as messages,
-// the answer in reward_model, and where the record comes from.
+// System is before the names of prompt and negative_prompt in the metadata: what the system said there.
+const System = "system_"
+
+// verlRecord reads the columns of verl's sets: prompt and negative_prompt as messages, the answer in reward_model, and where the
+// record comes from. A conversation of several turns becomes messages.
 func verlRecord(object map[string]any) (*Record, error) {
 	r := &Record{Fields: map[string]any{}}
 	metadata := map[string]any{}
@@ -120,16 +123,27 @@ func verlRecord(object map[string]any) (*Record, error) {
 		if field == "negative_prompt" && (!there || v == nil) {
 			continue
 		}
-		user, system, err := messages(field, v, there)
+		roles := []string{"user", "system"}
+		if field == "prompt" {
+			roles = append(roles, "assistant")
+		}
+		t, err := messages(field, v, there, roles...)
 		if err != nil {
 			return nil, err
 		}
-		r.Fields[field] = user
-		if system != "" {
-			metadata["system_"+field] = system
+		switch {
+		case t.user == "" && t.all != nil && field == "prompt":
+			r.Fields["messages"] = t.all
+			continue
+		case field == "prompt":
+			r.Messages = t.all
+		}
+		r.Fields[field] = t.user
+		if t.system != "" {
+			metadata[System+field] = t.system
 		}
 	}
-	if prompt, _ := r.Prompt(); strings.TrimSpace(prompt) == "" {
+	if prompt, _ := r.Prompt(); strings.TrimSpace(prompt) == "" && r.Fields["messages"] == nil {
 		return nil, fault("prompt", prompt, "must have a user message with a text")
 	}
 	if err := verlAnswer(r, object); err != nil {
@@ -186,44 +200,58 @@ func verlAnswer(r *Record, object map[string]any) error {
 	return err
 }
 
-// messages returns the texts of the user and of the system.
-func messages(field string, v any, there bool) (user, system string, err error) {
+// talk is what a field of messages says.
+type talk struct {
+	user, system string // of one message of the user, with at most one of the system
+	all          []any  // where there are more than the user's; of a conversation of several turns there is nothing else
+}
+
+// messages reads a text, or messages of roles.
+func messages(field string, v any, there bool, roles ...string) (t talk, err error) {
 	if s, plain := v.(string); plain {
-		return s, "", nil
+		return talk{user: s}, nil
 	}
 	list, ok := v.([]any)
 	if !ok || len(list) == 0 {
 		if !there {
 			v = missing{}
 		}
-		return "", "", fault(field, v, "must be a list of messages {role, content}")
+		return t, fault(field, v, "must be a list of messages {role, content}")
 	}
-	users, systems := 0, 0
+	count := map[string]int{}
 	for i, item := range list {
 		at := fmt.Sprintf("%s[%d]", field, i)
 		message, ok := item.(map[string]any)
 		if !ok {
-			return "", "", fault(at, item, "must be a message {role, content}")
+			return t, fault(at, item, "must be a message {role, content}")
 		}
 		content, ok := message["content"].(string)
 		if !ok {
-			return "", "", fault(at+".content", lookup(message, "content"), "must be a text")
+			return t, fault(at+".content", lookup(message, "content"), "must be a text")
 		}
-		switch message["role"] {
-		case "user":
-			user = content
-			users++
-		case "system":
-			system = content
-			systems++
-		default:
-			return "", "", fault(at+".role", lookup(message, "role"), "must be user or system")
+		role, _ := message["role"].(string)
+		if !slices.Contains(roles, role) {
+			return t, fault(at+".role", lookup(message, "role"), "must be one of "+strings.Join(roles, ", "))
 		}
+		if count[role]++; role == "user" {
+			t.user = content
+		} else if role == "system" {
+			t.system = content
+		}
+		t.all = append(t.all, map[string]any{"role": role, "content": content})
 	}
-	if users != 1 || systems > 1 {
-		return "", "", fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", users, systems)), "must have one message of the user and at most one of the system")
+	several := count["user"] > 1 || count["assistant"] > 0
+	switch last := fmt.Sprintf("%s[%d].role", field, len(list)-1); {
+	case count["user"] == 0 || count["system"] > 1 || several && len(roles) < 3:
+		return t, fault(field, bare(fmt.Sprintf("%d messages of the user, %d of the system", count["user"], count["system"])), "must have one message of the user and at most one of the system")
+	case several && t.all[len(list)-1].(map[string]any)["role"] != "user":
+		return t, fault(last, lookup(list[len(list)-1].(map[string]any), "role"), "must be user: the last message is what is answered")
+	case several:
+		t.user, t.system = "", ""
+	case len(list) == 1:
+		t.all = nil
 	}
-	return user, system, nil
+	return t, nil
 }
 
 // answer is a ground truth. Numbers are texts too: an answer may well be 42.

@@ -18,6 +18,9 @@
 //     its other samples.
 //   - Equal rewards have a spread of exactly 0 and advantages of exactly 0, where verl has
 //     what rounding leaves.
+//   - Steps that a sample was given, the tokens between two answers of a text, are in no sum and take no part in
+//     discounting: the last token of an answer has gamma times the return of the first one of the next answer. verl's
+//     reinforce_plus_plus begins anew behind each given token, so that all answers but the last have returns of 0.
 package estimator
 
 import (
@@ -115,8 +118,8 @@ type Config struct {
 	// Epsilon > 0 is added to the standard deviation before dividing by it; by the whitening
 	// estimators to the variance.
 	Epsilon float64
-	// Columns is T >= 1, the number of trained steps a reward stands for. Only
-	// BasisExpanded and Gamma read it.
+	// Columns is T >= 1, the number of trained steps a reward stands for, where Rewards.Lengths do
+	// not say it. Only BasisExpanded and Gamma read it.
 	Columns int
 	// Mode is a variant of PerPrompt or DiffusionNFT.
 	Mode string
@@ -136,8 +139,18 @@ type Rewards struct {
 	// Scores [n][K] are the single rewards of each sample, in the order of Config.Weights;
 	// only GDPO reads them.
 	Scores [][]float64
-	// Lengths [n] > 0 weigh the samples' rewards in OPO's baseline; nil: all alike.
+	// Lengths [n] > 0 are the trained steps of each sample, where they differ: of texts, the tokens that were
+	// generated, over all turns. BasisExpanded and Gamma count them, and OPO's baseline weighs by them; nil: all
+	// alike. Either all groups have them or none.
 	Lengths []int
+}
+
+// steps are the trained steps of sample i.
+func (r Rewards) steps(cfg Config, i int) int {
+	if r.Lengths == nil {
+		return cfg.Columns
+	}
+	return r.Lengths[i]
 }
 
 // Group is the result of one group of rewards.
@@ -145,7 +158,7 @@ type Group struct {
 	// Advantages [n], one per reward in the order given. Each holds for all trained
 	// steps of its sample, unless there are StepAdvantages: then it is their mean.
 	Advantages []float64
-	// StepAdvantages [n][T] are there when they differ over the steps (Gamma below 1).
+	// StepAdvantages [n][T] are there when they differ over the steps (Gamma below 1); T is that of each sample.
 	StepAdvantages [][]float64
 	// Mean of the group's rewards.
 	Mean float64
@@ -389,6 +402,9 @@ func Estimate(cfg Config, groups []Rewards) ([]Group, error) {
 	for g, group := range groups {
 		if err := group.check(cfg); err != nil {
 			return nil, fmt.Errorf("group %d: %w", g, err)
+		}
+		if (group.Lengths == nil) != (groups[0].Lengths == nil) {
+			return nil, fmt.Errorf("group %d: lengths; must be there of all groups or of none", g)
 		}
 		count += len(group.Values)
 	}

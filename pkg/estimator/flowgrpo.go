@@ -8,14 +8,16 @@ package estimator
 func flowGRPO(cfg Config, groups []Rewards) ([]Group, error) {
 	var global float64
 	if cfg.Std == StdGlobal {
-		global = spread(values(groups)...).std(cfg)
+		global = cfg.spread(values(groups), groups).std(cfg)
 	}
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
 		m := within(cfg, rewards.Values)
-		std := m.std(cfg)
-		if cfg.Std == StdGlobal {
-			std = global
+		std := global
+		if cfg.Std != StdGlobal {
+			counted := cfg.spread([][]float64{rewards.Values}, groups[g:g+1])
+			counted.alone = m.alone
+			std = counted.std(cfg)
 		}
 		scale := cfg.scale(std)
 		out[g] = m.group(std, func(i int) float64 { return (rewards.Values[i] - m.centre()) / scale })

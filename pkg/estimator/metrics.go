@@ -21,6 +21,8 @@ type SampleStats struct {
 	StepAdvantages []float64
 	// Returns [T] are those of its steps, where they are not its advantages (Config.Returns).
 	Returns []float64
+	// Steps is T where samples differ in it, the tokens that a text generated; 0: they do not.
+	Steps int
 	// Scores are the single rewards.
 	Scores []Metric
 	// PolicyMin and PolicyMax are the oldest and newest weights that made it.
@@ -34,7 +36,8 @@ type SampleStats struct {
 type BatchStats struct {
 	Samples []SampleStats
 	// Columns is T, the trained steps that each Advantage stands for. The means and extremes
-	// over B*T elements of which T are alike are those over B, so that no number depends on it.
+	// over B*T elements of which T are alike are those over B, so that no number depends on it; where samples have Steps
+	// of their own each counts as often.
 	Columns int
 	// Step and Epoch are the trainer's; nil: not known.
 	Step, Epoch *int64
@@ -67,8 +70,8 @@ func Metrics(b BatchStats) []Metric {
 	c := gather(b)
 	n := float64(len(b.Samples))
 	m.spread("critic/rewards/", c.rewards)
-	m.spread("critic/advantages/", c.advantages)
-	m.spread("critic/returns/", c.returns)
+	m.weighed("critic/advantages/", c.advantages)
+	m.weighed("critic/returns/", c.returns)
 	zero, std := 0, 0.0
 	for _, uid := range sortedKeys(c.groups) {
 		group := spread(c.groups[uid])
@@ -122,9 +125,24 @@ func Metrics(b BatchStats) []Metric {
 
 // columns are the numbers of all samples, one list for each metric.
 type columns struct {
-	rewards, advantages, returns, spans, staleness, worst, generate, score []float64
+	rewards, spans, staleness, worst, generate, score []float64
+	advantages, returns                               weighed
 	// scores are by reward function, groups the rewards by uid.
 	scores, groups map[string][]float64
+}
+
+// weighed are values of steps, and how many steps each of them stands for; 0 of all: alike.
+type weighed struct {
+	values []float64
+	steps  []int
+}
+
+// add adds the values of a sample: one for each of its steps, or one for all.
+func (w *weighed) add(values []float64, steps int) {
+	w.values = append(w.values, values...)
+	for range values {
+		w.steps = append(w.steps, steps/len(values))
+	}
 }
 
 func gather(b BatchStats) columns {
@@ -135,11 +153,11 @@ func gather(b BatchStats) columns {
 		if len(own) == 0 && s.Advantage != nil {
 			own = []float64{*s.Advantage}
 		}
-		c.advantages = append(c.advantages, own...)
+		c.advantages.add(own, s.Steps)
 		if s.Returns != nil {
 			own = s.Returns
 		}
-		c.returns = append(c.returns, own...)
+		c.returns.add(own, s.Steps)
 		for _, v := range s.Scores {
 			c.scores[v.Name] = append(c.scores[v.Name], v.Value)
 		}
@@ -171,6 +189,19 @@ func (m *metrics) spread(prefix string, values []float64) {
 	m.add(prefix+"mean", spread(values).mean)
 	m.add(prefix+"max", slices.Max(values))
 	m.add(prefix+"min", slices.Min(values))
+}
+
+// weighed is spread of values that count as often as they have steps.
+func (m *metrics) weighed(prefix string, w weighed) {
+	m.spread(prefix, w.values)
+	sum, total := 0.0, 0.0
+	for i, v := range w.values {
+		n := float64(w.steps[i])
+		sum, total = sum+float64(n*v), total+n
+	}
+	if total > 0 {
+		(*m)[len(*m)-3].Value = sum / total
+	}
 }
 
 // seconds adds a time and its share of each of n images in milliseconds.

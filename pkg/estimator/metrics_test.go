@@ -117,7 +117,7 @@ func TestMetrics_Returns(t *testing.T) {
 		rewards := []float64{1, .2}
 		for g, result := range estimate(t, cfg, [][]float64{{1}, {.2}}) {
 			s := estimator.SampleStats{
-				UID: fmt.Sprint("u", g), Reward: rewards[g], Advantage: &result.Advantages[0], Returns: cfg.Returns(rewards[g]), GenerateSeconds: -1, ScoreSeconds: -1,
+				UID: fmt.Sprint("u", g), Reward: rewards[g], Advantage: &result.Advantages[0], Returns: cfg.Returns(rewards[g], cfg.Columns), GenerateSeconds: -1, ScoreSeconds: -1,
 			}
 			if result.StepAdvantages != nil {
 				s.StepAdvantages = result.StepAdvantages[0]
@@ -126,6 +126,21 @@ func TestMetrics_Returns(t *testing.T) {
 		}
 		wantMetrics(t, byName(t, estimator.Metrics(b)), want)
 	}
+}
+
+// The means of advantages and returns of texts are those over all their tokens.
+func TestMetrics_Steps(t *testing.T) {
+	b := estimator.BatchStats{Columns: 1}
+	for i, steps := range []int{2, 4, 1, 3} {
+		b.Samples = append(b.Samples, estimator.SampleStats{
+			UID: "u", Reward: float64(i), Advantage: new(float64(i) - 1), Steps: steps, GenerateSeconds: -1, ScoreSeconds: -1,
+		})
+	}
+	b.Samples[3].StepAdvantages = []float64{1, 2, 6}
+	wantMetrics(t, byName(t, estimator.Metrics(b)), map[string]float64{
+		"critic/rewards/mean": 1.5, "critic/advantages/mean": (-2 + 0 + 1 + 9) / 10.0, "critic/advantages/max": 6, "critic/advantages/min": -1,
+		"critic/returns/mean": (-2 + 0 + 1 + 9) / 10.0,
+	})
 }
 
 func TestValidation(t *testing.T) {

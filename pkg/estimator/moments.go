@@ -5,8 +5,9 @@ import "math"
 // moments of a set of values.
 type moments struct {
 	count    int
+	elements float64 // steps that the values stand for, each for its own number of them; 0: for Config.Columns
 	mean     float64
-	squares  float64 // sum of squared distances from mean
+	squares  float64 // sum of squared distances from mean, of all elements where they are counted
 	constant bool    // all values are equal
 	alone    bool    // one value, that stands for itself
 }
@@ -52,6 +53,34 @@ func spread(groups ...[]float64) moments {
 	return m
 }
 
+// spread takes the moments of rows of values, one for each group of rewards: in the expanded basis over all steps that each
+// stands for, where samples differ in them.
+func (cfg Config) spread(rows [][]float64, groups []Rewards) moments {
+	m := spread(rows...)
+	if cfg.StdBasis != BasisExpanded || groups[0].Lengths == nil {
+		return m
+	}
+	sum := 0.0
+	for g, row := range rows {
+		for i, v := range row {
+			n := float64(groups[g].Lengths[i])
+			sum += float64(n * v)
+			m.elements += n
+		}
+	}
+	if m.constant {
+		return m
+	}
+	m.mean, m.squares = sum/m.elements, 0
+	for g, row := range rows {
+		for i, v := range row {
+			d := v - m.mean
+			m.squares += float64(groups[g].Lengths[i]) * float64(d*d)
+		}
+	}
+	return m
+}
+
 // variance in the basis of cfg; 0 for equal values, which guards the unbiased form of a
 // single one.
 func (m moments) variance(cfg Config) float64 {
@@ -59,6 +88,9 @@ func (m moments) variance(cfg Config) float64 {
 		return 0
 	}
 	n := float64(m.count)
+	if m.elements > 0 {
+		return m.squares / (m.elements - 1)
+	}
 	switch cfg.StdBasis {
 	case BasisExpanded:
 		t := float64(cfg.Columns)

@@ -4,8 +4,8 @@ import "math"
 
 // whiten sets x = (x - mean) / sqrt(variance + epsilon) over all rows, the variance in
 // the basis of cfg, and returns the standard deviation.
-func whiten(cfg Config, rows [][]float64) float64 {
-	m := spread(rows...)
+func whiten(cfg Config, rows [][]float64, groups []Rewards) float64 {
+	m := cfg.spread(rows, groups)
 	variance := m.variance(cfg)
 	scale := 1 / math.Sqrt(variance+cfg.Epsilon)
 	for _, row := range rows {
@@ -16,15 +16,15 @@ func whiten(cfg Config, rows [][]float64) float64 {
 	return math.Sqrt(variance)
 }
 
-// Returns are those of one sample at its Columns trained steps, where they are not its
+// Returns are those of one sample at its T trained steps, where they are not its
 // advantages, as in ReinforcePlusPlus; else nil. The reward comes with the last step: step
 // t has gamma^(T-1-t) * reward.
-func (c Config) Returns(reward float64) []float64 {
+func (c Config) Returns(reward float64, steps int) []float64 {
 	if c.Name != ReinforcePlusPlus {
 		return nil
 	}
-	row := make([]float64, c.Columns)
-	for t := c.Columns - 1; t >= 0; t-- {
+	row := make([]float64, steps)
+	for t := steps - 1; t >= 0; t-- {
 		row[t] = reward
 		reward *= c.Gamma
 	}
@@ -40,7 +40,7 @@ func reinforce(cfg Config, groups []Rewards) ([]Group, error) {
 	for g, rewards := range groups {
 		rows[g] = append([]float64(nil), rewards.Values...)
 	}
-	std := whiten(cfg, rows)
+	std := whiten(cfg, rows, groups)
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
 		out[g] = Group{Advantages: rows[g], Mean: spread(rewards.Values).mean, Std: std}
@@ -51,13 +51,13 @@ func reinforce(cfg Config, groups []Rewards) ([]Group, error) {
 func reinforceDiscounted(cfg Config, groups []Rewards) ([]Group, error) {
 	var rows [][]float64
 	for _, rewards := range groups {
-		for _, r := range rewards.Values {
-			rows = append(rows, cfg.Returns(r))
+		for i, r := range rewards.Values {
+			rows = append(rows, cfg.Returns(r, rewards.steps(cfg, i)))
 		}
 	}
 	flat := cfg
 	flat.StdBasis = BasisSample // the columns are all there
-	std := whiten(flat, rows)
+	std := whiten(flat, rows, groups)
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
 		n := len(rewards.Values)
@@ -109,12 +109,14 @@ func gdpo(cfg Config, groups []Rewards) ([]Group, error) {
 
 // whitenGroups whitens the rows, one per group, together. The mean of what was centred
 // in groups is 0 but for rounding, so groups of equal rewards are set to exactly 0; but a
-// group of one that stands for itself moves the mean of all, and with it them.
+// group of one that stands for itself moves the mean of all, and with it them, and so do samples
+// that count as often as they have steps.
 func whitenGroups(cfg Config, groups []Rewards, rows [][]float64, equal []bool, alone bool) []Group {
-	std := whiten(cfg, rows)
+	std := whiten(cfg, rows, groups)
+	moved := alone || cfg.StdBasis == BasisExpanded && groups[0].Lengths != nil
 	out := make([]Group, len(groups))
 	for g, rewards := range groups {
-		if equal[g] && !alone {
+		if equal[g] && !moved {
 			clear(rows[g])
 		}
 		out[g] = Group{Advantages: rows[g], Mean: spread(rewards.Values).mean, Std: std}

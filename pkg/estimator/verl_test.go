@@ -87,7 +87,7 @@ func TestEstimate_Verl(t *testing.T) {
 						t.Errorf("case %d, %+v: group %d, sample %d, step %d: %.15g, verl has %.15g", number, cfg, g, i, step, a, w)
 					}
 				}
-				returns := cfg.Returns(group.Rewards[i])
+				returns := cfg.Returns(group.Rewards[i], cfg.Columns)
 				if group.Returns == nil {
 					if returns != nil {
 						t.Errorf("case %d, %s: returns %v, and verl's are its advantages", number, c.Estimator, returns)

@@ -101,5 +101,8 @@ func exp(x float64) float64 {
 	p = float64(p*r) + 0.5
 	p = float64(p*r) + 1
 	p = float64(p*r) + 1
+	if math.Abs(k) < 1000 { // nothing is rounded: the same, without a call
+		return float64(p * math.Float64frombits(uint64(1023+int(k))<<52))
+	}
 	return math.Ldexp(p, int(k))
 }

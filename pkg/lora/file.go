@@ -118,14 +118,11 @@ func readProducts(archive *safetensors.Archive, scale func(string, int) float64)
 			p = &parts{}
 			found[module] = p
 		}
-		switch kind {
-		case "a":
-			p.a = name
-		case "b":
-			p.b = name
-		default:
-			p.alpha = name
+		part := map[string]*string{"a": &p.a, "b": &p.b, "alpha": &p.alpha}[kind]
+		if *part != "" {
+			return nil, fmt.Errorf("module %s: %s and %s; must be one of them", module, *part, name)
 		}
+		*part = name
 	}
 	if len(unexpected) > 0 {
 		return nil, fmt.Errorf("%d tensors that are no LoRA: %s", len(unexpected), safetensors.ListNames(unexpected))

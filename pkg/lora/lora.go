@@ -1,5 +1,6 @@
-// Package lora reads LoRAs (low-rank adaptations) in PEFT's form: it checks them against the
-// projections of a model, and names the weights that they make. It knows no network.
+// Package lora reads what changes a model's weights while it is in use: LoRAs (low-rank adaptations) in PEFT's
+// form, and whole transformers. It checks them against the projections and tensors of a model, and names the weights
+// that they make. It knows no network.
 package lora
 
 import (

@@ -69,7 +69,7 @@ type Registry []Family
 // known family.
 var ErrUnknown = errors.New("no such model")
 
-// maxIndexFile bounds model_index.json, in bytes.
+// maxIndexFile bounds the file that a family is told by, in bytes.
 const maxIndexFile = 1 << 20
 
 // Find returns the folder of the model called name, "" for a family that needs none, and
@@ -81,7 +81,7 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
 		return "", r[i], nil
 	}
-	dir, tried := findFolder(name)
+	dir, tried := FindFolder(name, "model_index.json")
 	if dir == "" {
 		return "", f, fmt.Errorf("model %q: %w; must be %sa folder with a model_index.json; looked in %s",
 			name, ErrUnknown, r.named(), strings.Join(tried, ", "))
@@ -116,22 +116,28 @@ func (r Registry) named() string {
 
 // classOf reads the class of the pipeline in a folder.
 func classOf(dir string) (class string, err error) {
-	folder, err := safetensors.OpenFolder(dir)
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, folder.Close()) }()
-	b, err := folder.Read("model_index.json", maxIndexFile)
-	if err != nil {
-		return "", err
-	}
 	var index struct {
 		Class string `json:"_class_name"`
 	}
-	if err := json.Unmarshal(b, &index); err != nil {
-		return "", fmt.Errorf("read model_index.json: %w", err)
+	err = ReadIndex(dir, "model_index.json", &index)
+	return index.Class, err
+}
+
+// ReadIndex reads the JSON file of a folder by which its family is told into a struct.
+func ReadIndex(dir, file string, into any) (err error) {
+	folder, err := safetensors.OpenFolder(dir)
+	if err != nil {
+		return err
 	}
-	return index.Class, nil
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	b, err := folder.Read(file, maxIndexFile)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("read %s: %w", file, err)
+	}
+	return nil
 }
 
 // Open returns the model called name, as Find finds it. The caller closes it.

@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// findFolder returns the folder of a model, "" where there is none, and where it looked.
-func findFolder(name string) (dir string, tried []string) {
+// FindFolder returns the folder of the model called name, which has a file, "" where there is
+// none, and where it looked: see Registry.Find.
+func FindFolder(name, file string) (dir string, tried []string) {
 	tried = []string{name}
 	if name != "" && !strings.ContainsAny(name, `/\`) {
 		if dir := os.Getenv("MEANDER_MODELS"); dir != "" {
@@ -19,7 +20,7 @@ func findFolder(name string) (dir string, tried []string) {
 		}
 	}
 	for _, dir := range tried {
-		if info, err := os.Stat(filepath.Join(dir, "model_index.json")); err == nil && info.Mode().IsRegular() {
+		if info, err := os.Stat(filepath.Join(dir, file)); err == nil && info.Mode().IsRegular() {
 			return dir, tried
 		}
 	}

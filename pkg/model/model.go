@@ -239,4 +239,10 @@ type Adaptable interface {
 	// are read, and what no adapter changes is shared. Both models stay usable, and each must be
 	// closed. No adapters give the checkpoint again. An adapter that does not fit is an error.
 	Adapted(adapters ...lora.Weighted) (Model, error)
+	// Tensors are those of the network that is trained, which Replaced must be given.
+	Tensors() lora.Shapes
+	// Replaced returns the checkpoint with another such network, whatever the model has: it is read as far as needed before
+	// Replaced returns, and everything else is shared. Both models stay usable, and each must be closed. digest names the
+	// weights. Tensors that do not fit are an error.
+	Replaced(weights *lora.Full, digest string) (Model, error)
 }

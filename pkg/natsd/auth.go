@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -28,6 +29,8 @@ type User struct {
 	// Answers is how many answers he may give to each request that comes to him, within AnswerWithin.
 	Answers      int
 	AnswerWithin time.Duration
+	// Account is that of a guest; empty: the one of everybody else.
+	Account string
 }
 
 // gate lets in whoever shows the token, each user who proves that he has his key, and every
@@ -35,13 +38,16 @@ type User struct {
 type gate struct {
 	token string
 	users map[string]*server.User // by public key
+	// guests are the names of the accounts of users who are in others than the rest, and server is where they are.
+	guests map[string]string
+	server *atomic.Pointer[server.Server]
 	// tls: users are let in over TLS alone. The token, which other processes on the store find in
 	// its folder, also without: they are on this machine.
 	tls bool
 }
 
 func (o Options) gate() gate {
-	g := gate{token: o.Token, users: map[string]*server.User{}, tls: o.TLS != nil}
+	g := gate{token: o.Token, users: map[string]*server.User{}, guests: map[string]string{}, server: &atomic.Pointer[server.Server]{}, tls: o.TLS != nil}
 	for _, u := range o.Users {
 		user := &server.User{Username: u.Name}
 		if !u.Unlimited {
@@ -54,6 +60,9 @@ func (o Options) gate() gate {
 			}
 		}
 		g.users[u.Key] = user
+		if u.Account != "" {
+			g.guests[u.Key] = u.Account
+		}
 	}
 	return g
 }
@@ -71,6 +80,18 @@ func (g gate) Check(c server.ClientAuthentication) bool {
 	user := g.users[opts.Nkey]
 	if user == nil || g.tls && c.GetTLSConnectionState() == nil || !signed(opts.Nkey, opts.Sig, c.GetNonce()) {
 		return false
+	}
+	if name, guest := g.guests[opts.Nkey]; guest {
+		ns := g.server.Load()
+		if ns == nil {
+			return false // not let in before there is his account
+		}
+		account, err := ns.LookupAccount(name)
+		if err != nil {
+			return false
+		}
+		in := *user
+		in.Account, user = account, &in
 	}
 	c.RegisterUser(user)
 	return true

@@ -72,7 +72,7 @@ func TestMember_takesOver(t *testing.T) {
 	}
 	nc, again := through(t, third)
 	leave(t, first)
-	<-again
+	bustest.Receive(t, "the connection is there again", again)
 	until(t, "the second, which serves, has the store", second.Owns)
 	if third.Owns() {
 		t.Error("the reader took the store before the one that serves")
@@ -98,7 +98,7 @@ func TestMember_readerGivesWay(t *testing.T) {
 	if !server.Owns() || reader.Owns() {
 		t.Fatalf("owners: server %v, reader %v", server.Owns(), reader.Owns())
 	}
-	<-again
+	bustest.Receive(t, "the connection is there again", again)
 }
 
 func TestMember_serve(t *testing.T) {
@@ -191,7 +191,7 @@ func TestJoin_staleInfo(t *testing.T) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
-	m := <-joined
+	m := bustest.Receive(t, "the member that joins", joined)
 	if m == nil {
 		return
 	}

@@ -52,6 +52,8 @@ type Options struct {
 	// Users are let in beside it, each with rights of his own, and nobody else; none: whoever
 	// comes, where there is no token either.
 	Users []User
+	// Guests are the accounts of those users who are not in everybody else's.
+	Guests []Guest
 	// TLS is spoken with them where it is set.
 	TLS *TLS
 	// MaxPayload is the largest message in bytes; 0: 1 MiB.
@@ -178,6 +180,9 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 		for tries := 0; killed && tries < 20 && errors.Is(err, syscall.EADDRINUSE) && pause(ctx, 50*time.Millisecond) == nil; tries++ {
 			l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", opts.Listen)
 		}
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w; must be an address that nothing listens on, or one with port 0 for any that is free", err)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -207,6 +212,13 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 		ns.Shutdown()
 		ns.WaitForShutdown()
 		return nil, err
+	}
+	if g, ok := native.CustomClientAuthentication.(gate); ok {
+		if err := invite(ns, opts.Guests, g); err != nil {
+			ns.Shutdown()
+			ns.WaitForShutdown()
+			return nil, err
+		}
 	}
 	return ns, nil
 }

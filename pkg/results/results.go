@@ -65,6 +65,8 @@ type Member struct {
 	// What a log-prob is recomputed with: nil where there is no trajectory.
 	Rollout *Rollout `json:"rollout,omitempty"`
 	Image   string   `json:"image,omitempty"`
+	// Text is there where the sample is one.
+	Text *Text `json:"text,omitempty"`
 	// Roll is there where the sample is one of scheduled sampling.
 	Roll       *Roll `json:"scheduled_sampling,omitempty"`
 	trajectory *schemas.Trajectory
@@ -175,15 +177,20 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 		c.trajectories[Sample{t.UID, t.SampleIndex}] = t.Trajectory
 	}
 	// Step events, not their parts, of all attempts.
-	steps, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: run}.Filter())
-	if err != nil {
-		return nil, err
+	steps := 0
+	for _, kind := range []string{schemas.KindStep, schemas.KindTokens} {
+		stored, err := b.Subjects(ctx, schemas.StreamSteps, schemas.Address{Kind: kind, Run: run}.Filter())
+		if err != nil {
+			return nil, err
+		}
+		steps += len(stored)
 	}
+	var err error
 	if c.rewards, err = Rewards(ctx, b, run, "*"); err != nil {
 		return nil, err
 	}
 	r := &Run{Summary: Summary{
-		Run: run, Groups: len(o.prompts), Refused: len(o.refused), Refills: len(o.refilled), Trajectories: len(c.trajectories), StepsStored: len(steps),
+		Run: run, Groups: len(o.prompts), Refused: len(o.refused), Refills: len(o.refilled), Trajectories: len(c.trajectories), StepsStored: steps,
 	}}
 	for _, p := range o.prompts {
 		g := &Group{GroupResult: GroupResult{UID: p.UID, Prompt: p.Text, Status: StatusOpen}, Members: []Member{}}
@@ -253,7 +260,9 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 			c.evaluated(t)
 			member.trajectory, member.LogProbs, member.Seed = t, t.LogProbs, t.SampleSeed
 			member.Error = cmp.Or(t.Error, member.Error)
-			if err := member.takeRollout(t); err != nil {
+			if t.Text != nil {
+				member.Text = TextOf(t)
+			} else if err := member.takeRollout(t); err != nil {
 				member.Error = cmp.Or(member.Error, err.Error())
 			}
 			member.Roll = rollOf(t)
@@ -269,6 +278,11 @@ func (c *collection) fill(g *Group, a *schemas.Advantage) error {
 // evaluated counts what the model was asked for a sample, and for one that shares no steps.
 func (c *collection) evaluated(t *schemas.Trajectory) {
 	if t.StopReason != schemas.StopCompleted {
+		return
+	}
+	if t.Text != nil { // a token an evaluation
+		c.evaluations += t.Text.Generated()
+		c.flatEvaluations += t.Text.Generated()
 		return
 	}
 	each := int64(1)

@@ -57,6 +57,9 @@ func (r *Run) Write(ctx context.Context, b *bus.Bus, dir string) error {
 		return err
 	}
 	r.Summary.Out = dir
+	if err := r.Load(ctx, b); err != nil {
+		return err
+	}
 	for _, g := range r.Groups {
 		images, err := g.writeImages(ctx, b, dir)
 		if err != nil {

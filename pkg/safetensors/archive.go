@@ -168,11 +168,16 @@ func (a *Archive) matches(index map[string]string) error {
 
 // Parse reads a file held in memory; name is for messages. Slices returned by Bytes
 // share b.
-func Parse(name string, b []byte) (*Archive, error) {
+func Parse(name string, b []byte) (*Archive, error) { return ParseAll(Contents{name, b}) }
+
+// ParseAll is Parse of a file, or of shards that have no index.
+func ParseAll(files ...Contents) (*Archive, error) {
 	a := &Archive{tensors: map[string]located{}, meta: map[string]string{}}
-	a.files = []file{{name: name, bytes: b}}
-	if err := a.parse(0); err != nil {
-		return nil, fmt.Errorf("parse %q: %w", name, err)
+	for i, f := range files {
+		a.files = append(a.files, file{name: f.Name, bytes: f.Bytes})
+		if err := a.parse(i); err != nil {
+			return nil, fmt.Errorf("parse %q: %w", f.Name, err)
+		}
 	}
 	for n := range a.tensors {
 		a.names = append(a.names, n)

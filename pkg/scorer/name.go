@@ -26,19 +26,28 @@ type kind struct {
 	compares bool     // it needs a target text
 	params   []string // nil: it has none
 	free     bool     // params are handed on unread
+	text     bool     // it rates texts
+	any      bool     // it rates images and texts
 }
 
 var kinds = []kind{
+	{name: Confidence, builtin: true, text: true},
 	{name: Diversity, builtin: true},
-	{name: External, instance: "NAME", alone: true},
+	{name: EntropyMean, builtin: true, text: true},
+	{name: ExactMatch, builtin: true, text: true, params: matchParams},
+	{name: External, instance: "NAME", alone: true, any: true},
 	{name: Glyph, builtin: true, compares: true},
-	{name: HTTP, instance: "NAME", free: true},
+	{name: HTTP, instance: "NAME", free: true, any: true},
 	{name: JPEGCompressibility, builtin: true, params: jpegParams},
 	{name: JPEGIncompressibility, builtin: true, params: jpegParams},
-	{name: NATS, instance: "NAME", free: true},
+	{name: MaxProbMean, builtin: true, text: true},
+	{name: NATS, instance: "NAME", free: true, any: true},
+	{name: NumericMatch, builtin: true, text: true, params: numericParams},
 	{name: OCR, builtin: true, compares: true, params: ocrParams},
 	{name: ONNX, instance: "NAME"},
 	{name: Synthetic, builtin: true},
+	{name: TopKMass, builtin: true, text: true, params: topKParams},
+	{name: Turns, builtin: true, text: true, params: turnsParams},
 }
 
 // Names lists the reward functions that this package runs by itself, sorted.
@@ -72,6 +81,35 @@ func Kinds() []string {
 		}
 	}
 	return names
+}
+
+// OfText says whether a function rates texts.
+func OfText(name string) bool {
+	k, _, err := find(name)
+	return err == nil && k.text
+}
+
+// OfTexts lists the functions that rate texts, as messages do.
+func OfTexts() []string {
+	var names []string
+	for _, name := range Kinds() {
+		if k, _, err := find(name); err == nil && (k.text || k.any) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// CheckMedium refuses a function that does not rate what a model makes, texts or images.
+func CheckMedium(name string, text bool) error {
+	k, _, err := find(name)
+	switch {
+	case err != nil || k.any || k.text == text:
+		return nil // Check has its own word on names
+	case text:
+		return fmt.Errorf("name: %q; rates images: must be one of %s", name, strings.Join(OfTexts(), ", "))
+	}
+	return fmt.Errorf("name: %q; rates texts, and the model makes images", name)
 }
 
 // SplitName splits KIND:INSTANCE. An unknown kind, a missing instance or one too many is
@@ -128,6 +166,14 @@ func Check(name, prompt, groundTruth string, params map[string]string) error {
 	if len(errs) == 0 {
 		errs = append(errs, k.checkParams(params))
 	}
+	if k.name == ExactMatch && groundTruth == "" {
+		errs = append(errs, fmt.Errorf("ground_truth: empty; %s needs one", name))
+	}
+	if k.name == NumericMatch {
+		if _, err := NumericTarget(prompt, groundTruth); err != nil {
+			errs = append(errs, fmt.Errorf("%w; %s needs one", err, name))
+		}
+	}
 	if k.compares {
 		if _, err := Target(prompt, groundTruth); err != nil {
 			errs = append(errs, fmt.Errorf("%w; %s needs one", err, name))
@@ -144,6 +190,8 @@ func (k kind) checkParams(params map[string]string) error {
 		_, err = ocrOptions(params)
 	case JPEGCompressibility, JPEGIncompressibility:
 		_, err = jpegDivisor(params)
+	case ExactMatch, NumericMatch, TopKMass, Turns:
+		_, err = readOptions(params)
 	}
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"image"
 	"image/color"
-	"image/png"
 	"os"
 	"os/exec"
 	"regexp"
@@ -15,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/image/draw"
@@ -56,6 +56,8 @@ type Tesseract struct {
 	version string
 	langs   []string
 	slots   chan struct{}
+	// newer: the program has been seen to print nothing behind the last of several pages.
+	newer atomic.Bool
 }
 
 // NewOCR finds the program and asks it for its version and languages. When it is not
@@ -159,7 +161,7 @@ func (t *Tesseract) page(ctx context.Context, in Input) (p page, err error) {
 // alone reads a page in a process of its own.
 func (t *Tesseract) alone(ctx context.Context, p page) (string, error) {
 	var file bytes.Buffer
-	if err := png.Encode(&file, p.image); err != nil {
+	if err := encoder.Encode(&file, p.image); err != nil {
 		return "", fmt.Errorf("encode image: %w", err)
 	}
 	release, err := t.slot(ctx)

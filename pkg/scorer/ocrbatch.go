@@ -6,7 +6,6 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -68,10 +67,26 @@ func outcome(target, text string, err error) Result {
 	return reads(target, strings.Join(strings.Fields(text), " "))
 }
 
-// pageEnd is what the program prints behind each page.
-const pageEnd = "\f"
+// pageBreak is what the program prints between two pages; older releases print one behind the last page, too.
+const pageBreak = "\f"
 
-// inCompany reads pages in one process and returns their texts; fewer, be it none, where the process did not
+// texts are those of n pages in one output; nil where they cannot be told apart for sure.
+func (t *Tesseract) texts(out string, n int) []string {
+	texts := strings.Split(out, pageBreak)
+	blank := strings.TrimSpace(texts[len(texts)-1]) == ""
+	switch {
+	case len(texts) == n+1 && blank:
+		return texts[:n]
+	case len(texts) == n && !blank:
+		t.newer.Store(true)
+		return texts
+	case len(texts) == n && t.newer.Load():
+		return texts
+	}
+	return nil // or a page is missing, if this is an older release
+}
+
+// inCompany reads pages in one process and returns their texts; none where the process did not
 // read all of them to the end.
 func (t *Tesseract) inCompany(ctx context.Context, pages []page, which []int) []string {
 	if len(which) < 2 {
@@ -100,19 +115,21 @@ func (t *Tesseract) inCompany(ctx context.Context, pages []page, which []int) []
 	}
 	defer release()
 	text, _, err := t.run(ctx, nil, append([]string{names}, pages[which[0]].options...)...)
-	texts := strings.Split(text, pageEnd)
-	if err != nil || len(texts) != len(which)+1 {
-		return nil // which of them it was cannot be told: it skips what it cannot open
+	if err != nil {
+		return nil
 	}
-	return slices.Delete(texts, len(which), len(texts))
+	return t.texts(text, len(which))
 }
+
+// encoder does not compress: the pages are read at once, on this machine.
+var encoder = png.Encoder{CompressionLevel: png.NoCompression}
 
 func writePNG(path string, p page) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	if err := png.Encode(f, p.image); err != nil {
+	if err := encoder.Encode(f, p.image); err != nil {
 		f.Close()
 		return err
 	}

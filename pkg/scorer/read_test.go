@@ -8,6 +8,7 @@ import (
 	"image/draw"
 	"image/png"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -259,16 +260,30 @@ func TestOCR_NothingToRead(t *testing.T) {
 	}
 }
 
-// What is read in company is what is read alone.
+// What is read in company is what is read alone, and in fewer processes.
 func TestOCR_InCompany(t *testing.T) {
-	o := ocr(t)
+	ocr(t)
+	real, err := exec.LookPath("tesseract")
+	if err != nil {
+		t.Skip(err)
+	}
+	count := filepath.Join(t.TempDir(), "count")
+	o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, "echo >> "+count+"\nexec "+real+` "$@"`)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var in []scorer.Input
 	for _, s := range signs(t, "clean", 1)[:6] {
 		in = append(in, scorer.Input{Image: s.img, GroundTruth: s.text})
 	}
 	in = append(in, scorer.Input{Image: flat(128, 64, color.White), GroundTruth: "O"}, scorer.Input{Image: in[0].Image}, in[1])
 	in[len(in)-1].Params = map[string]string{"whitelist": "0123456789"}
-	for i, r := range o.ScoreBatch(t.Context(), in) {
+	got := o.ScoreBatch(t.Context(), in)
+	// Seven lines share a process; that with a whitelist has its own.
+	if data, err := os.ReadFile(count); err != nil || len(data) != 2 {
+		t.Errorf("%d processes, want 2; %v", len(data), err)
+	}
+	for i, r := range got {
 		alone := o.ScoreDetail(t.Context(), in[i])
 		if r.Value != alone.Value || r.Detail != alone.Detail || (r.Err == nil) != (alone.Err == nil) || r.Err == nil && *r.Exact != *alone.Exact {
 			t.Errorf("image %d: %+v in company, %+v alone", i, r, alone)
@@ -284,7 +299,9 @@ func TestOCR_Processes(t *testing.T) {
 		name, list string
 		processes  int
 	}{
-		{"all", `printf 'A\n\fB\n\fAC\n\f'`, 1},
+		{"all", `printf 'A\n\fB\n\fAC\n'`, 1},
+		{"all, of an older release", `printf 'A\n\fB\n\fAC\n\f'`, 1},
+		{"one too many", `printf 'A\n\fB\n\fAC\n\fA\n'`, 4},
 		{"too few", `printf 'A\n\fB\n\f'`, 4},
 		{"crash", `exit 3`, 4},
 	} {
@@ -305,6 +322,23 @@ func TestOCR_Processes(t *testing.T) {
 				t.Errorf("%d processes for 3 images, want %d; %v", len(data), c.processes, err)
 			}
 		})
+	}
+}
+
+// A release that prints nothing behind the last page is known by it, and then an empty last page is one.
+func TestOCR_EmptyLastPage(t *testing.T) {
+	seen := filepath.Join(t.TempDir(), "seen")
+	list := "if [ -e " + seen + " ]; then printf 'A\n\f'; else touch " + seen + "; printf 'A\n\fB\n'; fi"
+	o, err := scorer.NewOCR(scorer.OCRConfig{Path: program(t, `case "$1" in stdin) cat > /dev/null; echo alone;; *) `+list+";; esac")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	img := signs(t, "clean", 1)[0].img
+	in := []scorer.Input{{Image: img, GroundTruth: "A"}, {Image: img, GroundTruth: "B"}}
+	for _, want := range []string{"B", ""} {
+		if got := o.ScoreBatch(t.Context(), in); got[0].Detail != "A" || got[1].Detail != want || got[1].Err != nil {
+			t.Errorf("%+v, want A and %q", got, want)
+		}
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package scorer holds the reward functions: an image and what was asked for in, a
+// Package scorer holds the reward functions: an image or a text and what was asked for in, a
 // number out. The reward service fetches images and publishes; functions that need a
 // network or a file of weights are in the folders below.
 package scorer
@@ -14,12 +14,14 @@ import (
 
 // Input is what a scorer may look at.
 type Input struct {
-	// Image is the decoded sample. Pixels that are not opaque count as blended over
+	// Image is the decoded sample; nil of a text. Pixels that are not opaque count as blended over
 	// black.
 	Image *image.NRGBA
-	// Prompt is the text the image was made for.
+	// Text is the sample of a language model; nil of an image.
+	Text *Text
+	// Prompt is the text the image was made for, or the last message that was answered.
 	Prompt string
-	// GroundTruth is what the image is compared with, where a scorer compares.
+	// GroundTruth is what the sample is compared with, where a scorer compares.
 	GroundTruth string
 	// Params are options of the scorer; one it does not know is an error.
 	Params map[string]string
@@ -97,10 +99,13 @@ func New(name string) (Scorer, error) {
 	case Synthetic:
 		return synthetic{}, nil
 	}
+	if s := newOfText(name); s != nil {
+		return s, nil
+	}
 	if _, _, err := find(name); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("scorer %q does not rate images one by one here", name)
+	return nil, fmt.Errorf("scorer %q does not rate samples one by one here", name)
 }
 
 // NewGroup returns the group scorer of a name; nil for the name of anything else.

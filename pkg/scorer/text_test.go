@@ -73,6 +73,11 @@ func TestTextReward_Python(t *testing.T) {
 		i, _ := slices.BinarySearchFunc(rs, r, func(b [2]rune, r rune) int { return cmp.Compare(b[1], r) })
 		return i < len(rs) && rs[i][0] <= r
 	}
+	frames := []struct{ text, plain, final [2]string }{ // what stands around a character; Σ ends a word, or does not
+		{[2]string{"", "Σ"}, [2]string{"", "σ"}, [2]string{"", "ς"}},
+		{[2]string{"A", "Σ"}, [2]string{"a", "σ"}, [2]string{"a", "ς"}},
+		{[2]string{"AΣ", ""}, [2]string{"aσ", ""}, [2]string{"aς", ""}},
+	}
 	for r := range rune(unicode.MaxRune + 1) {
 		if r >= 0xd800 && r < 0xe000 || within(file.Unassigned, r) {
 			continue
@@ -83,13 +88,12 @@ func TestTextReward_Python(t *testing.T) {
 			plain = c
 		}
 		same(t, "character", "7"+c+"7", "7"+plain+"7")
-		for i, frame := range [][2]string{{"", "Σ"}, {"A", "Σ"}, {"AΣ", ""}} {
-			sigma := "σ"
+		for i, frame := range frames {
 			if within(file.Final[i], r) {
-				sigma = "ς"
+				frame.plain = frame.final
 			}
 			if r != 'Σ' {
-				same(t, "sigma", frame[0]+c+frame[1], strings.NewReplacer("A", "a", "Σ", sigma).Replace(frame[0])+plain+strings.Replace(frame[1], "Σ", sigma, 1))
+				same(t, "sigma", frame.text[0]+c+frame.text[1], frame.plain[0]+plain+frame.plain[1])
 			}
 		}
 	}
@@ -150,7 +154,7 @@ func TestSplitName(t *testing.T) {
 		}
 	}
 	for name, fault := range map[string]string{
-		"":          "must be one of diversity, external, external:NAME, glyph, http:NAME, jpeg_compressibility, jpeg_incompressibility, nats:NAME, ocr, onnx:NAME, synthetic",
+		"":          "must be one of confidence, diversity, entropy_mean, exact_match, external, external:NAME, glyph, http:NAME, jpeg_compressibility, jpeg_incompressibility, max_prob_mean, nats:NAME, numeric_match, ocr, onnx:NAME, synthetic, topk_mass, turns",
 		"beauty":    `"beauty"; must be one of`,
 		"ocr:x":     "ocr has no instances",
 		"http":      "must be http:NAME",

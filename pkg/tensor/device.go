@@ -25,7 +25,7 @@ type Device interface {
 
 	// Weight puts projections of one input on the device, stacked: each is [n_i, K]. It
 	// keeps their element type where the device computes with it. An error of this and the next
-	// four is one of the device, such as its memory being full.
+	// five is one of the device, such as its memory being full.
 	Weight(parts ...Array) (Weight, error)
 	// Read writes a weight back to dst [N, K], for those that derive others from it.
 	Read(dst []float32, w Weight) error
@@ -35,6 +35,9 @@ type Device interface {
 	Vector(a Array) (Vector, error)
 	// Table puts a matrix [rows, cols] on the device, to Gather from.
 	Table(a Array) (Matrix, error)
+	// Cache is memory for factors that outlives sessions, zeros at first: sessions Scatter to
+	// it, and attentions read it. Passes at the same time must not write what others use.
+	Cache(rows, cols int) (Matrix, error)
 
 	// WorkingBytes is the memory that idle sessions hold beside the weights.
 	WorkingBytes() int
@@ -55,6 +58,14 @@ type Limited interface {
 	// Room is how many bytes weights and sessions can still take, and the size of an element
 	// of weights of projections, tables and factors: 4, or 2 in bf16.
 	Room() (bytes, factorBytes int, err error)
+}
+
+// Narrow is a device that can keep weights in a smaller type than it computes in. Products have
+// the bits that they have otherwise: it pays for passes of few rows, which take as long as weights
+// are read.
+type Narrow interface {
+	// NarrowWeight is Weight of parts that stay in the type of their file where that can be.
+	NarrowWeight(parts ...Array) (Weight, error)
 }
 
 // Usage is where the memory of a device is, in bytes, and how long it worked.
@@ -105,6 +116,9 @@ type Session interface {
 	// CopyIn writes src, dense and row-major, to dst; CopyOut the other way.
 	CopyIn(dst Matrix, src []float32)
 	CopyOut(dst []float32, src Matrix)
+	// CopyOutLater is CopyOut of what src is now, for what the pass does not read: dst may have it
+	// only when Run returns, without an error. Other sessions can go on meanwhile.
+	CopyOutLater(dst []float32, src Matrix)
 
 	// Linear computes dst [M, N] = x [M, K] w^T with an epilogue. dst must not overlap x;
 	// the residual may be dst itself.
@@ -132,6 +146,8 @@ type Session interface {
 	SiLUMul(dst, x, y Matrix)
 	// Gather copies rows ids of a table.
 	Gather(dst, table Matrix, ids []int32)
+	// Scatter copies row i of x to row rows[i] of dst; no two rows are the same.
+	Scatter(dst, x Matrix, rows []int32)
 	// Conv2D convolves with zeros around x.
 	Conv2D(dst, x Image, w Kernel, c Conv, e Epilogue)
 	// Upsample2 doubles height and width, each pixel four times.
@@ -182,6 +198,11 @@ type Attention struct {
 	// sequence may lie apart, such as text and image rows of a joint sequence. nil is
 	// one sequence of all rows.
 	Sequences [][]int32
+
+	// Keys, with Sequences, lists the rows of k and v that each sequence sees, in order, where
+	// they are not those of its queries: a cache, whose rows are those of k, Lk of them seen. Several
+	// sequences may see a row.
+	Keys [][]int32
 }
 
 // Conv is how a convolution moves: Stride in both directions (0 means 1) and rows and

@@ -31,6 +31,8 @@ var channels = []channel{
 	{"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests, "one sample to be made, fully resolved", "intake", []string{"sampler"}},
 	{"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps, "one denoising step as it happens", "sampler", []string{"client"}},
 	{"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps, "a part of a step's tensors that were too large for one message", "sampler", []string{"client"}},
+	{"tokens", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}", schemas.TypeTokens, schemas.StreamSteps, "tokens of a text as they are made, or given", "sampler", []string{"client"}},
+	{"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}.{part}", "", schemas.StreamSteps, "a part of logits that were too large for one message", "sampler", []string{"client"}},
 	{"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}", schemas.TypeTrajectory, schemas.StreamTrajectories, "the authority on one sample", "sampler", []string{"reward", "client"}},
 	{"verdict", schemas.Prefix + "verdict.{run}.{uid}.{sample}.{name}", schemas.TypeVerdict, schemas.StreamVerdicts, "a reward from outside of one sample", "client", []string{"reward"}},
 	{"reward", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, schemas.StreamRewards, "the score of one sample", "reward", []string{"advantage", "client"}},
@@ -45,6 +47,8 @@ var channels = []channel{
 	{"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead, "input that was refused, and why", "any service", []string{"client"}},
 	{"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "", "one sample for a worker of the reward function nats:NAME, queue group NAME", "reward", []string{"scoring worker"}},
 	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none", "scoring worker", []string{"reward"}},
+	{"interact", schemas.Prefix + "interact.{name}", schemas.TypeInteractRequest, "", "one answer of a model for a worker of the interaction, queue group NAME", "sampler", []string{"interaction worker"}},
+	{"interact_reply", "", schemas.TypeInteractReply, "", "what the interaction says to the answer, or why it says nothing", "interaction worker", []string{"sampler"}},
 	{"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake", []string{"client"}},
 	{"control_receipt", "", schemas.TypeControlReceipt, "", "intake's answer to a control that asked for one", "intake", []string{"client"}},
 }
@@ -56,6 +60,7 @@ var parameters = map[string]string{
 	"sample":  "sample_index, decimal",
 	"attempt": "token of one attempt at the sample, unique per delivery and sampler",
 	"step":    "step_index, decimal",
+	"n":       "place of the event among those of the sample, decimal",
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
 	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
@@ -259,6 +264,11 @@ func operations(c channel) []entry[operation] {
 			o.Reply = &reply{
 				Address: replyAddress{Description: "the reply subject of the NATS request"},
 				Channel: reference{"#/channels/score_reply"},
+			}
+		case c.event == schemas.TypeInteractRequest:
+			o.Reply = &reply{
+				Address: replyAddress{Description: "the reply subject of the NATS request"},
+				Channel: reference{"#/channels/interact_reply"},
 			}
 		}
 		return entry[operation]{strings.ReplaceAll(service, " ", "-") + "-" + action + "-" + c.name, o}

@@ -41,7 +41,7 @@ func readme(path string, c *Comments) ([]byte, error) {
 	}
 	text := string(data)
 	for _, t := range []reflect.Type{
-		reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.SDEWindow](),
+		reflect.TypeFor[schemas.Prompt](), reflect.TypeFor[schemas.Text](), reflect.TypeFor[schemas.Logits](), reflect.TypeFor[schemas.Interaction](), reflect.TypeFor[schemas.Rollout](), reflect.TypeFor[schemas.SDEWindow](),
 		reflect.TypeFor[schemas.Start](), reflect.TypeFor[schemas.Data](), reflect.TypeFor[schemas.Stop](), reflect.TypeFor[schemas.Tree](), reflect.TypeFor[schemas.BranchPoint](), reflect.TypeFor[schemas.Prune](),
 		reflect.TypeFor[schemas.ScheduledSampling](), reflect.TypeFor[schemas.ProbabilityRamp](), reflect.TypeFor[schemas.ReflexFlow](), reflect.TypeFor[schemas.RewardSpec](), reflect.TypeFor[schemas.AdvantageSpec](),
 		reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.BatchSpec](),

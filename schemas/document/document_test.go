@@ -150,8 +150,10 @@ func TestChannels(t *testing.T) {
 		"request":    schemas.RequestSubject("r", "l", "u", 1),
 		"step":       schemas.StepSubject("r", "u", 1, "a", 2),
 		"part":       schemas.PartSubject(schemas.StepSubject("r", "u", 1, "a", 2), 3),
+		"tokens":     schemas.TokensSubject("r", "u", 1, "a", 2),
 		"trajectory": schemas.TrajectorySubject("r", "u", 1),
 		"score":      schemas.ScoreSubject("pickscore"),
+		"interact":   schemas.InteractSubject("tutor"),
 		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
 		"reward":     schemas.RewardSubject("r", "b", "u", 1),
 		"advantage":  schemas.AdvantageSubject("r", "u"),
@@ -163,6 +165,7 @@ func TestChannels(t *testing.T) {
 		"applied":    schemas.AppliedSubject("l", "i"),
 		"parked":     schemas.ParkedSubject("r", "l", "u", 1),
 
+		"tokens_part":  schemas.PartSubject(schemas.TokensSubject("r", "u", 1, "a", 2), 3),
 		"held_control": schemas.BucketSubject(schemas.ControlBucket, schemas.ControlKey("r", "")),
 	}
 	streams := map[string]schemas.StreamSpec{}

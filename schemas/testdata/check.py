@@ -28,8 +28,8 @@ def decode(data):
     return value
 
 
-def read(b, i):
-    """The value at b[i] and where it ends."""
+def read(b, i, bins=None):
+    """The value at b[i] and where it ends. Where byte strings begin and end is added to bins."""
     c = b[i]
     i += 1
 
@@ -45,7 +45,7 @@ def read(b, i):
     def items(n, i):
         out = []
         for _ in range(n):
-            v, i = read(b, i)
+            v, i = read(b, i, bins)
             out.append(v)
         return out, i
 
@@ -80,6 +80,8 @@ def read(b, i):
         raise ValueError(f"code {c:#x} is not in the contract")
     n, i = big(lengths[c])
     if c <= 0xC6:
+        if bins is not None:
+            bins.append((i, i + n))
         return raw(n, i)
     if c <= 0xDB:
         s, i = raw(n, i)
@@ -140,7 +142,28 @@ class Digest:
         return self.h.hexdigest()
 
 
+def text_schedule_digest(t):
+    d = Digest("meander text schedule 1")
+    d.integer(t["max_new_tokens"])
+    d.double(t["temperature"])
+    d.integer(t["top_k"])
+    d.double(t["top_p"])
+    d.double(t["min_p"])
+    d.list(t["stop"], d.text)
+    d.list(t["stop_token_ids"], d.integer)
+    d.integer(t["vocabulary"])
+    if "interaction" in t:
+        i = t["interaction"]
+        d.text("interaction")
+        d.text(i["name"])
+        d.integer(i["max_turns"])
+        d.list(sorted(i.get("params", {}).items()), lambda p: (d.text(p[0]), d.text(p[1])))
+    return d.hex()
+
+
 def schedule_digest(e):
+    if "text" in e:
+        return text_schedule_digest(e["text"])
     d = Digest("meander schedule 1")
     d.list(e["sigmas"], d.single)
     d.list(e["transitions"], d.text)
@@ -181,6 +204,35 @@ def step_digest(e):
             d.double(r[field])
         d.text(r["sampler"])
         d.integer(r["order"])
+    return d.hex()
+
+
+def tokens_digest(e):
+    d = Digest("meander tokens 1")
+    d.text(e["uid"])
+    for field in ("sample_index", "n", "turn", "position", "turn_position"):
+        d.integer(e[field])
+    d.integer(int(e["generated"]))
+    d.list(e["ids"], d.integer)
+    for field in ("log_probs", "processed_log_probs", "log_sum_exps", "entropies", "top_log_probs"):
+        d.list(e[field], d.single)
+    if "engine" in e:
+        d.text("engine")
+        d.text(e["engine"])
+    d.text(e["logits_kind"])
+    if "logits" in e:
+        logits = e["logits"]
+        d.text("logits")
+        d.text(logits["form"])
+        if "ids" in logits:
+            d.tensor(logits["ids"])
+        d.tensor(logits["values"])
+        d.integer(logits["masked"])
+    d.integer(e["vocabulary"])
+    d.text(e.get("finish_reason", ""))
+    d.integer(e["policy_version"])
+    d.text(e["weights_digest"])
+    d.text(e["schedule_digest"])
     return d.hex()
 
 
@@ -227,6 +279,16 @@ def advantage_digest(e):
     return d.hex()
 
 
+def payload_digest(data):
+    """Over an event's bytes, each byte string's own digest in the place of its content."""
+    bins = []
+    read(data, 0, bins)
+    folded, at = b"", 0
+    for start, end in bins:
+        folded, at = folded + data[at:start] + hashlib.sha256(data[start:end]).digest(), end
+    return hashlib.sha256(folded + data[at:]).hexdigest()
+
+
 def main():
     faults = []
     files = sorted((HERE / "golden").glob("*.msgpack"))
@@ -242,9 +304,11 @@ def main():
             kind = name.split("-")[0]
             if kind == "request" and schedule_digest(event) != event["schedule_digest"]:
                 faults.append(f"{name}: schedule_digest differs")
-            compute = {"step": step_digest, "advantage": advantage_digest}.get(kind)
+            compute = {"step": step_digest, "tokens": tokens_digest, "advantage": advantage_digest}.get(kind)
             if compute and compute(event) != digests[name]:
                 faults.append(f"{name}: content digest differs")
+            if kind == "step" and payload_digest(file.read_bytes()) != digests[f"{name} payload"]:
+                faults.append(f"{name}: payload digest differs")
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, struct.error) as e:
             faults.append(f"{name}: {type(e).__name__}: {e}")
     if len(files) < 20:

@@ -36,6 +36,14 @@ COS = [float.fromhex(h) for h in (
     "0x1.ae7f3e733b81fp-45", "-0x1.93974a8c07c9dp-37", "0x1.1eed8eff8d898p-29", "-0x1.27e4fb7789f5cp-22",
     "0x1.a01a01a01a01ap-16", "-0x1.6c16c16c16c17p-10", "0x1.5555555555555p-5", "-0x1.0000000000000p-1")]
 
+# 1/14!, 1/13!, .. 1/2!, 1, 1
+EXP = [float.fromhex(h) for h in (
+    "0x1.93974a8c07c9dp-37", "0x1.6124613a86d09p-33", "0x1.1eed8eff8d898p-29", "0x1.ae64567f544e4p-26",
+    "0x1.27e4fb7789f5cp-22", "0x1.71de3a556c734p-19", "0x1.a01a01a01a01ap-16", "0x1.a01a01a01a01ap-13",
+    "0x1.6c16c16c16c17p-10", "0x1.1111111111111p-7", "0x1.5555555555555p-5", "0x1.5555555555555p-3",
+    "0x1p-1", "0x1p+0", "0x1p+0")]
+LN2_HI, LN2_LO = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
+
 # Known answers published with Random123 (kat_vectors, philox4x32 10).
 KNOWN = [
     ([0, 0, 0, 0], [0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
@@ -75,6 +83,12 @@ def ln(x):
     z = s * s
     t = s + s
     return float(e) * LN2 + (t + t * (z * horner(LN, z)))
+
+
+def exp(x):
+    k = math.floor(x / LN2 + 0.5)
+    r = (x - k * LN2_HI) - k * LN2_LO
+    return math.ldexp(horner(EXP, r), k)
 
 
 def float32(x):
@@ -194,6 +208,71 @@ def drawn_timestep(seed, step, index, n):
     return (w[1] << 32 | w[0]) * n >> 64
 
 
+def token(logits, temperature, top_k, top_p, min_p, seed, position):
+    """The token at a position of a sequence, and what is recorded of it."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    top = logits[order[0]]
+
+    def weights(t):
+        xs = [(z - top) / t for z in logits]
+        return [exp(x) if x > -700.0 else 0.0 for x in xs]
+
+    def total(ids):
+        t = 0.0
+        for i in sorted(ids):
+            t += w[i]
+        return t
+
+    w = weights(1.0)
+    raw = total(range(len(logits)))
+    lse = top + ln(raw)
+    mean = 0.0
+    for e, z in zip(w, logits):
+        if e > 0:
+            mean += e * (z - top)
+    entropy = ln(raw) - mean / raw
+    t, kept = 1.0, [i for i in order if logits[i] > -math.inf]
+    if temperature == 0:
+        kept = order[:1]
+    else:
+        t = temperature
+        w = weights(t)
+        if top_k > 0:
+            kept = kept[:top_k]
+        limit = math.inf
+        if 0 < top_p < 1:
+            if top_k > 0 and len(kept) == top_k:
+                left = 0.0
+                for i in kept:
+                    left += w[i]
+            else:
+                left = total(range(len(logits)))
+            limit = top_p * left
+        mass, n = 0.0, 0
+        while n < len(kept) and (n == 0 or (mass < limit and w[kept[n]] >= min_p)):
+            mass += w[kept[n]]
+            n += 1
+        kept = kept[:n]
+    kept.sort()
+    mass = total(kept)
+    if temperature == 0:
+        drawn = kept[0]
+    else:
+        words = philox([0, position, 3, 0], key_of(seed))
+        target = float((words[1] << 32 | words[0]) >> 11) * 2.0**-53 * mass
+        cumulated, drawn = 0.0, kept[0]
+        for i in kept:
+            if w[i] == 0:
+                continue
+            drawn = i
+            cumulated += w[i]
+            if cumulated > target:
+                break
+    z = logits[drawn]
+    numbers = {"logprob": z - lse, "lse": lse, "entropy": entropy, "processed": (z - top) / t - ln(mass), "processed_lse": top / t + ln(mass)}
+    return {"token": drawn, "kept": kept, **{k: float32(v).hex() for k, v in numbers.items()}}
+
+
 def hex32(words):
     return ["0x%08x" % w for w in words]
 
@@ -273,6 +352,22 @@ def build():
                       "probability": chance.hex(), "drawn_timesteps": drawn, "given_timesteps": [float(t).hex() for t in given],
                       "samples": [scheduled(seed, step, i, t, n, m, strategy, chance) for i, t in enumerate(given)]})
 
+    tokens = []
+    for i, (count, temperature, top_k, top_p, min_p) in enumerate((
+            (4, 1.0, 0, 1.0, 0.0), (4, 0.5, 0, 1.0, 0.0), (4, 0.0, 0, 1.0, 0.0), (40, 1.0, 0, 0.9, 0.0), (40, 0.7, 5, 1.0, 0.0),
+            (40, 1.3, 20, 0.8, 0.0), (40, 1.0, 0, 1.0, 0.1), (40, 2.0, 7, 0.95, 0.02), (90, 1.0, 0, 0.999, 0.0), (90, 0.001, 0, 1.0, 0.0),
+            (90, 1000.0, 1, 0.5, 0.0), (40, 1.0, 0, 1e-9, 0.0), (40, 1.0, 39, 0.99, 0.0))):
+        logits = [float32(3.0 * v) for v in normal(i, 0, 0, count)]
+        if i % 2:
+            logits[3] = logits[1]  # a tie
+        if i % 3 == 2:
+            logits[0] = -math.inf  # a mask
+        draws = [{"seed": str(seed), "position": position, **token(logits, temperature, top_k, top_p, min_p, seed, position)}
+                 for seed, position in ((42, 0), (42, 1), ((1 << 64) - 1, 4294967295))]
+        kept = [d.pop("kept") for d in draws][0]
+        tokens.append({"logits": " ".join(z.hex() for z in logits), "temperature": temperature.hex(), "top_k": top_k, "top_p": top_p.hex(),
+                       "min_p": min_p.hex(), "kept": len(kept), "draws": draws})
+
     return {
         "about": "Vectors of noise.md, written by noise_check.py --write. Numbers of 64 bits are decimal strings, "
                  "floats are hexadecimal; the first three philox cases are Random123's published known answers.",
@@ -284,6 +379,7 @@ def build():
         "tree": trees,
         "window": windows,
         "scheduled": plans,
+        "token": tokens,
     }
 
 

@@ -295,6 +295,9 @@ func (w *worker) close(ctx context.Context, g *group) error {
 	if g.sent {
 		return nil
 	}
+	if err := w.date(ctx, g); err != nil {
+		return err
+	}
 	a := g.outline()
 	if counts(a) {
 		w.estimate([]*group{g}, []*schemas.Advantage{a})
@@ -303,6 +306,20 @@ func (w *worker) close(ctx context.Context, g *group) error {
 		return w.send(ctx, g, a)
 	}
 	return w.drop(ctx, g, a, g.overdue())
+}
+
+// date notes which version the group's lane had when its last sample was scored, where that counts. A pass over
+// stored trajectories is none of the samplers' doing.
+func (w *worker) date(ctx context.Context, g *group) (err error) {
+	if policyOf(g.spec).MaxPolicyLag == nil || g.spec.SourceRun != "" || len(g.samples) == 0 {
+		return nil
+	}
+	last := int64(0)
+	for i := range g.samples {
+		last = max(last, g.samples[i].stored)
+	}
+	g.served, err = w.bus.PolicyVersionAt(ctx, g.lane, time.Unix(0, last))
+	return err
 }
 
 // overdue says whether the deadline of the group's prompt has passed: a fresh group would

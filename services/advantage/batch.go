@@ -135,6 +135,9 @@ func (w *worker) decide(ctx context.Context, b *batch, g *group, last bool) erro
 	}
 	a := g.verdict
 	if a == nil {
+		if err := w.date(ctx, g); err != nil {
+			return err
+		}
 		a = g.outline()
 		if counts(a) && !g.batchWide() {
 			w.estimate([]*group{g}, []*schemas.Advantage{a})

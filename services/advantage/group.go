@@ -25,6 +25,10 @@ type group struct {
 	// spec is that of its record, which counts, whatever a reward says.
 	spec    *schemas.Group
 	samples []sample // by index
+	// lane is where its samples are made, served the version that it had when the last was scored, where
+	// the prompt asks for that.
+	lane   schemas.Lane
+	served int64
 	// opening is the message of its record; nil while only rewards of it were delivered.
 	opening *bus.Message
 	// opened is when its record was stored, deadline when it closes, and due the moment that
@@ -52,6 +56,7 @@ type sample struct {
 	scores               []float64
 	reads, exact         uint64 // of scores, by bit: of a reader; it read the target exactly
 	trainedSteps         int64
+	tokens               *int64 // that a text generated; nil of an image
 	schedule             string
 	policyMin, policyMax int64
 	at                   int64 // when it was scored
@@ -65,7 +70,7 @@ type sample struct {
 func newGroup(r *schemas.Opening, opened time.Time) *group {
 	spec := r.Group
 	g := &group{
-		run: r.Run, uid: r.UID, size: r.GroupSize, refused: r.Error, spec: &spec, opened: opened,
+		run: r.Run, uid: r.UID, size: r.GroupSize, refused: r.Error, spec: &spec, lane: r.Lane, opened: opened,
 		samples: make([]sample, 0, min(r.GroupSize, 32)),
 	}
 	if r.Cancelled {
@@ -105,7 +110,7 @@ func (g *group) add(r *schemas.Reward, m *bus.Message, timeout time.Duration) {
 	s := sample{
 		index: r.SampleIndex, trajectorySeq: r.TrajectorySeq, scored: r.Reward != nil, trainedSteps: r.TrainedSteps, schedule: r.ScheduleDigest,
 		policyMin: r.PolicyVersionMin, policyMax: r.PolicyVersionMax, at: r.Scored,
-		started: r.SampleStarted, finished: r.SampleFinished, message: m,
+		started: r.SampleStarted, finished: r.SampleFinished, message: m, tokens: r.Tokens,
 	}
 	if len(g.samples) > 0 && s.schedule == g.samples[0].schedule {
 		s.schedule = g.samples[0].schedule // one string for all

@@ -90,7 +90,7 @@ func TestGroup_Status(t *testing.T) {
 		{"one failed", []*schemas.Reward{rewardOf(0, 2, new(1.0)), rewardOf(1, 2, nil)}, schemas.StatusPartial, []string{"scored", "failed"}},
 		{"one missing", []*schemas.Reward{rewardOf(1, 2, new(1.0))}, schemas.StatusPartial, []string{"missing", "scored"}},
 		{"none scored", []*schemas.Reward{rewardOf(0, 2, nil), rewardOf(1, 2, nil)}, schemas.StatusFailed, []string{"failed", "failed"}},
-		{"two schedules", []*schemas.Reward{rewardOf(0, 2, new(1.0)), other}, schemas.StatusStale, []string{"scored", "scored"}},
+		{"two schedules", []*schemas.Reward{rewardOf(0, 2, new(1.0)), other}, schemas.StatusMixed, []string{"scored", "scored"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := closeGroup(t, c.rewards)
@@ -101,7 +101,7 @@ func TestGroup_Status(t *testing.T) {
 				if m.SampleIndex != int64(i) || m.Status != c.members[i] {
 					t.Errorf("member %d: sample %d %s, want %s", i, m.SampleIndex, m.Status, c.members[i])
 				}
-				if (m.Advantage != nil) != (m.Status == "scored" && c.want != schemas.StatusStale) {
+				if (m.Advantage != nil) != (m.Status == "scored" && c.want != schemas.StatusMixed) {
 					t.Errorf("member %d (%s): advantage %v", i, m.Status, m.Advantage)
 				}
 			}

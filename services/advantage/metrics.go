@@ -128,8 +128,12 @@ func (g *group) stats(a *schemas.Advantage) []estimator.SampleStats {
 		}
 		x := estimator.SampleStats{
 			UID: string(g.uid), Reward: *m.Reward, Advantage: m.Advantage, StepAdvantages: m.StepAdvantages, PolicyMin: s.policyMin, PolicyMax: s.policyMax,
-			Returns:         cfg.Returns(*m.Reward),
+			Returns:         cfg.Returns(*m.Reward, cfg.Columns),
 			GenerateSeconds: -1, ScoreSeconds: float64(s.scoreNS) / 1e9,
+		}
+		if s.tokens != nil {
+			x.Steps = s.steps()
+			x.Returns = cfg.Returns(*m.Reward, max(1, len(m.StepAdvantages)))
 		}
 		if s.finished > 0 {
 			x.GenerateSeconds = float64(s.finished-s.started) / 1e9

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/nats-io/nats.go"
@@ -21,7 +22,7 @@ import (
 func (w *worker) refill(ctx context.Context, g *group, a *schemas.Advantage, tooLate bool) error {
 	policy := policyOf(g.spec)
 	wanted := a.Status == schemas.StatusFiltered && policy.ZeroStd == schemas.GroupRefill ||
-		(a.Status == schemas.StatusFailed || a.Status == schemas.StatusStale) && policy.Failed == schemas.GroupRefill
+		slices.Contains([]string{schemas.StatusFailed, schemas.StatusMixed, schemas.StatusStale}, a.Status) && policy.Failed == schemas.GroupRefill
 	if !wanted || g.spec.SourceRun != "" {
 		return nil
 	}

@@ -74,6 +74,7 @@ func (g *group) outline() *schemas.Advantage {
 				a.Opened = s.at
 			}
 			a.Closed = max(a.Closed, s.at)
+			m.Tokens = s.tokens
 			if s.scored {
 				m.Status, m.Reward = schemas.StatusScored, new(s.reward)
 				scored = append(scored, s.reward)
@@ -104,13 +105,15 @@ func (g *group) outline() *schemas.Advantage {
 	case g.refused != "":
 		a.Status, a.Error = schemas.StatusRefused, g.refused
 	case a.Error != "":
-		a.Status = schemas.StatusStale
+		a.Status = schemas.StatusMixed
 	case len(scored) == 0:
 		a.Status, a.Error = schemas.StatusFailed, g.whyFailed(members)
 	case span > *policy.MaxPolicySpan:
-		a.Status = schemas.StatusStale
+		a.Status = schemas.StatusMixed
 		a.Error = fmt.Sprintf("policy versions %d to %d are a span of %d; max_policy_span is %d",
 			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
+	case policy.MaxPolicyLag != nil && g.served-a.PolicyVersionMin > *policy.MaxPolicyLag:
+		a.Status, a.Error = schemas.StatusStale, g.whyStale(a.PolicyVersionMin, *policy.MaxPolicyLag)
 	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validation && slices.Min(scored) == slices.Max(scored):
 		a.Status, a.Mean, a.Std = schemas.StatusFiltered, new(scored[0]), new(0.0)
 	case int64(len(scored)) < g.size:
@@ -119,6 +122,10 @@ func (g *group) outline() *schemas.Advantage {
 		a.Status = schemas.StatusComplete
 	}
 	return a
+}
+
+func (g *group) whyStale(oldest, lag int64) string {
+	return fmt.Sprintf("policy version %d is %d behind version %d, which lane %q served by then; max_policy_lag is %d", oldest, g.served-oldest, g.served, g.lane, lag)
 }
 
 func (g *group) whyFailed(members []*sample) string {
@@ -149,11 +156,12 @@ type scale struct {
 	name, std, basis, mode, singleton string
 	epsilon, clip, gamma              float64
 	columns                           int // where they matter
+	text                              bool
 	weights                           string
 }
 
-func scaleOf(c estimator.Config) scale {
-	s := scale{c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, fmt.Sprint(c.Weights)}
+func scaleOf(c estimator.Config, text bool) scale {
+	s := scale{c.Name, c.Std, c.StdBasis, c.Mode, c.Singleton, c.Epsilon, c.AdvClipMax, c.Gamma, 0, text, fmt.Sprint(c.Weights)}
 	if c.StdBasis == estimator.BasisExpanded || c.Gamma != 1 {
 		s.columns = c.Columns
 	}
@@ -174,7 +182,7 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 	alike := map[scale][]int{}
 	for i, g := range groups {
 		if counts(outlines[i]) {
-			s := scaleOf(g.config())
+			s := scaleOf(g.config(), g.model().tokens != nil)
 			if alike[s] == nil {
 				order = append(order, s)
 			}
@@ -225,7 +233,7 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 				continue
 			}
 			m.Advantage = &r.Advantages[next]
-			if r.StepAdvantages != nil {
+			if r.StepAdvantages != nil && or(m.Tokens, 1) > 0 {
 				m.StepAdvantages = r.StepAdvantages[next]
 			}
 			next++
@@ -240,14 +248,22 @@ func (g *group) rewards() estimator.Rewards {
 		if s.scored {
 			r.Values = append(r.Values, s.reward)
 			r.Scores = append(r.Scores, s.scores)
-			r.Lengths = append(r.Lengths, int(max(s.trainedSteps, 1)))
+			r.Lengths = append(r.Lengths, s.steps())
 		}
 	}
 	if g.spec.Advantage.Estimator != estimator.GDPO {
 		r.Scores = nil
 	}
-	if g.spec.Advantage.Estimator != estimator.OPO {
+	if g.spec.Advantage.Estimator != estimator.OPO && g.model().tokens == nil {
 		r.Lengths = nil
 	}
 	return r
+}
+
+// steps are those that the sample is trained on: of a text the tokens that it generated. One without any counts as one.
+func (s *sample) steps() int {
+	if s.tokens != nil {
+		return int(max(*s.tokens, 1))
+	}
+	return int(max(s.trainedSteps, 1))
 }

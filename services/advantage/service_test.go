@@ -115,9 +115,9 @@ func made(run schemas.Run, uid schemas.UID, i, n int64, value float64, change fu
 }
 
 // Whatever the order in which rewards are stored, and with three in ten of them
-// delivered twice, the stored advantages of 2500 groups have the same bytes.
+// delivered twice, the stored advantages of 1000 groups have the same bytes.
 func TestService_OrderAndRedelivery(t *testing.T) {
-	const size, groups = 4, 2_500
+	const size, groups = 4, 1_000
 	rng := rand.New(rand.NewPCG(3, 4))
 	var rewards []*schemas.Reward
 	for g := range groups {
@@ -208,9 +208,51 @@ func counted(t testing.TB, r *prometheus.Registry, name, label string) float64 {
 	return 0
 }
 
+// version has the lane serve a version, after another.
+func (p *plane) version(t *testing.T, version int64, after *schemas.Policy) *schemas.Policy {
+	t.Helper()
+	next := &schemas.Policy{
+		Lane: "synthetic", Model: "synthetic", PolicyVersion: version, WeightsDigest: fmt.Sprint(version), Announced: 1,
+		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20,
+	}
+	if err := p.SetPolicy(t.Context(), next, after); err != nil {
+		t.Fatal(err)
+	}
+	return next
+}
+
+// What counts of a lane is the version that it had when the last sample was scored, by the server's clock: not one that
+// came since, whenever the group is closed.
+func TestService_StaleByThen(t *testing.T) {
+	p := newPlane(t)
+	lag := func(g *schemas.Group) {
+		g.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(3)), MaxPolicySpan: new(int64(9)), MaxPolicyLag: new(int64(1))}
+	}
+	put := func(uid schemas.UID, versions ...int64) {
+		for i, v := range versions {
+			r := made("r", uid, int64(i), 2, float64(i), lag)
+			r.PolicyVersionMin, r.PolicyVersionMax = v, v
+			p.put(t, r)
+		}
+	}
+	now := p.version(t, 4, nil)
+	put("young", 3, 4)
+	now = p.version(t, 5, now)
+	put("old", 3, 5)
+	p.version(t, 9, now)
+	p.serve(t, testConfig()) // long after
+	results := p.results(t, "r", 2)
+	for uid, want := range map[schemas.UID]string{"young": schemas.StatusComplete, "old": schemas.StatusStale} {
+		if a := advantageOf(t, results, "r", uid); a.Status != want {
+			t.Errorf("%s: %s %q, want %s", uid, a.Status, a.Error, want)
+		}
+	}
+}
+
 func TestService_States(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
+	p.version(t, 6, nil)
 	policy := func(change func(p *schemas.GroupPolicy)) func(g *schemas.Group) {
 		return func(g *schemas.Group) {
 			g.GroupPolicy = &schemas.GroupPolicy{ZeroStd: "keep", Failed: "keep", RefillRounds: new(int64(3)), MaxPolicySpan: new(int64(1))}
@@ -251,9 +293,11 @@ func TestService_States(t *testing.T) {
 		{pair("failed", missing, missing, nil), "failed", "no sample was scored", false},
 		{pair("kept", 1, 1, nil), "complete", "", true},
 		{pair("dropped", 1, 1, policy(func(p *schemas.GroupPolicy) { p.ZeroStd = "drop" })), "filtered", "", false},
-		{versions(pair("two-policies", 1, 2, nil), 4, 5), "stale", "policy versions 4 to 5 are a span of 2; max_policy_span is 1", false},
+		{versions(pair("two-policies", 1, 2, nil), 4, 5), "mixed", "policy versions 4 to 5 are a span of 2; max_policy_span is 1", false},
 		{versions(pair("two-allowed", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicySpan = new(int64(2)) })), 4, 5), "complete", "", true},
-		{mixed("two-schedules", nil), "stale", "different schedules", false},
+		{mixed("two-schedules", nil), "mixed", "different schedules", false},
+		{versions(pair("old", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicyLag = new(int64(1)) })), 4, 4), "stale", `policy version 4 is 2 behind version 6, which lane "synthetic" served by then; max_policy_lag is 1`, false},
+		{versions(pair("old-allowed", 1, 2, policy(func(p *schemas.GroupPolicy) { p.MaxPolicyLag = new(int64(2)) })), 4, 4), "complete", "", true},
 		{mixed("schedules-allowed", policy(func(p *schemas.GroupPolicy) { p.MixedSchedules = true })), "complete", "", true},
 		{pair("gdpo-lacks-a-score", 1, 2, gdpo), "failed", "score 1 of sample 0 is NaN", false},
 		{alone("one-in-all"), "failed", "one reward in all", false},

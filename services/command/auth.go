@@ -10,13 +10,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 func authCommand(a *app) *cobra.Command {
@@ -62,7 +62,7 @@ read, and nowhere else.`,
 			if err != nil {
 				return err
 			}
-			f := &authFolder{dir: dir}
+			f := &authFolder{dir: dir, Account: pipelineAccount}
 			if withTLS || len(hosts) > 0 {
 				if err := errors.Join(f.makeAuthority(), f.makeServer(hosts)); err != nil {
 					return err
@@ -147,6 +147,27 @@ What each role may do: meander auth show. One more user: meander auth add %s NAM
 	return err
 }
 
+// minCopyBytes is the least that the copies of a guest need.
+const minCopyBytes = 64 * boot.MiB
+
+// copying is what to do, after the server knows of a guest, so that his copies are made, or end.
+func (f *authFolder) copying(u authUser) string {
+	if len(u.Runs) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("and for a guest that is new to it once more; the copies that it reads begin and end, after that, with: meander streams setup --auth %s --nats-creds %s --nats URL; meander up does it itself\n", f.dir, f.credentials("admin"))
+}
+
+// setAccount gives a folder of an older kind the account that guests need, where it has some, and
+// says what that means for a server that has streams.
+func (f *authFolder) setAccount() (says string) {
+	if f.Account != "" || len(f.guests()) == 0 {
+		return ""
+	}
+	f.Account = pipelineAccount
+	return fmt.Sprintf("all others are in the account %[1]s of a NATS server now, because its default one gives guests nothing: where the server has streams, stop it,\nmove jetstream/$G in its store_dir to jetstream/%[1]s, and start it again. Streams of meander up stay where they are\n", f.Account)
+}
+
 // reload is what to do so that a server knows of a change.
 const reload = "a NATS server reads it with: nats-server --signal reload; meander up at its next start"
 
@@ -154,6 +175,7 @@ func authAddCommand(*app) *cobra.Command {
 	var u authUser
 	var role string
 	var runs []string
+	var copies boot.Bytes
 	c := &cobra.Command{
 		Use: "add DIR NAME", Short: "add a user, with credentials of its own",
 		Example: `  meander auth add auth alice --role viewer
@@ -164,6 +186,10 @@ func authAddCommand(*app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if copies != 0 && copies < minCopyBytes {
+				return usage(fmt.Errorf("--copy-bytes: %v; must be at least %v", copies, minCopyBytes))
+			}
+			u.CopyBytes = int64(copies)
 			u.Name, u.Role = given[1], bus.Role(role)
 			for _, run := range runs {
 				u.Runs = append(u.Runs, schemas.Run(run))
@@ -171,15 +197,17 @@ func authAddCommand(*app) *cobra.Command {
 			if err := f.add(u); err != nil {
 				return err
 			}
-			if err := f.write(); err != nil {
+			moves, err := f.setAccount(), f.write()
+			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the role %s, runs %s; %s\n", f.credentials(u.Name), u.Role, runsOf(u.Runs), reload)
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the role %s, runs %s; %s\n%s%s", f.credentials(u.Name), u.Role, runsOf(u.Runs), reload, f.copying(u), moves)
 			return err
 		},
 	}
 	c.Flags().StringVar(&role, "role", "", "what the user is for: "+strings.Join(roleNames(), ", "))
-	c.Flags().StringSliceVar(&runs, "run", nil, "limit a trainer or a viewer to runs of these names; not given: all")
+	c.Flags().StringSliceVar(&runs, "run", nil, "limit a trainer or a viewer to runs of these names, in an account of its own; not given: all")
+	c.Flags().TextVar(&copies, "copy-bytes", boot.Bytes(0), fmt.Sprintf("with --run: what the copies may take that the user reads; 0: %v", boot.Bytes(bus.DefaultCopyBytes)))
 	c.Flags().BoolVar(&u.Blobs, "blobs", false, "with --run: blobs too (large images, embeddings), which are of no run: those of others as well")
 	return c
 }
@@ -193,10 +221,15 @@ func authRemoveCommand(*app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			i := f.index(given[1])
+			var gone authUser
+			if i >= 0 {
+				gone = f.Users[i]
+			}
 			if err := errors.Join(f.remove(given[1]), f.write()); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s is let in no more; %s\n", given[1], reload)
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s is let in no more; %s\n%s", given[1], reload, f.copying(gone))
 			return err
 		},
 	}
@@ -219,7 +252,7 @@ func authListCommand(a *app) *cobra.Command {
 				}
 				return nil
 			}
-			t := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
+			t := newColumns(c.OutOrStdout())
 			fmt.Fprintln(t, "NAME\tROLE\tRUNS\tPUBLIC KEY")
 			for _, u := range f.Users {
 				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", u.Name, u.Role, runsOf(u.Runs), u.Key)
@@ -256,10 +289,15 @@ Credentials stay as they are.`,
 			case len(hosts) > 0:
 				err = errors.Join(f.makeAuthority(), f.makeServer(hosts))
 			}
+			moves := f.setAccount()
 			if err := errors.Join(err, f.write()); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(c.OutOrStdout(), "%s is up to date; %s\n", f.dir, reload)
+			text := ""
+			if guests := f.guests(); len(guests) > 0 {
+				text = f.copying(f.Users[f.index(guests[0].Name)])
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s is up to date; %s\n%s%s", f.dir, reload, text, moves)
 			return err
 		},
 	}

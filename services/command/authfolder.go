@@ -12,7 +12,6 @@ import (
 	"github.com/nats-io/nkeys"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -26,8 +25,11 @@ const (
 // authFolder is a folder that says who may do what: users with their roles and public keys. What
 // the roles may do is bus.Grants.
 type authFolder struct {
-	dir   string
-	Users []authUser `json:"users"`
+	dir string
+	// Account of a NATS server that all are in who are no guests; empty in folders of an older kind:
+	// the server's default account, from which nothing can be given to guests.
+	Account string     `json:"account,omitempty"`
+	Users   []authUser `json:"users"`
 }
 
 // authUser is one user of the server.
@@ -37,6 +39,8 @@ type authUser struct {
 	// Runs it is limited to; none: all. Blobs: it may fetch blobs all the same.
 	Runs  []schemas.Run `json:"runs,omitempty"`
 	Blobs bool          `json:"blobs,omitempty"`
+	// CopyBytes is what the copies may take that a guest reads; 0: bus.DefaultCopyBytes.
+	CopyBytes int64 `json:"copy_bytes,omitempty"`
 	// Key is the public one. The other is in the user's file, and nowhere else.
 	Key string `json:"key"`
 }
@@ -101,6 +105,9 @@ func (f *authFolder) add(u authUser) error {
 	}
 	if u.Blobs && len(u.Runs) == 0 {
 		return usage(errors.New("--blobs: without --run; who may read all runs has them already"))
+	}
+	if u.CopyBytes > 0 && len(u.Runs) == 0 {
+		return usage(errors.New("--copy-bytes: without --run; who may read all runs has no copies"))
 	}
 	pair, err := nkeys.CreateUser()
 	if err != nil {
@@ -171,64 +178,6 @@ func (f *authFolder) write() error {
 		replaceFile(filepath.Join(f.dir, usersFile), append(data, '\n'), 0o600),
 		replaceFile(filepath.Join(f.dir, rightsFile), []byte(rights), 0o644),
 	)
-}
-
-// render is the users with their rights as a NATS server reads them: no secrets are in it.
-func (f *authFolder) render() (string, error) {
-	var s strings.Builder
-	s.WriteString("# Written by meander auth: who may do what, by public keys. Changed with: meander auth add, rm, update.\n")
-	s.WriteString("authorization {\n  users: [\n")
-	for _, u := range f.Users {
-		r, err := u.rights()
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(&s, "    # %s: %s, runs %s\n    {\n      nkey: %s\n", u.Name, u.Role, runsOf(u.Runs), u.Key)
-		if !r.Unlimited {
-			s.WriteString("      permissions: {\n        publish: {\n")
-			subjects(&s, "allow", r.Publish)
-			subjects(&s, "deny", r.Deny)
-			s.WriteString("        }\n        subscribe: {\n")
-			subjects(&s, "allow", r.Subscribe)
-			s.WriteString("        }\n")
-			if r.Answers > 0 {
-				fmt.Fprintf(&s, "        allow_responses: {max: %d, expires: %q}\n", r.Answers, r.AnswerWithin)
-			}
-			s.WriteString("      }\n")
-		}
-		s.WriteString("    }\n")
-	}
-	s.WriteString("  ]\n}\n")
-	return s.String(), nil
-}
-
-func subjects(s *strings.Builder, name string, list []string) {
-	if len(list) == 0 {
-		return
-	}
-	fmt.Fprintf(s, "          %s: [\n", name)
-	for _, subject := range list {
-		fmt.Fprintf(s, "            %q\n", subject)
-	}
-	s.WriteString("          ]\n")
-}
-
-// options are the users and the certificate as the embedded server takes them.
-func (f *authFolder) options(o *natsd.Options) error {
-	for _, u := range f.Users {
-		r, err := u.rights()
-		if err != nil {
-			return err
-		}
-		o.Users = append(o.Users, natsd.User{
-			Name: u.Name, Key: u.Key, Unlimited: r.Unlimited, Publish: r.Publish, DenyPublish: r.Deny, Subscribe: r.Subscribe,
-			Answers: r.Answers, AnswerWithin: r.AnswerWithin,
-		})
-	}
-	if f.hasTLS() {
-		o.TLS = &natsd.TLS{Cert: f.path(serverCert), Key: f.path(serverKey)}
-	}
-	return nil
 }
 
 func (f *authFolder) path(name string) string { return filepath.Join(f.dir, name) }

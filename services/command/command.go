@@ -91,7 +91,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 		exit = &exitError{status: exitFailed, err: err}
 	}
 	if exit.err != nil {
-		fmt.Fprintln(stderr, "meander:", exit.err)
+		printBroken(stderr, "meander: "+exit.err.Error())
 	}
 	return exit.status
 }
@@ -117,9 +117,9 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "meander",
 		Short: "event-streamed rollouts for reinforcement learning on diffusion models",
-		Long: `meander makes rollouts for reinforcement learning on diffusion models: for each
-prompt a group of images, each with its denoising trajectory, per-step
-log-probs, a reward and an advantage, as a durable stream of events.
+		Long: `meander makes rollouts for reinforcement learning on diffusion models, and on language
+models: for each prompt a group of images, each with its denoising trajectory, or of texts, with
+their tokens; with log-probs, a reward and an advantage, as a durable stream of events.
 
 Without --nats a command uses the store folder (--store): it joins the pipeline
 that runs on it, and goes on in its place when that ends, or opens the store itself

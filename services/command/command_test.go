@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
@@ -70,10 +72,40 @@ func linesOf(t *testing.T, stdout string) (lines []map[string]any) {
 func inStore(t *testing.T) {
 	t.Helper()
 	inEmptyDir(t)
+	if stored != nil {
+		if err := os.CopyFS(".", stored); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
 	if err := os.WriteFile("p.jsonl", []byte(`{"prompt": "a red fox", "uid": "p"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, exitOK, "1 of 1 groups complete", append([]string{"run", "--run", "r1"}, small...)...)
+	stored = inMemory(t, "p.jsonl", "meander-data")
+}
+
+// stored is what inStore has made.
+var stored fs.FS
+
+// inMemory has the files of this folder, and of those below it, that are named here.
+func inMemory(t *testing.T, names ...string) fs.FS {
+	t.Helper()
+	files := fstest.MapFS{}
+	for _, name := range names {
+		err := fs.WalkDir(os.DirFS("."), name, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || !e.Type().IsRegular() {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			files[path] = &fstest.MapFile{Data: data, Mode: 0o600}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files
 }
 
 // small are flags of a run that takes a moment.

@@ -185,7 +185,7 @@ func (k *controller) ask(ctx context.Context, conn *connection, out io.Writer) e
 		samplers, late = peer.Obeyed(answer, r.Seq)
 	}
 	if k.json {
-		err = json.NewEncoder(out).Encode(jsonOf(r))
+		err = json.NewEncoder(out).Encode(schemas.JSON(r))
 	} else {
 		err = k.print(out, r, samplers)
 	}
@@ -228,7 +228,7 @@ func (k *controller) print(out io.Writer, r *schemas.ControlReceipt, samplers in
 // printStatus prints how a run is doing.
 func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(jsonOf(r))
+		return json.NewEncoder(out).Encode(schemas.JSON(r))
 	}
 	s := r.Status
 	fmt.Fprintf(out, "run %s: %s\n", r.Run, paintStatus(out, s.State)+byWhom(s))

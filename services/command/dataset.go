@@ -27,6 +27,8 @@ type prompt struct {
 	uid  schemas.UID
 	text string
 	body map[string]any
+	// messages is a conversation whose last message is the text, for language models: the model's kind is not known here.
+	messages []any
 	// truth is an answer that no reward function has yet: the model's are not known here.
 	truth string
 }
@@ -88,6 +90,10 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	if err != nil {
 		return nil, err
 	}
+	conversation, texts, err := p.conversation(texts)
+	if err != nil {
+		return nil, err
+	}
 	defaults, err := p.defaults()
 	if err != nil {
 		return nil, err
@@ -98,7 +104,7 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	if err != nil {
 		return nil, err
 	}
-	if err := p.check(defaults); err != nil {
+	if err := errors.Join(p.check(defaults), p.unusedTruth(specs, defaults)); err != nil {
 		return nil, err
 	}
 	batches, err := p.selected(texts, stdin, specs, choice)
@@ -110,13 +116,17 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	for _, batch := range batches {
 		begin := len(out)
 		for _, r := range batch.Records {
-			q := prompt{body: r.Fields, truth: r.GroundTruth}
+			q := prompt{body: r.Fields, truth: r.GroundTruth, messages: r.Messages}
 			if q.truth == "" {
 				q.truth = p.groundTruth
 			}
 			own := startOf(q.body)["latents"] != nil || startOf(q.body)["data"] != nil
 			merge(q.body, defaults)
 			q.text, _ = r.Prompt()
+			if conversation != nil {
+				q.body["messages"], q.body["prompt"] = conversation, ""
+			}
+			q.answers()
 			if q.body["uid"] == nil && (named || r.Index >= len(texts)) {
 				q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
 			}

@@ -346,7 +346,7 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--shard", "0/2", "--std", "global", "a", "b"}, "--shard: a batch must be whole in one shard; say how large they are with --batch-size"},
 		{[]string{"--offset", "-1", "a"}, "offset: -1; must be at least 0"},
 		{[]string{"--step", "1", "a"}, "--step, --epoch: are of a batch; join one with --batch-size or --batch-id"},
-		{[]string{"--reward", "beauty", "a"}, `--reward: "beauty"; must be one of diversity, external, external:NAME, glyph`},
+		{[]string{"--reward", "beauty", "a"}, `--reward: "beauty"; must be one of confidence, diversity, entropy_mean`},
 		{[]string{"--optional-reward", "http", "a"}, `--optional-reward: name: "http"; must be http:NAME`},
 		{[]string{"--reward", "jpeg_compressibility=much", "a"}, `--reward: "jpeg_compressibility=much"; the weight must be a number`},
 		{[]string{"--reward-param", "ocr.psm=7", `a "b"`}, `--reward-param: "ocr.psm=7"; "ocr" must be named by --reward or --optional-reward`},

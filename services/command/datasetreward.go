@@ -29,7 +29,7 @@ func (r *rewardFlags) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.reward, "reward", nil, "reward functions NAME[=WEIGHT], NAME being one of "+strings.Join(scorer.Kinds(), ", ")+"; default the model's")
 	f.StringSliceVar(&r.optional, "optional-reward", nil, "the same, of functions that may fail: the sum goes on without them")
 	f.StringArrayVar(&r.params, "reward-param", nil, "a param of one of them: NAME.KEY=VALUE, e.g. ocr.psm=7")
-	f.StringVar(&r.groundTruth, "ground-truth", "", "what the image is compared with; default the text in double quotes of the prompt")
+	f.StringVar(&r.groundTruth, "ground-truth", "", "what the image, or the answer, is compared with, by reward functions and interactions; default the text in double quotes of the prompt, or what a sum in it comes to")
 }
 
 // rewards are the specs of a prompt, nil where no flag names one. Misspelt names are
@@ -85,25 +85,51 @@ func (r *rewardFlags) rewards() ([]any, error) {
 	return specs, errors.Join(errs...)
 }
 
-// answer gives the rewards of a prompt what they compare with, unless they have it. The
-// list may be shared by prompts: it is copied.
+// answer gives the rewards of a prompt what they compare with, unless they have it. Where none compares an interaction may, which
+// is told what the first that has one has. The list may be shared by prompts: it is copied.
 func (p *prompt) answer(truth string) {
 	list, _ := p.body["reward"].([]any)
-	if truth == "" || list == nil {
+	if truth == "" || len(list) == 0 {
 		return
 	}
-	out := make([]any, len(list))
-	for i, v := range list {
-		out[i] = v
-		spec, ok := v.(map[string]any)
-		if name, _ := spec["name"].(string); !ok || spec["ground_truth"] != nil || !compares(name) {
-			continue
-		}
-		spec = maps.Clone(spec)
+	out, told := slices.Clone(list), false
+	tell := func(i int) {
+		spec := maps.Clone(out[i].(map[string]any))
 		spec["ground_truth"] = truth
-		out[i] = spec
+		out[i], told = spec, true
+	}
+	for i, v := range list {
+		spec, ok := v.(map[string]any)
+		switch name, _ := spec["name"].(string); {
+		case ok && spec["ground_truth"] != nil:
+			told = true
+		case ok && compares(name):
+			tell(i)
+		}
+	}
+	if text, _ := p.body["text"].(map[string]any); text["interaction"] != nil && !told {
+		if _, ok := list[0].(map[string]any); ok {
+			tell(0)
+		}
 	}
 	p.body["reward"] = out
+}
+
+// unusedTruth refuses a ground truth that nothing would look at; prompts of a file may have functions of their own.
+func (p *promptFlags) unusedTruth(specs []any, defaults map[string]any) error {
+	text, _ := defaults["text"].(map[string]any)
+	if p.groundTruth == "" || specs == nil || p.file != "" || text["interaction"] != nil {
+		return nil
+	}
+	var names []string
+	for _, v := range specs {
+		name, _ := v.(map[string]any)["name"].(string)
+		if compares(name) {
+			return nil
+		}
+		names = append(names, name)
+	}
+	return fmt.Errorf("--ground-truth: %q; must be absent: %s compares with none", p.groundTruth, strings.Join(names, ", "))
 }
 
 // compares says whether a reward function may want a ground truth: all but the built-in

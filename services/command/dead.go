@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -104,7 +103,7 @@ func (a *app) deadDropCommand() *cobra.Command {
 
 // listDead prints a line for each letter of a run ("*": of all).
 func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) error {
-	t := tabwriter.NewWriter(c.OutOrStdout(), 0, 4, 2, ' ', 0)
+	t := newColumns(c.OutOrStdout())
 	if !a.json {
 		fmt.Fprintln(t, "ID\tWHEN\tSTAGE\tCODE\tRUN\tUID\tREASON")
 	}
@@ -120,7 +119,7 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 			if err != nil {
 				v["error"] = err.Error()
 			} else {
-				v = jsonOf(d).(map[string]any)
+				v = schemas.JSON(d).(map[string]any)
 				v["id"] = m.Seq
 			}
 			if err := json.NewEncoder(c.OutOrStdout()).Encode(v); err != nil {
@@ -152,7 +151,7 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	if a.json {
 		v := map[string]any{}
 		if d != nil {
-			v = jsonOf(d).(map[string]any)
+			v = schemas.JSON(d).(map[string]any)
 			v["original"] = original(data)
 		}
 		v["id"] = m.Seq
@@ -214,7 +213,7 @@ func readDead(m *bus.Message) (*schemas.Dead, error) {
 // original is the refused payload: decoded if it is sound msgpack, else its bytes in hex.
 func original(data []byte) any {
 	if schemas.Precheck(data) == nil {
-		return jsonOfBytes(data)
+		return schemas.JSONOfBytes(data)
 	}
 	return map[string]string{"not_msgpack_hex": fmt.Sprintf("%x", data[:min(len(data), 256)])}
 }

@@ -78,15 +78,19 @@ func (d *datasetFlags) estimate(ctx context.Context, conn *connection, s *servic
 // settle gives answers to reward functions that only the pipeline knows, and adds up.
 func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, error) {
 	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Estimate: estimate.New(f)}
-	p.Data.Metadata = metadataOf(prompts)
 	if p.Batches == nil {
 		p.Batches = []int{}
 	}
 	for i := range prompts {
 		q := &prompts[i]
+		name, _ := q.body["model"].(string)
+		policy := f.Policy(schemas.Lane(name))
+		if policy != nil && policy.Text != nil {
+			if err := q.converse(); err != nil {
+				return nil, usage(err)
+			}
+		}
 		if q.truth != "" {
-			name, _ := q.body["model"].(string)
-			policy := f.Policy(schemas.Lane(name))
 			var specs []any
 			// With a ground truth, whatever compares has what it needs.
 			for _, reward := range f.Rewards(&schemas.Prompt{Prompt: strconv.Quote(q.truth)}, policy) {
@@ -105,6 +109,7 @@ func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, 
 		}
 		p.Add(data)
 	}
+	p.Data.Metadata = metadataOf(prompts)
 	return p, nil
 }
 
@@ -142,18 +147,18 @@ func shorten(s string, most int) string {
 
 // show prints the estimate of what is about to run, and refuses what cannot fit, unless it
 // is told not to, or the run goes on with what it began.
-func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run schemas.Run, prompts []prompt, out io.Writer) error {
+func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run schemas.Run, prompts []prompt, out io.Writer) (*estimated, error) {
 	p, err := d.estimate(ctx, conn, s, prompts)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := p.print(out); err != nil || d.overfill {
-		return err
+		return p, err
 	}
 	if _, err := conn.Run(ctx, run); err == nil {
-		return nil
+		return p, nil
 	}
-	return p.mustFit()
+	return p, p.mustFit()
 }
 
 // mustFit names the streams that the samples are sure to overfill.
@@ -218,7 +223,9 @@ func (p *estimated) print(out io.Writer) error {
 		err = errors.Join(err, e)
 	}
 	p.printPrompts(line)
-	if c := p.Cost; c != nil {
+	if p.Texts() {
+		printTextCost(p.Estimate, line)
+	} else if c := p.Cost; c != nil {
 		printCost(c, line)
 	} else if p.Groups > 0 {
 		line("model", "not announced yet: steps and bytes are its own")
@@ -338,6 +345,26 @@ func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
 			line("texts", "encoded, at most %s a prompt, stored once: a sample takes at most %s with its part of that, and %s with a copy of its own",
 				size(c.ConditioningBytes), size(c.BytesOfSample+c.ConditioningOfSample), size(c.BytesOfSample+c.ConditioningBytes))
 		}
+	}
+}
+
+// printTextCost writes the lines of tokens and logits.
+func printTextCost(p *estimate.Estimate, line func(name, format string, args ...any)) {
+	c := p.Cost
+	line("tokens", "at most %s generated a sample, %s in all", thousands(int(c.Tokens)), thousands(int(c.Evaluations)))
+	logits := "none stored; log-probs, log-sum-exps and entropies are"
+	if c.LogitsPerToken > 0 {
+		logits = fmt.Sprintf("%s of each token in %s, %s", thousands(int(c.LogitsPerToken)), c.LogitsDType, size(c.LogitsBytes))
+		if c.LogitsDiffer {
+			logits += ", of the prompts that ask for the most"
+		}
+	}
+	if c.BytesOfSample > 0 {
+		logits += "; a sample stores at most " + size(c.BytesOfSample)
+	}
+	line("logits", "%s", logits)
+	if p.Large() {
+		line("warning", "the run may store %s: --logits topk:20:F16 takes 120 B a token", size(c.StepBytes))
 	}
 }
 

@@ -22,7 +22,7 @@ func TestJSONOf_Seeds(t *testing.T) {
 			}
 			for seed, want := range map[uint64]string{7: "7", math.MaxUint64: "18446744073709551615"} {
 				field.SetUint(seed)
-				text, err := json.Marshal(jsonOf(e))
+				text, err := json.Marshal(schemas.JSON(e))
 				if err != nil {
 					t.Fatal(err)
 				}

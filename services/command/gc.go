@@ -3,7 +3,6 @@ package command
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -53,7 +52,7 @@ not acknowledged. 'meander up' does the same all the time where it has one of th
 				return json.NewEncoder(c.OutOrStdout()).Encode(report)
 			}
 			for _, line := range report.Lines(func(n uint64) string { return boot.Bytes(n).Rough() }, dry) {
-				fmt.Fprintln(c.OutOrStdout(), line)
+				printBroken(c.OutOrStdout(), line)
 			}
 			return nil
 		}),

@@ -6,7 +6,23 @@ import (
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
 )
+
+// A conversation in one line ends with its last answer, whatever room there is.
+func TestSpoken(t *testing.T) {
+	turns := []schemas.Turn{{}, {Generated: true, Text: "395", Reply: "too low"}, {}, {Generated: true, Text: "405", Reply: "never said"}}
+	line := spoken(turns)
+	if line != "395 › too low › 405" {
+		t.Errorf("%q", line)
+	}
+	if got := cutTalk(line, 8); got != "…w › 405" {
+		t.Errorf("%q", got)
+	}
+	if got := cutTalk("a long answer", 8); got != "a long …" {
+		t.Errorf("%q", got)
+	}
+}
 
 // A grid never goes beyond the width it is given, and shows every cell once.
 func TestGrid(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 const (
 	promptSection    = "Prompts"
 	samplingSection  = "Sampling"
+	textSection      = "Texts, of language models"
 	scheduledSection = "Scheduled sampling"
 	rewardSection    = "Rewards"
 	advantageSection = "Advantages"

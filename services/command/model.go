@@ -2,15 +2,16 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	languages "github.com/meander-rl/meander/pkg/lm/families"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 )
@@ -23,13 +24,22 @@ func modelCommand(a *app) *cobra.Command {
 	c.AddCommand(&cobra.Command{
 		Use:   "info DIR",
 		Short: "family, parameters, dtypes, memory, and what is missing or unsupported",
-		Long: `info reads the configurations and tensor headers of a folder in the diffusers layout,
-not the weights, and says whether meander can run it. Exit status 1 when it cannot.`,
+		Long: `info reads the configurations and tensor headers of a folder in the diffusers layout, or of a
+language model in that of transformers, not the weights, and says whether meander can run it.
+Exit status 1 when it cannot.`,
 		Example: `  meander model info deploy/models/signs
+  meander model info sums                # a language model
   meander model info signs --json`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, given []string) error {
 			dir, family, err := families.All().Find(given[0])
+			if errors.Is(err, model.ErrUnknown) {
+				dir, family, found := languages.All().Find(given[0])
+				if found == nil {
+					return languageInfo(c, dir, family, a.json)
+				}
+				err = fmt.Errorf("%w; of text: %w", err, found)
+			}
 			if err != nil {
 				return usage(err)
 			}
@@ -42,31 +52,53 @@ not the weights, and says whether meander can run it. Exit status 1 when it cann
 					info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
 				}
 			}
-			if a.json {
-				err = json.NewEncoder(c.OutOrStdout()).Encode(infoJSON(info))
-			} else {
-				err = printInfo(c, dir, info)
-			}
-			if err == nil && len(info.Problems) > 0 {
-				return &exitError{status: exitFailed}
-			}
-			return err
+			return showInfo(c, a.json, info.Problems, infoJSON(info), func() error { return printInfo(c.OutOrStdout(), dir, info) })
 		},
 	})
 	return c
 }
 
-func printInfo(c *cobra.Command, dir string, info *model.Info) error {
+// showInfo prints a description, with its problems, which say whether the model loads.
+func showInfo(c *cobra.Command, asJSON bool, problems []string, fields map[string]any, print func() error) error {
 	out := c.OutOrStdout()
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintf(t, "%s (%s), %s\n\nPART\tCLASS\tPARAMETERS\tDTYPES\tFILES\tIN MEMORY\n", info.Name, info.Family, dir)
+	if asJSON {
+		fields["problems"], fields["loads"] = append([]string{}, problems...), len(problems) == 0
+		if err := json.NewEncoder(out).Encode(fields); err != nil {
+			return err
+		}
+	} else {
+		if err := print(); err != nil {
+			return err
+		}
+		if len(problems) == 0 {
+			fmt.Fprintln(out, "loads: yes")
+		} else {
+			fmt.Fprintf(out, "loads: no, %d problems\n", len(problems))
+		}
+		for _, p := range problems {
+			fmt.Fprintf(out, "  %s\n", p)
+		}
+	}
+	if len(problems) > 0 {
+		return &exitError{status: exitFailed}
+	}
+	return nil
+}
+
+func printParts(out io.Writer, name, family, dir string, parts []model.PartInfo) error {
+	t := newColumns(out)
+	fmt.Fprintf(t, "%s (%s), %s\n\nPART\tCLASS\tPARAMETERS\tDTYPES\tFILES\tIN MEMORY\n", name, family, dir)
 	parameters, files, memory := 0, 0, 0
-	for _, p := range info.Parts {
+	for _, p := range parts {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, p.Class, thousands(p.Parameters), strings.Join(p.DTypes, " "), size(int64(p.FileBytes)), size(int64(p.MemoryBytes)))
 		parameters, files, memory = parameters+p.Parameters, files+p.FileBytes, memory+p.MemoryBytes
 	}
 	fmt.Fprintf(t, "all\t\t%s\t\t%s\t%s\n", thousands(parameters), size(int64(files)), size(int64(memory)))
-	if err := t.Flush(); err != nil {
+	return t.Flush()
+}
+
+func printInfo(out io.Writer, dir string, info *model.Info) error {
+	if err := printParts(out, info.Name, info.Family, dir, info.Parts); err != nil {
 		return err
 	}
 	if err := printGPUMemory(out, info); err != nil {
@@ -75,18 +107,14 @@ func printInfo(c *cobra.Command, dir string, info *model.Info) error {
 	fmt.Fprintf(out, "\nvocabulary %d, %d latent channels per token of %dx%d pixels\ndefaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
 		info.Vocabulary, info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
 	fmt.Fprintf(out, "guidance %s, conditioning %s\n", info.CFGRule, strings.Join(info.Conditioning, ", "))
-	if len(info.Reward) > 0 {
-		fmt.Fprintf(out, "reward %s\n", strings.Join(info.Reward, ", "))
-	}
-	if len(info.Problems) == 0 {
-		fmt.Fprintln(out, "loads: yes")
-		return nil
-	}
-	fmt.Fprintf(out, "loads: no, %d problems\n", len(info.Problems))
-	for _, p := range info.Problems {
-		fmt.Fprintf(out, "  %s\n", p)
-	}
+	printReward(out, info.Reward)
 	return nil
+}
+
+func printReward(out io.Writer, names []string) {
+	if len(names) > 0 {
+		fmt.Fprintf(out, "reward %s\n", strings.Join(names, ", "))
+	}
 }
 
 // printGPUMemory says what a GPU must have: weights as bf16 or float32, and the most that a
@@ -95,7 +123,7 @@ func printGPUMemory(out io.Writer, info *model.Info) error {
 	if info.Pass == nil {
 		return nil
 	}
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := newColumns(out)
 	fmt.Fprintf(t, "\nON A GPU\tBF16\tFLOAT32\n")
 	var weights, text [2]int
 	for _, p := range info.Parts {
@@ -138,23 +166,23 @@ func leastGPU(bytes int) string {
 	return "no usual GPU has as much"
 }
 
-func infoJSON(info *model.Info) map[string]any {
-	parts := make([]map[string]any, len(info.Parts))
-	for i, p := range info.Parts {
+func partsJSON(list []model.PartInfo) []map[string]any {
+	parts := make([]map[string]any, len(list))
+	for i, p := range list {
 		parts[i] = map[string]any{
 			"name": p.Name, "class": p.Class, "parameters": p.Parameters, "dtypes": p.DTypes,
 			"files": p.Files, "file_bytes": p.FileBytes, "memory_bytes": p.MemoryBytes, "memory_bytes_bf16": p.FactorBytes,
 		}
 	}
-	problems := info.Problems
-	if problems == nil {
-		problems = []string{}
-	}
+	return parts
+}
+
+func infoJSON(info *model.Info) map[string]any {
 	return map[string]any{
-		"name": info.Name, "family": info.Family, "parts": parts, "vocabulary": info.Vocabulary,
+		"name": info.Name, "family": info.Family, "parts": partsJSON(info.Parts), "vocabulary": info.Vocabulary,
 		"latent_channels": info.LatentChannels, "pixels_per_token": info.PixelsPerToken, "height": info.Height, "width": info.Width,
 		"num_inference_steps": info.NumInferenceSteps, "true_cfg_scale": info.TrueCFGScale, "negative_prompt": info.NegativePrompt,
-		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning, "problems": problems, "loads": len(problems) == 0,
+		"cfg_rule": info.CFGRule, "conditioning": info.Conditioning,
 	}
 }
 

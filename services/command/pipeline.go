@@ -113,7 +113,7 @@ func (s *services) refuse(why string) error {
 }
 
 func (s *services) validate() error {
-	if err := errors.Join(s.limits.Validate(), s.Validate(), devices.Available(s.Sampler.Device)); err != nil {
+	if err := errors.Join(s.limits.Validate(), s.Validate()); err != nil {
 		return usage(err)
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,7 +46,7 @@ refused, by the command where it can be known and by every sampler; the one befo
 
 // flags are those of push and rollback.
 func (k *pusher) flags(f *pflag.FlagSet) {
-	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only one")
+	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only one, or the only one that samplers serve now")
 	f.StringVar(&k.Rule, "rule", schemas.SwapFinish, "what becomes of samples that have begun: finish (they end on the weights that they began with), switch (from the next step on the new ones) or restart")
 	f.Int64Var(&k.Version, "version", 0, "number of the version; default the next")
 	f.StringVar(&k.By, "by", "", "who pushes; default you, as user@host")
@@ -56,13 +55,17 @@ func (k *pusher) flags(f *pflag.FlagSet) {
 }
 
 func policyPushCommand(a *app) *cobra.Command {
-	k := &pusher{app: a}
+	k, full := &pusher{app: a}, false
 	c := &cobra.Command{
-		Use:   "push ADAPTER",
-		Short: "have a lane's samplers use another adapter from now on",
+		Use:   "push ADAPTER|WEIGHTS",
+		Short: "have a lane's samplers use another adapter, or other weights, from now on",
 		Long: `push stores a LoRA in PEFT's form, a folder or a safetensors file, as the lane's next
 version. It is checked first: that it can be read, that its numbers are finite, that it changes
 weights that the model has, in their shapes, and that its ranks are below their sizes.
+
+With --full it is the weights of a whole transformer: a file, or a folder with the file or the shards
+(of 1 GiB at most each). They must have all tensors of the checkpoint's, in their shapes, and be finite.
+Samplers hold both while samples end on the one before.
 
 Then push waits until every sampler that runs has taken it over or refused it. Without samplers
 it is what the next one starts on. Weights that the lane has already are not pushed again.
@@ -70,12 +73,16 @@ it is what the next one starts on. Weights that the lane has already are not pus
 Exit status: 0 every sampler uses it, 1 one refused it or did not answer in time, 2 it was not
 pushed.`,
 		Example: `  meander policy push ./adapter
-  meander policy push ./adapter --lane signs --rule switch --note "update 12"`,
+  meander policy push ./adapter --lane signs --rule switch --note "update 12"
+  meander policy push --full ./checkpoint-40/transformer`,
 		Args: args(cobra.ExactArgs(1)),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			if full {
+				return k.pushFull(c, conn, given[0])
+			}
 			adapter, err := lora.Open(given[0])
 			if err != nil {
-				return usage(err)
+				return usage(fmt.Errorf("%w; for the weights of a whole transformer give --full", err))
 			}
 			return k.push(c, conn, func(ctx context.Context, peer *client.Client) (*schemas.Policy, error) {
 				return peer.PushPolicy(ctx, adapter, k.Push)
@@ -83,9 +90,23 @@ pushed.`,
 		}),
 	}
 	k.flags(c.Flags())
+	c.Flags().BoolVar(&full, "full", false, "the weights of a whole transformer, not an adapter")
 	c.Flags().Float64Var(&k.Scale, "scale", 1, "how much of the adapter is added; 1 is what it was trained at")
+	c.MarkFlagsMutuallyExclusive("full", "scale")
 	c.Flags().StringVar(&k.Base, "base", "", "digest of the checkpoint that it was trained on, to be compared; see 'meander policy show'")
 	return c
+}
+
+// pushFull pushes a transformer.
+func (k *pusher) pushFull(c *cobra.Command, conn *connection, name string) error {
+	weights, err := lora.OpenFull(name)
+	if err != nil {
+		return usage(err)
+	}
+	err = k.push(c, conn, func(ctx context.Context, peer *client.Client) (*schemas.Policy, error) {
+		return peer.PushWeights(ctx, weights, k.Push)
+	})
+	return errors.Join(err, weights.Close())
 }
 
 func policyRollbackCommand(a *app) *cobra.Command {
@@ -171,13 +192,13 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 
 // policyJSON is a policy with the samplers of its lane, for machines.
 func policyJSON(p *schemas.Policy, replicas []client.Replica) any {
-	line := jsonOf(p)
+	line := schemas.JSON(p)
 	if fields, ok := line.(map[string]any); ok {
 		list := []any{}
 		for _, r := range replicas {
 			one := map[string]any{"instance": r.Instance, "policy_version": r.PolicyVersion, "weights_digest": r.WeightsDigest, "loading": r.Loading}
 			if r.Answer != nil {
-				one["answer"] = jsonOf(r.Answer)
+				one["answer"] = schemas.JSON(r.Answer)
 			}
 			list = append(list, one)
 		}
@@ -208,45 +229,68 @@ func policyListCommand(a *app) *cobra.Command {
 	var lane schemas.Lane
 	c := &cobra.Command{
 		Use:   "ls",
-		Short: "the versions of a lane, and what each of its samplers uses",
+		Short: "the versions of each lane, and what each of its samplers uses",
 		Example: `  meander policy ls
   meander policy ls --lane signs --json`,
 		Args: args(cobra.NoArgs),
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			peer := client.New(conn.Bus)
-			current, err := peer.Policy(c.Context(), lane)
-			if err != nil {
-				return usage(err)
+			if lane != "" {
+				return a.listPolicies(c, conn, lane, "")
 			}
-			history, err := peer.PolicyHistory(c.Context(), current.Lane)
+			all, err := conn.Policies(c.Context())
 			if err != nil {
 				return err
 			}
-			replicas, err := peer.Replicas(c.Context(), current)
-			if err != nil {
-				return err
+			if len(all) < 2 {
+				return a.listPolicies(c, conn, "", "")
 			}
-			out := c.OutOrStdout()
-			if !a.json {
-				return printPolicies(out, current, history, replicas)
-			}
-			for _, p := range history {
-				var of []client.Replica
-				if p.PolicyVersion == current.PolicyVersion {
-					of = replicas
+			for i, p := range all {
+				title := fmt.Sprintf("lane %s\n", p.Lane)
+				if i > 0 {
+					title = "\n" + title
 				}
-				if err := json.NewEncoder(out).Encode(policyJSON(p, of)); err != nil {
+				if err := a.listPolicies(c, conn, p.Lane, title); err != nil {
 					return err
 				}
 			}
 			return nil
 		}),
 	}
-	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default the only one")
+	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default all")
 	return c
 }
 
-// printPolicies is a line for each version, then one for each sampler.
+// listPolicies prints the versions of a lane, and what its samplers use.
+func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane, title string) error {
+	peer, out := client.New(conn.Bus), c.OutOrStdout()
+	current, err := peer.Policy(c.Context(), lane)
+	if err != nil {
+		return usage(err)
+	}
+	history, err := peer.PolicyHistory(c.Context(), current.Lane)
+	if err != nil {
+		return err
+	}
+	replicas, err := peer.Replicas(c.Context(), current)
+	if err != nil {
+		return err
+	}
+	if !a.json {
+		fmt.Fprint(out, title)
+		return printPolicies(out, current, history, replicas)
+	}
+	for _, p := range history {
+		var of []client.Replica
+		if p.PolicyVersion == current.PolicyVersion {
+			of = replicas
+		}
+		if err := json.NewEncoder(out).Encode(policyJSON(p, of)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func printPolicies(out io.Writer, current *schemas.Policy, history []*schemas.Policy, replicas []client.Replica) error {
 	serving := map[int64]int{}
 	for _, r := range replicas {
@@ -254,7 +298,7 @@ func printPolicies(out io.Writer, current *schemas.Policy, history []*schemas.Po
 			serving[*r.PolicyVersion]++
 		}
 	}
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := newColumns(out)
 	fmt.Fprintln(t, "VERSION\tWEIGHTS\tWHAT\tSAMPLERS\tWHEN\tBY\tNOTE")
 	for _, p := range history {
 		mark := ""
@@ -281,6 +325,9 @@ func printPolicies(out io.Writer, current *schemas.Policy, history []*schemas.Po
 // whatOf is what weights are made of, in a few words.
 func whatOf(p *schemas.Policy) string {
 	text := "checkpoint"
+	if len(p.Weights) > 0 {
+		text = "weights " + p.Weights[0].Digest[:8]
+	}
 	if p.Adapter != nil {
 		text = "adapter " + p.Adapter.File.Digest[:8]
 		if p.Adapter.Scale != 1 {
@@ -347,16 +394,16 @@ func policyShowCommand(a *app) *cobra.Command {
 			return a.printPolicy(c.OutOrStdout(), p, answers)
 		}),
 	}
-	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default the only one")
+	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default the only one, or the only one that samplers serve now")
 	return c
 }
 
 // printPolicy shows a version, and the answers to it.
 func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.Applied) error {
 	if a.json {
-		return json.NewEncoder(out).Encode(jsonOf(p))
+		return json.NewEncoder(out).Encode(schemas.JSON(p))
 	}
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := newColumns(out)
 	line := func(name, format string, args ...any) { fmt.Fprintf(t, name+"\t"+format+"\n", args...) }
 	line("lane", "%s", p.Lane)
 	line("version", "%d", p.PolicyVersion)
@@ -366,6 +413,9 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 	line("made of", "%s", whatOf(p))
 	if p.Adapter != nil {
 		line("adapter", "%s, %s, scale %g", p.Adapter.File.Digest, size(p.Adapter.File.Size), p.Adapter.Scale)
+	}
+	for _, ref := range p.Weights {
+		line("weights of", "%s, %s", ref.Digest, size(ref.Size))
 	}
 	if p.Parent != nil {
 		line("follows", "%d", *p.Parent)

@@ -96,6 +96,7 @@ func (p *progress) watch(ctx context.Context, b *bus.Bus) {
 		}
 	}
 	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindStep, Run: p.run}.Filter(), p.step)
+	go follow(schemas.StreamSteps, schemas.Address{Kind: schemas.KindTokens, Run: p.run}.Filter(), p.step)
 	go follow(schemas.StreamRewards, schemas.RewardFilter(p.run, "*", "*"), p.reward)
 }
 

@@ -25,8 +25,10 @@ type promptFlags struct {
 	batch                                                 string
 	refillFresh                                           bool
 
-	// ScheduledSampling, its ramp and ReflexFlow, and Data.
-	scheduled, ramp, reflexflow, data *fieldflag.Set
+	// ScheduledSampling, its ramp and ReflexFlow, Data, Text and its Interaction.
+	scheduled, ramp, reflexflow, data, text, interaction *fieldflag.Set
+	// messages is the file of a conversation; empty: none.
+	messages string
 
 	// states are those of --start-latents; nil: none.
 	states *states
@@ -56,6 +58,14 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 	})
 	p.scheduled, p.ramp, p.reflexflow = fieldsOf[schemas.ScheduledSampling](nil), fieldsOf[schemas.ProbabilityRamp](nil), fieldsOf[schemas.ReflexFlow](nil)
 	p.stop = fieldsOf[schemas.Stop](nil)
+	p.text = fieldsOf[schemas.Text](map[string]fieldflag.Codec{
+		"logits":         {Kind: "logits", Hint: "topk[:K], ids:ID,ID... or full, then [:F32|F16|BF16], [:raw|processed] and [:answers=0,2], e.g. topk:20:F16", Parse: parseLogits},
+		"stop_token_ids": {Kind: "ids", Hint: "e.g. 2,7"},
+	})
+	p.interaction = fieldsOf[schemas.Interaction](map[string]fieldflag.Codec{
+		"timeout_ms": {Kind: "duration", Hint: "e.g. 30s", Parse: milliseconds},
+		"params":     {Kind: "params", Hint: "NAME=VALUE,NAME=VALUE,...", Parse: parseParams},
+	})
 	p.tree = fieldsOf[schemas.Tree](map[string]fieldflag.Codec{
 		"branches": {Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: four leaves, that part in two at step 2 and each in two at step 5", Parse: branches},
 	})
@@ -76,6 +86,11 @@ func (p *promptFlags) register(f *pflag.FlagSet) {
 		p.stop.Register(f)
 		p.tree.Register(f)
 		p.prune.Register(f)
+	})
+	section(f, textSection, func(f *pflag.FlagSet) {
+		f.StringVar(&p.messages, "messages", "", "file of a conversation to answer, JSON as chat APIs have it: [{\"role\": \"user\", \"content\": \"...\"}, ...]; in place of prompts")
+		p.text.Register(f)
+		p.interaction.Register(f)
 	})
 	section(f, scheduledSection, func(f *pflag.FlagSet) {
 		p.scheduled.Register(f)
@@ -152,7 +167,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 	d := p.top.Values()
 	d["v"] = int64(schemas.Version)
 	p.flagOf = p.top.Flags("")
-	p.flagOf["start.latents"] = "start-latents" // which the others need
+	p.flagOf["start.latents"], p.flagOf["text.interaction.name"] = "start-latents", "interaction" // which the others need
 	for _, part := range []struct {
 		name string
 		*fieldflag.Set
@@ -161,6 +176,8 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		{"start", p.start},
 		{"start.data", p.data},
 		{"stop", p.stop},
+		{"text", p.text},
+		{"text.interaction", p.interaction},
 		{"tree", p.tree},
 		{"prune", p.prune},
 		{"scheduled_sampling", p.scheduled},

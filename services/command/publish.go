@@ -44,7 +44,7 @@ samples are made in the background; follow them with 'meander watch'.`,
 				return err
 			}
 			defer conn.Close()
-			if err := p.show(c.Context(), conn, nil, run, prompts, c.ErrOrStderr()); err != nil {
+			if _, err := p.show(c.Context(), conn, nil, run, prompts, c.ErrOrStderr()); err != nil {
 				return err
 			}
 			return a.publishAll(c, conn, run, prompts, wait)
@@ -65,7 +65,7 @@ func (a *app) publishAll(c *cobra.Command, conn *connection, run schemas.Run, pr
 			return advise(c.Context(), conn.Bus, err)
 		}
 		if a.json {
-			if err := json.NewEncoder(c.OutOrStdout()).Encode(jsonOf(receipt)); err != nil {
+			if err := json.NewEncoder(c.OutOrStdout()).Encode(schemas.JSON(receipt)); err != nil {
 				return err
 			}
 		} else if receipt.Accepted {

@@ -12,6 +12,7 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/reward"
 )
 
@@ -72,6 +73,14 @@ type sourceGroup struct {
 	result *schemas.Advantage // of the run
 }
 
+// askedOf is what reward functions look for a target in.
+func askedOf(t *schemas.Trajectory) string {
+	if t.Text == nil {
+		return t.Prompt
+	}
+	return intake.Asked(t.Prompt, t.Text.Settings.Messages)
+}
+
 // readSource finds the samples of a run. A group that is still open is an error: its
 // samples may be on their way.
 func readSource(ctx context.Context, b *bus.Bus, run schemas.Run) (*sourceRun, error) {
@@ -82,11 +91,11 @@ func readSource(ctx context.Context, b *bus.Bus, run schemas.Run) (*sourceRun, e
 		}
 		g := s.groups[t.UID]
 		if g == nil {
-			g = &sourceGroup{uid: t.UID, prompt: t.Prompt, size: t.GroupSize, seqs: map[int64]uint64{}, group: t.Group}
+			g = &sourceGroup{uid: t.UID, prompt: askedOf(t.Trajectory), size: t.GroupSize, seqs: map[int64]uint64{}, group: t.Group}
 			s.groups[t.UID] = g
 		}
 		if t.StopReason == schemas.StopCompleted {
-			g.prompt = t.Prompt
+			g.prompt = askedOf(t.Trajectory)
 			g.trained = g.trained || len(t.StochasticSteps()) > 0
 		}
 		g.seqs[t.SampleIndex] = t.Seq

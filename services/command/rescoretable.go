@@ -5,7 +5,6 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
@@ -13,7 +12,7 @@ import (
 
 // printPass is the table for people: the run before, the pass after.
 func printPass(w io.Writer, p *results.Pass) error {
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	t := newColumns(w)
 	if len(p.Groups) <= fewGroups {
 		fmt.Fprintln(t, "GROUP\tSAMPLE\tREAD\tREWARD\tNOW\tADVANTAGE\tNOW")
 		for _, g := range p.Groups {

@@ -127,8 +127,12 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	} else {
 		fmt.Fprintf(stderr, "joining the pipeline at %s\n", conn.where)
 	}
-	if err := r.prompts.show(ctx, conn, own, r.id, prompts, stderr); err != nil {
+	plan, err := r.prompts.show(ctx, conn, own, r.id, prompts, stderr)
+	if err != nil {
 		return err
+	}
+	if r.saveLatents != "" && plan.Texts() {
+		return usage(errors.New("--save-latents: given; must be absent: texts have no latents, and their logits are in their events (--logits)"))
 	}
 
 	began := time.Now()

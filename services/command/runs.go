@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -71,7 +70,7 @@ func (a *app) printRuns(out io.Writer, list []*storedRun) error {
 		}
 		return nil
 	}
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := newColumns(out)
 	fmt.Fprintln(t, "RUN\tGROUPS\tOPEN\tSAMPLES\tSIZE\tNEWEST")
 	for _, r := range list {
 		newest := "-"
@@ -171,7 +170,7 @@ func runsShowCommand(a *app) *cobra.Command {
 				return err
 			}
 			fmt.Fprintln(out)
-			t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+			t := newColumns(out)
 			fmt.Fprintln(t, "STREAM\tEVENTS")
 			for _, s := range slices.Sorted(maps.Keys(r.streams)) {
 				fmt.Fprintf(t, "%s\t%d\n", s, r.streams[s])
@@ -271,7 +270,7 @@ func runsReadCommand(a *app) *cobra.Command {
 					s.Blobs++
 					here[e.Blob] = true
 				case a.json:
-					line := map[string]any{"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(), "event": jsonOfBytes(e.Data)}
+					line := map[string]any{"stream": e.Stream, "seq": e.Seq, "subject": e.Subject, "time": e.Time.UTC(), "event": schemas.JSONOfBytes(e.Data)}
 					if err := json.NewEncoder(c.OutOrStdout()).Encode(line); err != nil {
 						return err
 					}

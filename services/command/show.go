@@ -9,7 +9,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -46,7 +45,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 	if err != nil {
 		return err
 	}
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := newColumns(out)
 	if !a.json {
 		fmt.Fprintf(t, "run %s%s\nUID\tSTATUS\tMEMBERS\tMEAN\tSTD\n", run, state)
 	}
@@ -61,7 +60,7 @@ func (a *app) showRun(ctx context.Context, b *bus.Bus, run schemas.Run, out io.W
 		}
 		found++
 		if a.json {
-			if err := json.NewEncoder(out).Encode(jsonOf(&e)); err != nil {
+			if err := json.NewEncoder(out).Encode(schemas.JSON(&e)); err != nil {
 				return err
 			}
 			continue
@@ -103,11 +102,11 @@ func (a *app) showGroup(ctx context.Context, b *bus.Bus, run schemas.Run, uid sc
 	if a.json {
 		v := map[string]any{"run": run, "uid": uid, "advantage": nil}
 		if adv != nil {
-			v["advantage"] = jsonOf(adv)
+			v["advantage"] = schemas.JSON(adv)
 		}
 		list := make([]any, len(trajectories))
 		for i, t := range trajectories {
-			list[i] = jsonOf(t)
+			list[i] = schemas.JSON(t)
 		}
 		v["trajectories"] = list
 		return json.NewEncoder(out).Encode(v)
@@ -220,8 +219,14 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 	if len(trajectories) > 0 {
 		t := trajectories[0]
 		line("prompt %q", t.Prompt)
-		line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
-			t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale)
+		if t.Text != nil {
+			for _, s := range describeText(t) {
+				line("%s", s)
+			}
+		} else {
+			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
+				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType, t.TrueCFGScale)
+		}
 		if ran := segmentLine(t); ran != "" {
 			line("%s", ran)
 		}
@@ -239,7 +244,7 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 			adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"), adv.Error)
 	}
 	if adv != nil {
-		t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+		t := newColumns(out)
 		fmt.Fprintln(t, "\nSAMPLE\tSTATUS\tREWARD\tADVANTAGE\tTRAJECTORY")
 		for _, m := range adv.Members {
 			fmt.Fprintf(t, "%d\t%s\t%s\t%s\t%d\n", m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"), m.TrajectorySeq)
@@ -265,6 +270,16 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 			fmt.Fprintln(out, l)
 		}
 	}
+	if trajectories[0].Text != nil {
+		printTokens(out, trajectories)
+		return nil
+	}
+	printLogProbs(out, trajectories)
+	return nil
+}
+
+// printLogProbs shows the log-probs of the steps of all samples.
+func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nlog-probs by step")
 	steps, heads := &grid{}, make([]string, len(trajectories))
 	for i, tr := range trajectories {
@@ -282,5 +297,4 @@ func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Ad
 		steps.row(fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], trajectories[0].Transitions[i]), cells)
 	}
 	steps.print(out, width(out))
-	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,7 +69,7 @@ Exit status: 0 every stream takes events, 1 one does not.`,
 
 // printStreams writes a line for each stream, and one for each durable consumer.
 func printStreams(out io.Writer, stats []bus.StreamStats) error {
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := newColumns(out)
 	fmt.Fprintln(t, "STREAM\tMESSAGES\tSIZE\tLIMIT\tUSED\tKEPT\tSERVERS\tSTATE\tNEWEST")
 	for _, s := range stats {
 		newest, used := "-", "-"
@@ -155,13 +154,17 @@ func advise(ctx context.Context, b *bus.Bus, err error) error {
 }
 
 func setupCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	var limits boot.Limits
+	var auth string
+	c := &cobra.Command{
 		Use: "setup", Short: "make the streams, or bring them up to date",
 		Long: `setup makes the streams and buckets of a server that has none, and brings those of an older
-release up to date; what is stored and the limits stay. On a server with roles it is for the
-role admin. Elsewhere meander-intake does it, and up and run do.`,
-		Example: `  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --nats-tls-ca auth/tls/ca.pem`,
-		Args:    args(cobra.NoArgs),
+release up to date; what is stored stays, and so do limits that no flag names. On a server with
+roles it is for the role admin. Elsewhere meander-intake does it, and up and run do.`,
+		Example: `  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --nats-tls-ca auth/tls/ca.pem
+  meander streams setup --nats nats://a:4222,nats://b:4222,nats://c:4222 --stream-replicas 3
+  meander streams setup --nats tls://nats.example.org:4222 --nats-creds auth/admin.creds --auth auth    # and copies for guests`,
+		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			log, err := a.logger()
 			if err != nil {
@@ -170,16 +173,37 @@ role admin. Elsewhere meander-intake does it, and up and run do.`,
 			if a.natsURL == "" {
 				return usage(errors.New("--nats: empty; must be the server that is to have the streams. A store gets them from whoever opens it"))
 			}
+			if err := limits.Validate(); err != nil {
+				return usage(err)
+			}
+			var folder *authFolder
+			if auth != "" {
+				if folder, err = openAuth(auth); err != nil {
+					return err
+				}
+			}
 			b, err := bus.Connect(c.Context(), a.server(), log)
 			if err != nil {
 				return err
 			}
-			if err = b.Setup(c.Context()); err == nil {
+			if err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas))); err == nil {
+				err = limits.Apply(c.Context(), b)
+			}
+			if err == nil {
 				_, err = fmt.Fprintf(c.OutOrStdout(), "%s has the streams\n", bus.RedactURL(a.natsURL))
+			}
+			if err == nil && folder != nil {
+				guests := folder.guests()
+				if err = b.SetupGuests(c.Context(), guests); err == nil {
+					_, err = fmt.Fprintf(c.OutOrStdout(), "and copies for %s\n", count(len(guests), "guest"))
+				}
 			}
 			return errors.Join(err, b.Close())
 		},
 	}
+	c.Flags().StringVar(&auth, "auth", "", "folder of meander auth init: make the copies that its guests read, users who are limited to runs")
+	limits.Flags(c.Flags())
+	return c
 }
 
 func limitCommand(a *app) *cobra.Command {

@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -67,11 +67,12 @@ func printGroups(w io.Writer, r *results.Run) {
 			head += ": " + firstLine(g.Error)
 		}
 		between := "  "
-		if utf8.RuneCountInString(g.Prompt)+utf8.RuneCountInString(head) > lineWidth(w) {
+		prompt := cutText(printable(g.Prompt), lineWidth(w)) // results have the whole
+		if utf8.RuneCountInString(prompt)+utf8.RuneCountInString(head) > lineWidth(w) {
 			between = "\n  "
 		}
-		fmt.Fprintf(w, "%s%s%s\n", g.Prompt, between, breakLines(head, lineWidth(w), "\n  "))
-		if printRolls(w, g) {
+		fmt.Fprintf(w, "%s%s%s\n", prompt, between, breakLines(head, lineWidth(w), "\n  "))
+		if printRolls(w, g) || printTexts(w, g) {
 			continue
 		}
 		members := g.Best()
@@ -160,7 +161,7 @@ func printLines(w io.Writer, r *results.Run) error {
 	widest = min(widest, max(columns/3, 12))
 	// Status, mean and std take some 30 columns, a sample about 14.
 	shown := min(max((columns-widest-30)/14, 1), fewSamples)
-	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	t := newColumns(w)
 	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
 	var all []results.Member
 	for _, g := range r.Groups {
@@ -245,7 +246,12 @@ func measures(s *results.Summary) []string {
 	evaluations := map[string][]string{} // by source and score
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		if reader, ok := strings.CutSuffix(name, "/exact/mean"); ok {
-			lines = append(lines, fmt.Sprintf("%s read %.1f %% exactly", strings.TrimPrefix(reader, "critic/"), 100*m[name]))
+			reader = strings.TrimPrefix(reader, "critic/")
+			format := "%s read %.1f %% exactly"
+			if scorer.OfText(reader) {
+				format = "%s took %.1f %% of the answers for right"
+			}
+			lines = append(lines, fmt.Sprintf(format, reader, 100*m[name]))
 		}
 		rest, core := strings.CutPrefix(name, "val-core/")
 		if aside, ok := strings.CutPrefix(name, "val-aux/"); ok && strings.Contains(aside, "/exact/mean@") {

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -76,6 +77,17 @@ func reflow(text string, columns int) string {
 		}
 	}
 	return strings.Join(paragraphs, "\n\n")
+}
+
+// printBroken writes lines, those that are wider than the terminal broken between words.
+func printBroken(out io.Writer, text string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		if columns := lineWidth(out); shownWidth(line) > columns {
+			indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+			line = indent + breakLines(line, columns-len(indent), "\n"+indent+columnIndent)
+		}
+		fmt.Fprintln(out, line)
+	}
 }
 
 // breakLines puts between, which begins with a line feed, before each word that would go

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/sampler"
 )
 
@@ -48,8 +49,9 @@ next start.`,
 				return usage(fmt.Errorf("--listen: %q; the server is %s; leave one of --listen and --nats out", listen, bus.RedactURL(a.natsURL)))
 			}
 			server := natsd.Options{Listen: listen}
+			var guests []bus.Guest
 			if auth != "" {
-				if err := a.guard(&server, auth, log); err != nil {
+				if guests, err = a.guard(&server, auth, log); err != nil {
 					return err
 				}
 			}
@@ -63,7 +65,7 @@ next start.`,
 				return err
 			}
 			defer conn.Close()
-			if err := s.limits.Apply(c.Context(), conn.Bus); err != nil {
+			if err := furnish(c.Context(), conn.Bus, s.limits, auth, guests); err != nil {
 				return err
 			}
 			serve := func(ctx context.Context) error {
@@ -93,27 +95,36 @@ next start.`,
 	return c
 }
 
-// guard has the server let in who is in a folder of credentials, and nobody else.
-func (a *app) guard(o *natsd.Options, dir string, log zerolog.Logger) error {
+// furnish gives the streams their limits, and the guests of a folder of credentials their copies.
+func furnish(ctx context.Context, b *bus.Bus, limits boot.Limits, auth string, guests []bus.Guest) error {
+	err := limits.Apply(ctx, b)
+	if err == nil && auth != "" {
+		err = b.SetupGuests(ctx, guests)
+	}
+	return err
+}
+
+// guard has the server let in who is in a folder of credentials, and nobody else, and returns the guests of them.
+func (a *app) guard(o *natsd.Options, dir string, log zerolog.Logger) ([]bus.Guest, error) {
 	switch {
 	case a.natsURL != "":
-		return usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and --nats out", dir, bus.RedactURL(a.natsURL)))
+		return nil, usage(fmt.Errorf("--auth: %q; the server is %s, with users of its own; leave one of --auth and --nats out", dir, bus.RedactURL(a.natsURL)))
 	case a.token != "":
-		return usage(errors.New("--auth: set beside a token (--nats-token, MEANDER_NATS_TOKEN), which would let in anybody; leave one of them out"))
+		return nil, usage(errors.New("--auth: set beside a token (--nats-token, MEANDER_NATS_TOKEN), which would let in anybody; leave one of them out"))
 	}
 	f, err := openAuth(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cert, err := f.certificate()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if cert != nil && time.Until(cert.NotAfter) < renewBefore {
 		log.Warn().Time("until", cert.NotAfter).Msg("the certificate of the server ends soon; meander auth update makes a new one")
 	}
 	o.Token = rand.Text() // of processes on the same store
-	return f.options(o)
+	return f.guests(), f.options(o)
 }
 
 // samplerFlags are the knobs of the services that run in this process.
@@ -121,6 +132,8 @@ func samplerFlags(of *pflag.FlagSet, s *services) {
 	f := pflag.NewFlagSet("services", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.StringVar(&s.Sampler.Model, "model", s.Sampler.Model, "synthetic, a folder in the diffusers layout, or the name of a shipped model")
+	f.StringVar(&s.Sampler.Engine, "engine", "", sampler.Help("Engine"))
+	f.DurationVar(&s.Sampler.EnginePatience, "engine-patience", s.Sampler.EnginePatience, sampler.Help("EnginePatience"))
 	f.StringVar(&s.Sampler.Adapter, "adapter", "", "LoRA in PEFT's form to add to the model, a file or a folder")
 	f.Float64Var(&s.Sampler.AdapterScale, "adapter-scale", s.Sampler.AdapterScale, "how much of the adapter; 1 is what it was trained at")
 	f.StringVar(&s.Sampler.Device, "device", s.Sampler.Device, sampler.Help("Device"))
@@ -129,6 +142,7 @@ func samplerFlags(of *pflag.FlagSet, s *services) {
 	f.IntVar(&s.Sampler.Threads, "threads", 0, sampler.Help("Threads"))
 	f.IntVar(&s.Sampler.Batch, "batch", s.Sampler.Batch, "samples denoised together in one micro-batch")
 	f.IntVar(&s.Sampler.Workers, "workers", s.Sampler.Workers, sampler.Help("Workers"))
+	f.BoolVar(&s.Sampler.SharePrefixes, "share-prefixes", s.Sampler.SharePrefixes, sampler.Help("SharePrefixes"))
 	f.IntVar(&s.Replicas, "replicas", s.Replicas, "copies of each service in this process")
 	f.DurationVar(&s.Advantage.GroupTimeout, "group-timeout", s.Advantage.GroupTimeout, "a group without a deadline closes this long after its first reward")
 	f.StringVar(&s.Reward.Scorers, "scorers", "", "YAML file that configures http:NAME, onnx:NAME and nats:NAME reward functions")

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -241,7 +240,7 @@ func (a *app) showWaiting(ctx context.Context, b *bus.Bus, run schemas.Run, dir 
 		fmt.Fprintf(stderr, "no finished sample of run %s waits for a verdict\n", run)
 		return nil
 	}
-	t := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	t := newColumns(out)
 	fmt.Fprintf(t, "run %s\nUID\tSAMPLE\tNAME\tUNTIL\tPROMPT\n", run)
 	for _, w := range waiting {
 		until := "-"

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -26,6 +27,14 @@ latents, recomputes the log-prob of every stochastic step from the stored next
 latents, and compares: the ratio exp(recomputed - stored) must be exactly 1 with the
 same build, model and backend. It also checks schedules, digests of step events, the
 states that samples started with, and what each trajectory says of itself.
+
+Of texts it draws every token again, from the logits that the model gives to the tokens
+before it, and compares log-probs, log-sum-exps, entropies and stored logits: differences
+must be exactly 0.
+
+Tokens that a server drew (--engine) come from its own generator, and are not drawn again. What
+it says of them is compared with what the weights of the folder give here, which other code
+computes: --engine-tolerance says how far apart they may be, 0.001 where the server computes in float32.
 
 A step can be recomputed when the latents before and after it were kept
 (return_step_indices); what a sample started with is known all the same. What has been removed since, by age or by hand, is counted, and
@@ -67,7 +76,8 @@ least one, and all are right.`,
 	c.Flags().StringVar(&options.Compute.DType, "dtype", devices.Auto, sampler.Help("DType"))
 	c.Flags().BoolVar(&options.Compute.Deterministic, "deterministic", false, sampler.Help("Deterministic"))
 	c.Flags().IntVar(&options.Compute.Threads, "threads", 0, sampler.Help("Threads"))
-	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1|, or distance of a rolled state, that passes; above 0 only to compare builds or backends")
+	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1|, distance of a rolled state, or difference of a number of a token that passes; above 0 only to compare builds or backends")
+	c.Flags().Float64Var(&options.EngineTolerance, "engine-tolerance", verify.DefaultEngineTolerance, "largest difference of a log-prob, or another number of a token that a server drew, that passes")
 	return c
 }
 
@@ -87,7 +97,15 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 
 // printReport is the report for people.
 func printReport(out io.Writer, r *verify.Report) {
-	fmt.Fprintf(out, "run %s: %d trajectories, %d log-probs recomputed", r.Run, r.Trajectories, r.Steps)
+	fmt.Fprintf(out, "run %s: %d trajectories, ", r.Run, r.Trajectories)
+	switch {
+	case r.Drawn > 0:
+		fmt.Fprintf(out, "%s drawn again, %d not, as %s drew them from a generator of its own", count(r.Tokens, "token"), r.Drawn, strings.Join(r.DrawnBy, ", "))
+	case r.Tokens > 0:
+		fmt.Fprintf(out, "%s drawn again", count(r.Tokens, "token"))
+	default:
+		fmt.Fprintf(out, "%d log-probs recomputed", r.Steps)
+	}
 	for _, part := range []struct {
 		n    int
 		what string
@@ -99,7 +117,16 @@ func printReport(out io.Writer, r *verify.Report) {
 	if r.Versions > 0 {
 		fmt.Fprintf(out, ", %s fetched", count(r.Versions, "pushed version"))
 	}
-	fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
+	if r.Drawn > 0 {
+		fmt.Fprintf(out, "\nmax difference of what the server says of a token from what the weights of the folder give = %g, of which %g passes", r.MaxDrawnDifference, r.EngineTolerance)
+	}
+	if r.Drawn > 0 && r.Tokens == 0 {
+		fmt.Fprintln(out)
+	} else if r.Tokens > 0 {
+		fmt.Fprintf(out, "\nmax difference of a log-prob, log-sum-exp or entropy, and of the logits of %s = %g\n", count(r.Logits, "token"), r.MaxTokenDifference)
+	} else {
+		fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
+	}
 	if r.Conditionings > 0 {
 		fmt.Fprintf(out, "%d prompt embeddings and masks compared, max distance = %g\n", r.Conditionings, r.MaxConditioning)
 	}

@@ -23,6 +23,7 @@ var watched = []struct{ kind, stream string }{
 	{schemas.KindPrompt, schemas.StreamPrompts},
 	{schemas.KindControl, schemas.StreamControl},
 	{schemas.KindStep, schemas.StreamSteps},
+	{schemas.KindTokens, schemas.StreamSteps},
 	{schemas.KindTrajectory, schemas.StreamTrajectories},
 	{schemas.KindReward, schemas.StreamRewards},
 	{schemas.KindAdvantage, schemas.StreamAdvantages},
@@ -210,7 +211,7 @@ func (w *watcher) print(kind string, m *bus.Message, out io.Writer) error {
 	}
 	if w.json {
 		err = json.NewEncoder(out).Encode(map[string]any{
-			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": jsonOfBytes(m.Data),
+			"kind": kind, "subject": m.Subject, "seq": m.Seq, "time": m.Time.UnixNano(), "event": schemas.JSONOfBytes(m.Data),
 		})
 	} else {
 		_, err = fmt.Fprintf(out, "%s  %-10s %s\n", m.Time.Local().Format("15:04:05.000"), kind, line)
@@ -231,7 +232,11 @@ func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err er
 	case "prompt":
 		var e schemas.Prompt
 		err = schemas.Decode(m.Data, &e)
-		return fmt.Sprintf("%s %q", e.UID, e.Prompt), e.UID, err
+		text := e.Prompt
+		if n := len(e.Messages); n > 0 {
+			text = e.Messages[n-1].Content
+		}
+		return fmt.Sprintf("%s %q", e.UID, text), e.UID, err
 	case "step":
 		if schemas.IsPart(m.Subject) {
 			return "", "", nil
@@ -251,12 +256,23 @@ func describe(kind string, m *bus.Message) (line string, uid schemas.UID, err er
 			line += "  checkpoint"
 		}
 		return line, e.UID, err
+	case schemas.KindTokens:
+		if schemas.IsPart(m.Subject) {
+			return "", "", nil
+		}
+		var e schemas.Tokens
+		err = schemas.Decode(m.Data, &e)
+		return tokensLine(&e), e.UID, err
 	case "trajectory":
 		var e schemas.Trajectory
 		err = schemas.Decode(m.Data, &e)
 		of := ""
 		if n := len(e.Attempts()); n > 1 {
 			of = fmt.Sprintf(" of %d attempts, the last", n)
+		}
+		if e.Text != nil && e.StopReason == schemas.StopCompleted {
+			return fmt.Sprintf("%s #%d %s, %s in %v %s", e.UID, e.SampleIndex, e.StopReason, count(int(e.Text.Generated()), "token"),
+				time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), spoken(e.Text.Turns)), e.UID, err
 		}
 		return strings.TrimSpace(fmt.Sprintf("%s #%d %s, %d steps%s in %v %s", e.UID, e.SampleIndex, e.StopReason, len(e.Steps), of,
 			time.Duration(e.Timings.Finished-e.Timings.Started).Round(time.Millisecond), e.Error)), e.UID, err

@@ -9,6 +9,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/meander-rl/meander/pkg/lm"
+	languages "github.com/meander-rl/meander/pkg/lm/families"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
@@ -27,6 +29,12 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	dir, family, err := families.All().Find(o.Model)
+	if errors.Is(err, model.ErrUnknown) {
+		if _, _, found := languages.All().Find(o.Model); found == nil {
+			languageFolder(ctx, o, say)
+			return
+		}
+	}
 	if err != nil {
 		say.add(Fault, "name a folder in the diffusers layout, or a model that ships (--model)", "%v", err)
 		return
@@ -64,8 +72,30 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 		say.add(Fault, "copy the folder again, with all its files", "%v", err)
 		return
 	}
-	digest := m.Card().WeightsDigest
-	say.ok("%s in %s loads, weights %.12s", info.Name, dir, digest)
+	say.ok("%s in %s loads, weights %.12s", info.Name, dir, m.Card().WeightsDigest)
+	sameWeights(ctx, o, say, info.Name, m.Card().WeightsDigest)
+	if err := m.Close(); err != nil {
+		say.failed("close the model", err)
+	}
+}
+
+// languageFolder is modelFolder of a language model.
+func languageFolder(ctx context.Context, o *Options, say *notes) {
+	m, err := languages.All().Open(o.Model, lm.Options{})
+	if err != nil {
+		say.add(Fault, "copy the folder again, with all its files", "%v", err)
+		return
+	}
+	card := m.Card()
+	say.ok("%s, a language model of %d tokens, loads, weights %.12s", card.Name, card.Vocabulary, card.WeightsDigest)
+	sameWeights(ctx, o, say, card.Name, card.WeightsDigest)
+	if err := m.Close(); err != nil {
+		say.failed("close the model", err)
+	}
+}
+
+// sameWeights warns of lanes that serve the model with other weights.
+func sameWeights(ctx context.Context, o *Options, say *notes, name, digest string) {
 	if o.Bus == nil {
 		return
 	}
@@ -75,7 +105,7 @@ func modelFolder(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	for _, p := range policies {
-		if p.Model == info.Name && p.WeightsDigest != digest {
+		if p.Model == name && p.WeightsDigest != digest {
 			say.add(Warning, "give all samplers of a lane the same folder, or lanes of their own", "lane %s was last served with other weights, %.12s", p.Lane, p.WeightsDigest)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -38,6 +39,7 @@ func permissions(ctx context.Context, o *Options, say *notes) {
 	var info struct {
 		Data struct {
 			User        string `json:"user"`
+			Account     string `json:"account"`
 			Permissions *struct {
 				Publish   *grants `json:"publish"`
 				Subscribe *grants `json:"subscribe"`
@@ -87,6 +89,14 @@ func permissions(ctx context.Context, o *Options, say *notes) {
 	}
 	if len(not) > 0 {
 		say.ok("and may not %s", strings.Join(not, ", "))
+	}
+	switch runs := o.Bus.GuestOf(); {
+	case runs == "":
+	case !bus.IsGuest(info.Data.Account):
+		say.add(Fault, "the operator brings its permissions up to date: meander auth update DIR, and what that says to do then",
+			"it is limited to the runs %s, and in the account of everybody else, as older releases had it: what the server answers it may send to anybody", runs)
+	default:
+		say.ok("it is limited to the runs %s, in the account %s of its own", runs, info.Data.Account)
 	}
 }
 

@@ -57,11 +57,24 @@ type Cost struct {
 	TrajectoryBytes int64 `json:"trajectory_bytes"`
 	ImageBytes      int64 `json:"image_bytes"`
 
+	// Tokens is the most that one sample generates, LogitsPerToken how many of the logits of each are stored at most, LogitsDType as
+	// what, and LogitsBytes what that takes. LogitsDiffer says that some prompts ask for others.
+	Tokens         int64  `json:"tokens,omitempty"`
+	LogitsPerToken int64  `json:"logits_per_token,omitempty"`
+	LogitsDType    string `json:"logits_dtype,omitempty"`
+	LogitsBytes    int64  `json:"logits_bytes_per_token,omitempty"`
+	LogitsDiffer   bool   `json:"logits_differ,omitempty"`
+
+	text bool
+
 	counted bool
 }
 
 // costOf is one sample of a group, as intake resolves it.
 func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
+	if r.Text != nil {
+		return textCost(r, policy), nil
+	}
 	tokens, err := intake.Tokens(r.Height, r.Width, policy)
 	if err != nil {
 		return nil, err
@@ -163,9 +176,13 @@ func (c *Cost) sum(s *Cost, n int64) {
 	same(&c.LatentsKept, s.LatentsKept)
 	same(&c.Checkpoints, s.Checkpoints)
 	same(&c.LatentsDType, s.LatentsDType)
-	same(&c.BytesOfSample, s.BytesOfSample)
 	same(&c.ConditioningBytes, s.ConditioningBytes)
 	same(&c.ConditioningOfSample, s.ConditioningOfSample)
+	if c.text && s.text {
+		c.mostText(s)
+	} else {
+		same(&c.BytesOfSample, s.BytesOfSample)
+	}
 	if !slices.Equal(c.LatentsShape, s.LatentsShape) {
 		c.LatentsShape = nil
 	}

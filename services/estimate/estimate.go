@@ -36,6 +36,7 @@ type Estimate struct {
 	// GroupSizes are the sizes there are, a few of them.
 	GroupSizes []int64 `json:"-"`
 
+	text        bool // that of a language model
 	facts       *Facts
 	promptBytes int64
 }
@@ -74,6 +75,9 @@ func (p *Estimate) Add(prompt []byte) {
 		err = errors.Join(err, e.Validate())
 	}
 	text := e.Prompt
+	if last := len(e.Messages) - 1; last >= 0 {
+		text = e.Messages[last].Content
+	}
 	if err == nil {
 		err = p.resolve(&e)
 	}
@@ -109,6 +113,7 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		for _, w := range intake.Unscored(requests[0]) {
 			note(&p.Warnings, w)
 		}
+		p.text = requests[0].Text != nil
 		n, advantage = int64(len(requests)), requests[0].Group.Advantage
 		p.Model = policy.Model
 		if p.Cost == nil {
@@ -156,6 +161,15 @@ func (p *Estimate) fill() {
 		p.Streams[i].Used, p.Streams[i].Limit = room.Used, room.Limit
 	}
 }
+
+// LargeRun is the size of the steps of texts from which on a run is warned of: full logits are for short answers.
+const LargeRun = 1 << 30
+
+// Texts says that the samples are texts.
+func (p *Estimate) Texts() bool { return p.text && p.Cost != nil }
+
+// Large says whether texts store so much that logits want a second thought.
+func (p *Estimate) Large() bool { return p.Texts() && p.StepBytes >= LargeRun }
 
 // Overfull are the streams that the samples are sure to overfill.
 func (p *Estimate) Overfull() []Stream {

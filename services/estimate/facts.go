@@ -42,14 +42,14 @@ func Unknown() *Facts {
 // Of is a pipeline that does not run yet. Of the model it reads the configuration, no weights.
 func Of(c pipeline.Config) (*Facts, error) {
 	f := Unknown()
-	info, err := c.Sampler.Models.Inspect(c.Sampler.Model)
+	policy, problems, err := sampler.Registry{Images: c.Sampler.Models, Text: c.Sampler.Languages}.PolicyOf(c.Sampler.Model)
 	if err != nil {
 		return nil, err
 	}
-	if info.LatentChannels == 0 || info.PixelsPerToken == 0 {
-		return nil, fmt.Errorf("model %q: %s", c.Sampler.Model, strings.Join(info.Problems, "; "))
+	if policy.Text == nil && (policy.LatentChannels == 0 || policy.PixelsPerToken == 0) {
+		return nil, fmt.Errorf("model %q: %s", c.Sampler.Model, strings.Join(problems, "; "))
 	}
-	f.Policies, f.Reward = []*schemas.Policy{sampler.PolicyOf(info.Card)}, c.Intake.Reward
+	f.Policies, f.Reward = []*schemas.Policy{policy}, c.Intake.Reward
 	return f, nil
 }
 
@@ -102,8 +102,11 @@ func (f *Facts) Policy(model schemas.Lane) *schemas.Policy {
 
 // Rewards are the functions of a prompt that names none, on a lane; nil: not known.
 func (f *Facts) Rewards(e *schemas.Prompt, p *schemas.Policy) []string {
-	if p == nil {
+	switch {
+	case p == nil:
 		return f.Reward
+	case p.Text != nil:
+		return p.Reward
 	}
 	return intake.DefaultRewards(e, p.Reward, f.Reward)
 }

@@ -271,8 +271,8 @@ func TestClaim_Again(t *testing.T) {
 		{"batch", func(p *schemas.Prompt) { p.Batch = &schemas.BatchSpec{ID: "b", Groups: 2} }},
 		{"group_policy", func(p *schemas.Prompt) { p.GroupPolicy = &schemas.GroupPolicy{ZeroStd: schemas.GroupDrop} }},
 		{"schedule, validation", func(p *schemas.Prompt) { p.Validation = true }},
-		{"rollout, start, stop or scheduled_sampling", func(p *schemas.Prompt) { p.Rollout.Debug = []string{"noise"} }},
-		{"rollout, start, stop or scheduled_sampling", func(p *schemas.Prompt) { p.Stop = &schemas.Stop{StepIndex: new(int64(3))} }},
+		{"rollout, start, stop, scheduled_sampling, messages or text", func(p *schemas.Prompt) { p.Rollout.Debug = []string{"noise"} }},
+		{"rollout, start, stop, scheduled_sampling, messages or text", func(p *schemas.Prompt) { p.Stop = &schemas.Stop{StepIndex: new(int64(3))} }},
 		{"prompt, advantage", func(p *schemas.Prompt) { p.Prompt, p.Advantage.Std = "a green fox", schemas.StdNone }},
 	} {
 		r := receipt(t, p.publish(t, "r", first(c.change)))

@@ -19,12 +19,15 @@ func fits(r *schemas.Request, limit int) error {
 	trained := 0
 	if value(r.Group.Advantage.Gamma, 1) != 1 { // else one advantage stands for all steps
 		trained = len(r.StochasticSteps())
+		if r.Text != nil {
+			trained = int(min(r.Text.Answers()*r.Text.MaxNewTokens, schemas.MaxTokens))
+		}
 	}
 	group := func(n int) bool { return storable(largestResult(r, n, trained), limit) }
 	if n := int(r.GroupSize); !group(n) {
 		each := ""
 		if trained > 0 {
-			each = fmt.Sprintf(" where each sample has %d advantages, one per trained step (gamma below 1)", trained)
+			each = fmt.Sprintf(" where each sample has %d advantages, one per trained step, or token (gamma below 1)", trained)
 		}
 		return fmt.Errorf("group_size: %d; must be at most %d%s: the result is one event", n, most(n, group), each)
 	}
@@ -68,6 +71,9 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 	}
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{SampleIndex: math.MaxInt64, Reward: x, Advantage: x, Status: schemas.StatusMissing, TrajectorySeq: math.MaxUint64, StepAdvantages: steps}
+		if r.Text != nil {
+			a.Members[i].Tokens = new(int64(math.MaxInt64))
+		}
 	}
 	if r.Group.Tree != nil { // of all trees of n leaves the one that parts in two has most branch points
 		a.BranchScope = longest

@@ -42,6 +42,15 @@ func TestFits_Group(t *testing.T) {
 			t.Errorf("%d x %d, gamma %g: got %v; want %q", test.n, test.steps, test.gamma, err, test.want)
 		}
 	}
+	r := sized(t, 64, 10, 0.9, nil)
+	r.Text = &schemas.TextRequest{MaxNewTokens: 1000}
+	if err := fits(r, payload); err != nil {
+		t.Errorf("1000 tokens: %v", err)
+	}
+	r.Text.Interaction = &schemas.Interaction{MaxTurns: new(int64(3))}
+	if err := fits(r, payload); err == nil || !strings.Contains(err.Error(), "group_size: 64; must be at most 21 where each sample has 3000 advantages") {
+		t.Errorf("three answers of 1000 tokens: got %v", err)
+	}
 	// What is said to fit does, and one more does not.
 	limit := int64(0)
 	if _, err := fmt.Sscanf(fits(sized(t, 1024, 60, 0.9, nil), payload).Error(), "group_size: 1024; must be at most %d", &limit); err != nil {

@@ -53,7 +53,10 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained i
 func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]schemas.RewardSpec, error) {
 	list, whose := slices.Clone(p.Reward), ""
 	if len(list) == 0 && p.ScheduledSampling == nil { // what is made to train on needs no judge
-		names := DefaultRewards(p, policy.Reward, o.Reward)
+		names := policy.Reward
+		if policy.Text == nil { // the service's are for images
+			names = DefaultRewards(p, policy.Reward, o.Reward)
+		}
 		whose = " (the default)"
 		if slices.Equal(names, policy.Reward) {
 			whose = fmt.Sprintf(" (the default of model %q)", policy.Model)
@@ -63,10 +66,17 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 		}
 	}
 	var errs []error
+	if policy.Text != nil && len(list) == 0 && p.ScheduledSampling == nil {
+		return nil, fmt.Errorf("reward: absent; must name functions that rate texts: model %q names none (%s)", policy.Model, strings.Join(scorer.OfTexts(), ", "))
+	}
 	for i := range list {
 		r := &list[i]
 		schemas.SetDefaults(r)
-		if err := scorer.Check(r.Name, p.Prompt, r.GroundTruth, r.Params); err != nil {
+		if err := scorer.CheckMedium(r.Name, policy.Text != nil); err != nil && policy.Lane != "" {
+			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
+			continue
+		}
+		if err := scorer.Check(r.Name, Asked(p.Prompt, p.Messages), r.GroundTruth, r.Params); err != nil {
 			errs = append(errs, fmt.Errorf("reward[%d]%s: %w", i, whose, err))
 		}
 	}

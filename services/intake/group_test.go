@@ -100,7 +100,7 @@ func TestResolveGroup_Refuses(t *testing.T) {
 		prompt schemas.Prompt
 		fault  string
 	}{
-		{"unknown reward", schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{{Name: "beauty"}}}, `reward[0]: name: "beauty"; must be one of diversity, external`},
+		{"unknown reward", schemas.Prompt{Prompt: "x", Reward: []schemas.RewardSpec{{Name: "beauty"}}}, `reward[0]: name: "beauty"; must be one of confidence, diversity, entropy_mean`},
 		{"no target", schemas.Prompt{Prompt: "a red fox", Batch: batch}, `reward[0] (the default of model "q"): ground_truth: empty, and the prompt has no text in double quotes; glyph needs one`},
 		{"params", schemas.Prompt{Prompt: says, Reward: []schemas.RewardSpec{{Name: "ocr", Params: map[string]string{"psm": "99"}}}}, `reward[0]: params: psm: "99"`},
 		{"unknown estimator", schemas.Prompt{Prompt: says, Advantage: schemas.AdvantageSpec{Estimator: "ppo"}}, `advantage.estimator: "ppo"; must be one of dance_grpo`},

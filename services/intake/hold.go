@@ -204,7 +204,7 @@ func (s *service) fit(ctx context.Context, p *schemas.Prompt, fresh bool) (polic
 	if err != nil {
 		return nil, "", bus.Terminal(schemas.CodeInvalid, err)
 	}
-	if waiting, err = v.able(rewards); waiting == "" && err == nil {
+	if waiting, err = v.able(rewards, policy.Text != nil); waiting == "" && err == nil {
 		waiting = v.full(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
 	}
 	return policy, waiting, err

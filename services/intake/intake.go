@@ -216,6 +216,8 @@ func accepted(requests []*schemas.Request, warnings []string) *schemas.Receipt {
 		NumInferenceSteps: int64(len(q.Transitions)), SDEStepIndices: q.StochasticSteps(), Warnings: warnings,
 	}
 	switch {
+	case q.Text != nil: // those of its answer, as far as it gets
+		r.TotalSteps = new(q.GroupSize * max(1, (q.Text.MaxNewTokens+q.Text.TokensPerEvent-1)/q.Text.TokensPerEvent))
 	case q.ScheduledSampling != nil || q.Group.Tree != nil:
 		r.TotalSteps = new(int64)
 		for _, q := range requests {

@@ -125,8 +125,9 @@ func before(names []schemas.Lane) string {
 
 // able says whether the reward services that run have the functions. Any trajectory may go
 // to any of them, so that a function which one lacks is waited for. While none runs,
-// functions that each of them has are taken for granted, and others wait for one to say so.
-func (v *view) able(rewards []schemas.RewardSpec) (waiting string, err error) {
+// functions that each of them has are taken for granted, and others wait for one to say so. text is whether texts
+// are rated, for the functions to name.
+func (v *view) able(rewards []schemas.RewardSpec, text bool) (waiting string, err error) {
 	for i, r := range rewards {
 		kind, _, err := scorer.SplitName(r.Name)
 		if err != nil || kind == scorer.External || len(v.scorers) == 0 && scorer.Everywhere(r.Name) {
@@ -144,8 +145,9 @@ func (v *view) able(rewards []schemas.RewardSpec) (waiting string, err error) {
 		switch len(lack) {
 		case 0:
 		case len(v.scorers):
+			fit := slices.DeleteFunc(slices.Clone(v.scorers[0].Reward), func(name string) bool { return scorer.CheckMedium(name, text) != nil })
 			return "", bus.Terminal(schemas.CodeUnknownReward, fmt.Errorf("reward[%d]: %s; must be one of %s, nats:NAME or external:NAME",
-				i, whyMissing(lack, r.Name), strings.Join(v.scorers[0].Reward, ", ")))
+				i, whyMissing(lack, r.Name), strings.Join(fit, ", ")))
 		default:
 			return fmt.Sprintf("reward[%d]: %q is missing at %s, one of %d reward services; give all of them the same scorers file",
 				i, r.Name, lack[0].Instance, len(v.scorers)), nil

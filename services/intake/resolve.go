@@ -28,6 +28,12 @@ type Origin struct {
 // and the returned latents are decided once, so they are equal in the group. It
 // depends on its arguments alone and changes none of them.
 func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o Origin) ([]*schemas.Request, error) {
+	switch textual := prompt.Text != nil || len(prompt.Messages) > 0; {
+	case policy.Text != nil:
+		return resolveText(run, prompt, policy, o)
+	case textual:
+		return nil, fmt.Errorf("text: given, or messages; must be absent: model %q makes images", policy.Model)
+	}
 	p := new(*prompt)
 	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
@@ -57,17 +63,13 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	if err != nil {
 		return nil, err
 	}
-	request := schemas.Request{
-		Run: run, UID: p.UID, GroupSize: n, Lane: policy.Lane,
-		Prompt: p.Prompt, TruncatePrompt: p.TruncatePrompt, Height: height, Width: width,
-		TrueCFGScale: value(p.TrueCFGScale, part.scale),
-		Sigmas:       part.plan.Sigmas, Transitions: names(part.plan.Transitions), NoiseLevel: part.plan.NoiseLevel,
-		LogProbKind: string(part.plan.LogProb), Solver: string(part.plan.Solver), LatentsDType: string(part.plan.Storage),
-		ReturnStepIndices: part.returned, CheckpointStepIndices: part.checkpoints, Debug: slices.Clone(p.Rollout.Debug),
-		ReturnConditioning: p.Rollout.ReturnConditioning,
-		Priority:           *p.Priority, MinPolicyVersion: *p.MinPolicyVersion,
-		Prune: p.Prune, Group: *group,
-	}
+	request := requestOf(run, p, policy, group)
+	request.TruncatePrompt, request.Height, request.Width = p.TruncatePrompt, height, width
+	request.TrueCFGScale = value(p.TrueCFGScale, part.scale)
+	request.Sigmas, request.Transitions, request.NoiseLevel = part.plan.Sigmas, names(part.plan.Transitions), part.plan.NoiseLevel
+	request.LogProbKind, request.Solver, request.LatentsDType = string(part.plan.LogProb), string(part.plan.Solver), string(part.plan.Storage)
+	request.ReturnStepIndices, request.CheckpointStepIndices, request.Debug = part.returned, part.checkpoints, slices.Clone(p.Rollout.Debug)
+	request.ReturnConditioning, request.Prune = p.Rollout.ReturnConditioning, p.Prune
 	if p.Prune != nil && len(within(part.stochastic, part.begin, min(part.end, int(p.Prune.StepIndex)))) == 0 {
 		return nil, fmt.Errorf("prune.step_index: %d; must be behind a stochastic step: there are no log-probs to judge by", p.Prune.StepIndex)
 	}
@@ -95,6 +97,14 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 		}
 	}
 	return requests, nil
+}
+
+// requestOf is what the requests of a prompt with its defaults have, whatever the model makes.
+func requestOf(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
+	return schemas.Request{
+		Run: run, UID: p.UID, GroupSize: *p.GroupSize, Lane: policy.Lane, Prompt: p.Prompt,
+		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,
+	}
 }
 
 // versionWait begins what a prompt waits for that is for weights to come.

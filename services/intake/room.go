@@ -82,7 +82,7 @@ func sizes(requests []*schemas.Request, policy *schemas.Policy, request int64) [
 	first, n := requests[0], int64(len(requests))
 	steps, largest := int64(0), int64(0)
 	for _, r := range requests {
-		bytes := r.StepBytes(policy.StateElements(r.Height, r.Width))
+		bytes := r.StepBytes(policy)
 		steps, largest = steps+bytes, max(largest, bytes)
 	}
 	// The last one begins when its bound fits beside what the others have stored.

@@ -3,6 +3,7 @@ package janitor_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -216,4 +217,61 @@ func TestPass_Blobs(t *testing.T) {
 	if n, err := p.Subjects(ctx, bus.BlobStream, ">"); err != nil || len(n) != 4 {
 		t.Errorf("left are %v, %v", n, err)
 	}
+}
+
+// The adapters of versions that stored samples were made with stay, however old they are: of a sample that went on with
+// other versions, all of them. So do those of the newest versions. The others go, and once the samples are gone, theirs too.
+func TestPass_Adapters(t *testing.T) {
+	p := bustest.New(t)
+	const versions = 20
+	digest := func(v int64) string { return fmt.Sprintf("%064x", 0xabc000+v) }
+	var refs []schemas.Ref
+	var last *schemas.Policy
+	for v := range int64(versions) {
+		ref, err := p.PutBlob(t.Context(), fmt.Appendf(nil, "adapter %d", v))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := &schemas.Policy{
+			Lane: "signs", Model: "signs", PolicyVersion: v, WeightsDigest: digest(v), BaseDigest: "base", Adapter: &schemas.PolicyAdapter{File: ref, Scale: 1},
+			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20, Announced: 1,
+		}
+		if err := p.SetPolicy(t.Context(), next, last); err != nil {
+			t.Fatal(err)
+		}
+		refs, last = append(refs, ref), next
+	}
+	for uid, made := range map[schemas.UID]*schemas.Trajectory{
+		"one":     {WeightsDigest: digest(2), PolicyVersionMin: 2, PolicyVersionMax: 2},
+		"several": {WeightsDigest: digest(7), PolicyVersionMin: 5, PolicyVersionMax: 7},
+	} {
+		made.Run, made.UID, made.Lane = "r1", uid, "signs"
+		data, err := schemas.Encode(made)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0), data, nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func(want ...int64) {
+		t.Helper()
+		if _, err := p.SweepBlobs(t.Context(), 0, false); err != nil {
+			t.Fatal(err)
+		}
+		var got []int64
+		for v, ref := range refs {
+			if p.HasBlob(t.Context(), ref) == nil {
+				got = append(got, int64(v))
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("adapters %v are left, want %v", got, want)
+		}
+	}
+	left(2, 5, 6, 7, 12, 13, 14, 15, 16, 17, 18, 19)
+	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", "several", 0)); err != nil {
+		t.Fatal(err)
+	}
+	left(2, 12, 13, 14, 15, 16, 17, 18, 19)
 }

@@ -76,7 +76,7 @@ func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()
 	c.Intake.Models = []schemas.Lane{schemas.Lane(model.NameOf(c.Sampler.Model))}
-	c.Intake.Health, c.Sampler.DiskFree = c.Health, c.DiskFree
+	c.Intake.Health, c.Sampler.Health, c.Sampler.DiskFree = c.Health, c.Health, c.DiskFree
 	registry := prometheus.DefaultRegisterer
 	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics, c.Advantage.Metrics, c.Janitor.Metrics = registry, registry, registry, registry, registry
 	defer instrument.Plane(registry, b)()

@@ -45,7 +45,7 @@ func TestService_HangingScorerDelaysNobody(t *testing.T) {
 	for i := range int64(behind) {
 		p.put(t, trajectory(t, "hang", "hang", i, behind, uint8(i), "http:hang"))
 	}
-	<-hanging
+	bustest.Receive(t, "a call that hangs", hanging)
 	const n = 40
 	for i := range int64(n) { // one at a time, so that none waits but for those that hang
 		p.put(t, trajectory(t, "plain", "plain", i, n, uint8(i), "jpeg_compressibility", "glyph?"))
@@ -233,7 +233,7 @@ func TestService_StopsBesideAHangingScorer(t *testing.T) {
 		p.put(t, trajectory(t, "r", "u", i, 40, 3, "http:hang"))
 	}
 	first := p.serve(t, cfg)
-	<-hanging
+	bustest.Receive(t, "a call that hangs", hanging)
 	first.Stop()
 	// Everything is another's at once, not after the ack wait.
 	cfg.Scorers = file(t, fmt.Sprintf("http:\n  hang: {url: %q}\n", web(t, func(w http.ResponseWriter, _ *http.Request, n int) { scores(w, "1", n) })))

@@ -40,7 +40,7 @@ type pool struct {
 	busy    int
 	breaker breaker
 	timer   *time.Timer // of the linger, nil when none runs
-	// pace is the smoothed time that a call takes for each of its samples, progress when a
+	// pace is the smoothed time that a full call takes for each of its samples, progress when a
 	// call ended last, or began while none was under way; turn is the moment up to which
 	// samples that were put back have been promised a place.
 	pace     time.Duration
@@ -155,16 +155,14 @@ func (p *pool) join(j *job) (err error) {
 
 // nextTurn promises a place in the queue: samples come again one after the other, a little
 // faster than the function takes them, for a queue that runs empty costs more than one that
-// is found full. While no call ends they come more and more rarely. Lock held.
+// is found full. While no call ends they come more and more rarely, but not so rarely that a
+// function which was slow once goes without samples. Lock held.
 func (p *pool) nextTurn(now time.Time) time.Duration {
 	if p.turn.Before(now) {
 		p.turn = now
 	}
 	each := 3 * p.pace / time.Duration(4*p.calls)
-	if silent := now.Sub(p.progress); silent > 2*p.pace*time.Duration(p.batch) {
-		each = silent
-	}
-	p.turn = p.turn.Add(each)
+	p.turn = p.turn.Add(max(each, now.Sub(p.progress)/64))
 	if limit := now.Add(longestTurn); p.turn.After(limit) {
 		p.turn = limit
 	}
@@ -319,7 +317,7 @@ func (p *pool) settle(samples int, away error, probe bool, took time.Duration) {
 		}
 	}
 	if samples > 0 {
-		p.pace += (took/time.Duration(samples) - p.pace) / 8
+		p.pace += (took/time.Duration(p.batch) - p.pace) / 8
 	}
 	p.dispatch(now)
 }

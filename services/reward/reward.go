@@ -326,12 +326,15 @@ func sameSample(first, r *schemas.Reward) error {
 	if !first.Group.Same(&r.Group) {
 		return errors.New("group: must be that of the trajectory")
 	}
-	if first.TrainedSteps != r.TrainedSteps || first.ScheduleDigest != r.ScheduleDigest ||
+	if !same(first.Tokens, r.Tokens) || first.TrainedSteps != r.TrainedSteps || first.ScheduleDigest != r.ScheduleDigest ||
 		first.PolicyVersionMin != r.PolicyVersionMin || first.PolicyVersionMax != r.PolicyVersionMax {
-		return errors.New("trained_steps, schedule_digest and policy versions: must be those of the trajectory")
+		return errors.New("trained_steps, tokens, schedule_digest and policy versions: must be those of the trajectory")
 	}
 	return nil
 }
+
+// same says whether numbers that may be absent are equal.
+func same(a, b *int64) bool { return a == nil && b == nil || a != nil && b != nil && *a == *b }
 
 // failed is the reward of a trajectory that cannot be scored.
 func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
@@ -342,10 +345,14 @@ func failed(t *schemas.Trajectory, seq uint64, why string) *schemas.Reward {
 
 // outline is the reward of a trajectory without its scores.
 func outline(t *schemas.Trajectory, seq uint64) *schemas.Reward {
-	return &schemas.Reward{
+	r := &schemas.Reward{
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, Scores: []schemas.Score{},
 		TrajectorySeq: seq, TrainedSteps: t.TrainedSteps(), ScheduleDigest: t.ScheduleDigest,
 		PolicyVersionMin: t.PolicyVersionMin, PolicyVersionMax: t.PolicyVersionMax, Group: t.Group,
 		SampleStarted: max(0, t.Timings.Started), SampleFinished: max(0, t.Timings.Finished),
 	}
+	if t.Text != nil {
+		r.Tokens = new(t.Text.Generated())
+	}
+	return r
 }

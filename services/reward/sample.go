@@ -47,7 +47,7 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	}
 	after, err := s.rate(ctx, t, m, due)
 	if p, ok := errors.AsType[*imageError](err); ok && errors.Is(err, bus.ErrNotFound) {
-		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("the image is no longer stored: %v", p.error)))
+		return pause{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("the sample is no longer stored: %v", p.error)))
 	}
 	switch {
 	case err != nil:
@@ -60,7 +60,7 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	for i := range m.scores {
 		if m.scores[i] == nil {
 			err := errors.New("the group was rated without this sample, which came too late")
-			if t.Image == nil {
+			if t.Image == nil && t.Text == nil {
 				err = noImage(t)
 			}
 			m.scores[i] = &scored{Result: scorer.Result{Err: err}}
@@ -124,14 +124,14 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 		limited, cancel = context.WithDeadline(ctx, due)
 		defer cancel()
 	}
-	shared := &sharedImage{bus: s.bus, room: s.room, stored: t.Image}
+	shared, text := &sharedImage{bus: s.bus, room: s.room, stored: t.Image}, &sharedText{bus: s.bus, t: t}
 	results := make([]*scored, len(m.scores))
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
 		if m.scores[i] != nil || awaited(spec.Name) {
 			continue
 		}
-		if t.Image == nil { // only verdicts, which are awaited, are given without one
+		if t.Image == nil && t.Text == nil { // only verdicts, which are awaited, are given without one
 			m.scores[i] = &scored{Result: scorer.Result{Err: noImage(t)}}
 			continue
 		}
@@ -142,8 +142,14 @@ func (s *service) rate(ctx context.Context, t *schemas.Trajectory, m *memo, due 
 		}
 		calls.Go(func() {
 			r := e.pool.score(limited, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
-				im, err := shared.hold(ctx, wait)
-				return scorer.Input{Image: im, Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}, shared.release, err
+				in := scorer.Input{Prompt: t.Prompt, GroundTruth: spec.GroundTruth, Params: spec.Params}
+				var err error
+				if t.Text != nil {
+					in.Text, err = text.load(ctx)
+					return in, func() {}, err
+				}
+				in.Image, err = shared.hold(ctx, wait)
+				return in, shared.release, err
 			})
 			results[i] = &r
 		})

@@ -244,7 +244,7 @@ func TestService_Restart(t *testing.T) {
 		p.put(t, trajectory(t, "r", "u", i, 40, 3, "http:slow", "synthetic"))
 	}
 	first := p.serve(t, cfg)
-	<-begun
+	bustest.Receive(t, "the first call", begun)
 	first.Stop()
 	p.serve(t, cfg)
 	p.serve(t, cfg)

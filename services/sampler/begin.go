@@ -19,7 +19,7 @@ import (
 // it announces. It waits for a server without room.
 func (s *service) first(ctx context.Context) error {
 	for told := false; ; told = true {
-		err := s.firstWithRoom(ctx)
+		_, err := inTime(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.firstWithRoom(ctx) })
 		if !errors.Is(err, bus.ErrStreamFull) {
 			return err
 		}
@@ -31,6 +31,20 @@ func (s *service) first(ctx context.Context) error {
 			return err
 		case <-time.After(time.Second):
 		}
+	}
+}
+
+// startPatience bounds how long a sampler that starts waits for a server that answers late: a thousand may start at once.
+const startPatience = time.Minute
+
+// inTime asks the server, and again while it answers late.
+func inTime[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	for began := time.Now(); ; {
+		answer, err := ask(ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || time.Since(began) > startPatience {
+			return answer, err
+		}
+		zerolog.Ctx(ctx).Warn().Err(err).Msg("the server answers late, asked again")
 	}
 }
 
@@ -75,7 +89,7 @@ func (s *service) start(ctx context.Context, p *schemas.Policy) error {
 		return fmt.Errorf("load version %d: %w", p.PolicyVersion, err)
 	}
 	s.versions.take(w)
-	if p.Adapter == nil && fault == nil {
+	if p.Adapter == nil && p.Weights == nil && fault == nil {
 		return nil // what its files have is no update
 	}
 	return s.answer(ctx, p, fault, time.Since(began))
@@ -83,25 +97,37 @@ func (s *service) start(ctx context.Context, p *schemas.Policy) error {
 
 // mine is the policy of what the settings name: the model, and its adapter.
 func (s *service) mine(ctx context.Context) (*schemas.Policy, error) {
-	m := s.places.All[0].Model
-	p := PolicyOf(m.Card())
-	p.Lane, p.PolicyVersion, p.BaseDigest = s.cfg.Lane, s.cfg.PolicyVersion, baseOf(m)
-	a, ok := m.(model.Adaptable)
+	m := s.places.All[0].Network
+	p := m.Policy()
+	base, modules, ok := m.base()
+	p.Lane, p.PolicyVersion, p.BaseDigest = s.cfg.Lane, s.cfg.PolicyVersion, base
 	if !ok && s.cfg.Adapter != "" {
 		return nil, fmt.Errorf("adapter: %q; the model %s takes none", s.cfg.Adapter, p.Model)
 	}
 	if !ok {
 		return p, nil
 	}
-	table, err := a.Modules().Encode()
-	if err != nil {
-		return nil, err
+	tables := []struct {
+		of  interface{ Encode() ([]byte, error) }
+		ref **schemas.Ref
+	}{{modules, &p.Modules}}
+	if a, ok := m.Images.(model.Adaptable); ok { // of a language model adapters alone are taken
+		tables = append(tables, struct {
+			of  interface{ Encode() ([]byte, error) }
+			ref **schemas.Ref
+		}{a.Tensors(), &p.Tensors})
 	}
-	ref, err := s.bus.PutBlob(ctx, table)
-	if err != nil {
-		return nil, fmt.Errorf("store the table of modules: %w", err)
+	for _, t := range tables {
+		table, err := t.of.Encode()
+		if err != nil {
+			return nil, err
+		}
+		ref, err := s.bus.PutBlob(ctx, table)
+		if err != nil {
+			return nil, fmt.Errorf("store what can be changed of the model: %w", err)
+		}
+		*t.ref = &ref
 	}
-	p.Modules = &ref
 	if s.cfg.Adapter == "" {
 		return p, nil
 	}
@@ -110,10 +136,11 @@ func (s *service) mine(ctx context.Context) (*schemas.Policy, error) {
 		return nil, err
 	}
 	with := lora.Weighted{Adapter: adapter, Weight: s.cfg.AdapterScale}
-	if err := a.Modules().Check(with); err != nil {
+	if err := modules.Check(with); err != nil {
 		return nil, err
 	}
-	if ref, err = s.bus.PutBlob(ctx, adapter.File()); err != nil {
+	ref, err := s.bus.PutBlob(ctx, adapter.File())
+	if err != nil {
 		return nil, fmt.Errorf("store the adapter: %w", err)
 	}
 	p.Adapter = &schemas.PolicyAdapter{File: ref, Config: adapter.Config(), Scale: with.Weight}
@@ -144,7 +171,7 @@ func (s *service) settle(ctx context.Context, mine *schemas.Policy) (*schemas.Po
 			return current, nil
 		case keep: // the model's defaults are others, its weights are not
 			p := *current
-			next.PolicyVersion, next.WeightsDigest, next.Adapter = version, p.WeightsDigest, p.Adapter
+			next.PolicyVersion, next.WeightsDigest, next.Adapter, next.Weights = version, p.WeightsDigest, p.Adapter, p.Weights
 			next.Parent, next.Rollback, next.Rule, next.By, next.Note = p.Parent, p.Rollback, p.Rule, p.By, p.Note
 		default:
 			next.PolicyVersion, next.Parent = max(version+1, mine.PolicyVersion), &version
@@ -186,7 +213,7 @@ func (s *service) stays(ctx context.Context, current, mine *schemas.Policy) (boo
 func sameFacts(a, b *schemas.Policy) bool {
 	bare := func(p *schemas.Policy) string {
 		c := *p
-		c.PolicyVersion, c.WeightsDigest, c.Adapter, c.Parent, c.Rollback, c.Rule, c.By, c.Note, c.Announced = 0, "", nil, nil, nil, "", "", "", 0
+		c.PolicyVersion, c.WeightsDigest, c.Adapter, c.Weights, c.Parent, c.Rollback, c.Rule, c.By, c.Note, c.Announced = 0, "", nil, nil, nil, nil, "", "", "", 0
 		data, err := schemas.Encode(&c)
 		if err != nil {
 			return fmt.Sprint(err)

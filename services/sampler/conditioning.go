@@ -4,8 +4,13 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
@@ -52,29 +57,85 @@ func named(c *model.Conditioning, negative bool) (list []schemas.NamedTensor) {
 	return list
 }
 
-// kept are the texts' tensors where the request asks for them.
-func kept(req *schemas.Request, cond, negative *model.Conditioning) []schemas.NamedTensor {
-	if !req.ReturnConditioning {
-		return nil
-	}
-	return Conditioning(cond, negative)
+// Texter is an episode whose encoded texts can be stored: those of the prompt, and of the negative prompt where there
+// is guidance, else nil.
+type Texter interface {
+	Texts() (cond, negative *model.Conditioning)
 }
 
-// storeConditioning puts the texts' tensors into the object store. Samples of one prompt follow one another,
-// so that the first stores them, and the others find them there.
-func (r *recorder) storeConditioning(ctx context.Context, list []schemas.NamedTensor) error {
-	if len(list) == 0 {
-		return nil
+// texts are those that were stored a short while ago: the samples of a prompt have them in common.
+type texts struct {
+	mu     sync.Mutex
+	stored map[textPair]*storedTexts
+}
+
+// textPair names the encoded texts of a prompt, by what they were made of: weights that are pushed are not
+// the text encoder's.
+type textPair struct {
+	prompt, negative string
+	cut, negativeCut int
+	guided           bool
+}
+
+func pairOf(cond, negative *model.Conditioning) textPair {
+	p := textPair{prompt: cond.Prompt, cut: cond.Cut}
+	if negative != nil {
+		p.negative, p.negativeCut, p.guided = negative.Prompt, negative.Cut, true
 	}
-	r.s.encoded.Lock()
-	defer r.s.encoded.Unlock()
+	return p
+}
+
+type storedTexts struct {
+	mu   sync.Mutex // held by whoever stores them
+	list []schemas.NamedTensor
+	at   atomic.Int64 // Unix nanoseconds; 0: not yet
+}
+
+// textsFresh is how long stored texts are named without a word: the janitor leaves them alone for longer.
+const textsFresh = bus.BlobGrace / 4
+
+func (s *storedTexts) fresh() bool { return time.Since(time.Unix(0, s.at.Load())) < textsFresh }
+
+// of is the entry of a pair. Those that nobody asked for in a while go.
+func (x *texts) of(pair textPair) *storedTexts {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.stored == nil {
+		x.stored = map[textPair]*storedTexts{}
+	}
+	s := x.stored[pair]
+	if s == nil {
+		maps.DeleteFunc(x.stored, func(_ textPair, s *storedTexts) bool { return s.at.Load() > 0 && !s.fresh() })
+		s = &storedTexts{}
+		x.stored[pair] = s
+	}
+	return s
+}
+
+// storeTexts puts the texts of an episode into the object store, where the request asks for that, and returns their
+// tensors: once for all samples of a prompt that end in the same while.
+func (r *recorder) storeTexts(ctx context.Context, e Episode) ([]schemas.NamedTensor, error) {
+	t, ok := e.(Texter)
+	if !ok || !r.req.ReturnConditioning {
+		return nil, nil
+	}
+	cond, negative := t.Texts()
+	s := r.s.texts.of(pairOf(cond, negative))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fresh() {
+		return s.list, nil
+	}
+	list, began := Conditioning(cond, negative), time.Now()
 	for i := range list {
-		t := &list[i].Tensor
-		ref, err := r.s.bus.PutBlob(ctx, t.Data)
+		x := &list[i].Tensor
+		ref, err := r.s.bus.PutBlob(ctx, x.Data)
 		if err != nil {
-			return fmt.Errorf("store %s: %w", list[i].Name, err)
+			return nil, fmt.Errorf("store %s: %w", list[i].Name, err)
 		}
-		t.Ref, t.Data = &ref, nil
+		x.Ref, x.Data = &ref, nil
 	}
-	return nil
+	s.list = list
+	s.at.Store(began.UnixNano())
+	return list, nil
 }

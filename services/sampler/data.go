@@ -102,7 +102,11 @@ func StartFrom(x []float32, start *schemas.SegmentStart, states *schemas.Tensor,
 // data loads what a request adds noise to. What can be seen to stay as it is is a fault of the
 // request.
 func (s *service) data(ctx context.Context, engine Engine, req *schemas.Request) (*schemas.Tensor, error) {
-	states, err := LoadData(ctx, s.bus, engine, req.Start.Data, req.Height, req.Width)
+	m, ok := engine.(encoder)
+	if !ok {
+		return nil, bus.Terminal(schemas.CodeInvalid, errors.New("start.data: given; the model encodes no images"))
+	}
+	states, err := LoadData(ctx, s.bus, m, req.Start.Data, req.Height, req.Width)
 	switch {
 	case err == nil:
 		return states, nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"image"
 
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -14,8 +13,8 @@ import (
 // The bits of an episode depend on its request, the weights and the build, never on the
 // episodes that are stepped beside it.
 type Engine interface {
-	// Card describes the model, for the announcement and the record of events.
-	Card() model.Card
+	// Backend names what computes, for the record of events.
+	Backend() string
 	// Start makes an episode of a valid request: it checks what only the model can, encodes
 	// the prompt and draws what the rollout begins with. from is where it begins instead: at the
 	// request's start, or at a later step that an earlier attempt came to, with its states,
@@ -23,8 +22,6 @@ type Engine interface {
 	// drawn. A fault of the request is a bus.TerminalError. It may be called concurrently, also
 	// with Step.
 	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
-	// EncodeImage turns an image into the latents x0 that noise is added to, [S, C].
-	EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error)
 	// Step advances each episode, all of one bucket, by one boundary. An error is one of the
 	// whole call; what is wrong with an episode alone is in its Take. One goroutine calls it
 	// for an episode.
@@ -35,14 +32,14 @@ type Engine interface {
 type Episode interface {
 	// Bucket tells which episodes can be stepped together: those of equal buckets.
 	Bucket() string
-	// Take returns what the last Step completed, nil while a step needs more evaluations, as
-	// an event without the names of run, sample, attempt and process. An error ends the
+	// Take returns what the last Step completed, in order, none while a step needs more evaluations, as
+	// events without the names of run, sample, attempt and process. An error ends the
 	// episode.
-	Take() (*schemas.Step, error)
+	Take() ([]schemas.StepEvent, error)
 	// Done says that all steps have been taken.
 	Done() bool
 	// Finish adds what only the engine knows to the trajectory of an episode that is done,
-	// and returns its images.
+	// and returns its images, if any.
 	Finish(ctx context.Context, t *schemas.Trajectory) (Images, error)
 }
 

@@ -30,7 +30,11 @@ func newFlowEngine(m model.Model, workers int) *flowEngine {
 	return e
 }
 
+// Card is the model's.
 func (e *flowEngine) Card() model.Card { return e.card }
+
+// Backend is the model's.
+func (e *flowEngine) Backend() string { return e.card.Backend }
 
 // EncodeImage is the model's.
 func (e *flowEngine) EncodeImage(ctx context.Context, img *image.NRGBA) ([]float32, error) {
@@ -50,6 +54,9 @@ type flowEpisode struct {
 }
 
 func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error) {
+	if req.Text != nil {
+		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text: given; the model %s makes images", e.card.Name))
+	}
 	tokens, err := e.card.Tokens(int(req.Height), int(req.Width))
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
@@ -178,18 +185,29 @@ func (p *flowEpisode) advance(fault error) {
 	}
 }
 
+// Texts are what the velocity depends on besides the state.
+func (p *flowEpisode) Texts() (cond, negative *model.Conditioning) { return p.cond, p.negCond }
+
 // Bucket is the size: images of one size are rows of one call.
 func (p *flowEpisode) Bucket() string { return bucketOf(p.req) }
 
 func bucketOf(r *schemas.Request) string { return fmt.Sprintf("%dx%d", r.Height, r.Width) }
 
-func (p *flowEpisode) Take() (*schemas.Step, error) {
-	if p.err != nil {
-		return nil, bus.Terminal(schemas.CodeFailed, p.err)
+func (p *flowEpisode) Take() ([]schemas.StepEvent, error) {
+	return taken(&p.step, p.err)
+}
+
+// taken is what Take returns of a step that is there, or of none.
+func taken(at **schemas.Step, fault error) ([]schemas.StepEvent, error) {
+	step := *at
+	*at = nil
+	switch {
+	case fault != nil:
+		return nil, bus.Terminal(schemas.CodeFailed, fault)
+	case step == nil:
+		return nil, nil
 	}
-	step := p.step
-	p.step = nil
-	return step, nil
+	return []schemas.StepEvent{step}, nil
 }
 
 func (p *flowEpisode) Done() bool { return p.rollout.Done() }
@@ -252,7 +270,6 @@ func (p *flowEpisode) tensor(dtype string, x []float32) schemas.Tensor {
 // Finish decodes the latents that the rollout ended with, where there is to be an image.
 func (p *flowEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images Images, err error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
-	t.Conditioning = kept(p.req, p.cond, p.negCond)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
 	if !t.Decoded() {
 		return images, nil

@@ -16,6 +16,9 @@ type instruments struct {
 	set                                      instrument.Set
 	images                                   *prometheus.CounterVec
 	steps, resumed, resumedSteps, superseded prometheus.Counter
+	tokens                                   prometheus.Counter
+	conversing                               prometheus.Gauge
+	replies                                  *prometheus.CounterVec
 	joining, denoising, places               prometheus.Gauge
 	lost                                     prometheus.Counter
 	updates                                  *prometheus.CounterVec
@@ -30,9 +33,13 @@ type instruments struct {
 func newInstruments(r prometheus.Registerer) *instruments {
 	s := instrument.New(r, "sampler")
 	return &instruments{
-		set:          s,
-		images:       instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
-		steps:        s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
+		set:        s,
+		images:     instrument.Zero(s.Counter("images_total", "trajectories stored, by stop reason", "stop_reason"), schemas.StopReasons...),
+		steps:      s.Counter("steps_total", "denoising steps of samples").WithLabelValues(),
+		tokens:     s.Counter("tokens_total", "tokens that language models generated").WithLabelValues(),
+		conversing: s.Gauge("conversing_samples", "samples that wait for their interaction").WithLabelValues(),
+		replies: instrument.Zero(s.Counter("interaction_replies_total", "answers of models that went to an interaction, by what came back", "state"),
+			replied, schemas.ConversationTimeout, schemas.ConversationAbsent, schemas.ConversationError, schemas.ConversationGarbage),
 		resumed:      s.Counter("resumed_total", "samples that went on from a state that an earlier attempt had stored").WithLabelValues(),
 		resumedSteps: s.Counter("resumed_steps_total", "denoising steps of earlier attempts that were not made again").WithLabelValues(),
 		superseded:   s.Counter("superseded_messages_total", "steps of attempts that a stored trajectory does not name, removed").WithLabelValues(),
@@ -77,6 +84,9 @@ func (i *instruments) stored(t *schemas.Trajectory) {
 func (i *instruments) compute(places *Places) (stop func()) {
 	var stops []func()
 	for _, p := range places.All {
+		if p.Device.Device == nil { // a server computes
+			continue
+		}
 		stops = append(stops, i.set.GaugeOf("device_workers", "1 for each sampler of this process that computes on the device",
 			func() float64 { return 1 }, prometheus.Labels{"device": p.ID, "name": p.Name()}))
 		m, ok := p.Device.Device.(tensor.Metered)

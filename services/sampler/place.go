@@ -10,9 +10,11 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Compute says what a model is computed with.
@@ -36,9 +38,9 @@ const (
 // largeModel is the parameters from which on auto takes tensor cores.
 const largeModel = 1_000_000_000
 
-// Validate joins every fault by field name.
+// Validate joins every fault by field name. A device that is not there is one.
 func (c Compute) Validate() error {
-	err := devices.Check(c.Device)
+	err := devices.Available(c.Device)
 	switch c.DType {
 	case devices.Auto, dtypeF32:
 	case dtypeBF16:
@@ -54,10 +56,50 @@ func (c Compute) Validate() error {
 	return err
 }
 
+// Registry is the models that a program knows: of images, and of text.
+type Registry struct {
+	Images model.Registry
+	Text   lm.Registry
+}
+
+// open opens the model called name. What is no model of images may be one of text.
+func (r Registry) open(name string, o model.Options) (n Network, err error) {
+	n.Images, err = r.Images.Open(name, o)
+	if !errors.Is(err, model.ErrUnknown) || len(r.Text) == 0 {
+		return n, err
+	}
+	if _, _, found := r.Text.Find(name); found != nil {
+		return n, fmt.Errorf("%w; of text: %w", err, found)
+	}
+	n.Images = nil
+	n.Text, err = r.Text.Open(name, lm.Options{Device: o.Device, Threads: o.Threads, Adapter: o.Adapter, AdapterScale: o.AdapterScale, Progress: o.Progress})
+	return n, err
+}
+
+// PolicyOf is what a sampler of the model called name would announce, without its weights; problems are for which
+// it would not open.
+func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, err error) {
+	info, err := r.Images.Inspect(name)
+	if err == nil {
+		return PolicyOf(info.Card), info.Problems, nil
+	}
+	if !errors.Is(err, model.ErrUnknown) || len(r.Text) == 0 {
+		return nil, nil, err
+	}
+	if _, _, found := r.Text.Find(name); found != nil {
+		return nil, nil, fmt.Errorf("%w; of text: %w", err, found)
+	}
+	l, err := r.Text.Language(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return TextPolicyOf(l.Card()), nil, nil
+}
+
 // Place is a device with a model on it.
 type Place struct {
 	devices.Device
-	Model model.Model
+	Network Network
 }
 
 // Places are those of one model. Note says why auto took the CPU; empty where there is
@@ -69,7 +111,7 @@ type Places struct {
 }
 
 // Open opens a model on the devices of c; with one, on the first of them only.
-func (c Compute) Open(models model.Registry, name string, o model.Options, one bool) (_ *Places, err error) {
+func (c Compute) Open(models Registry, name string, o model.Options, one bool) (_ *Places, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
@@ -93,14 +135,14 @@ func (c Compute) Open(models model.Registry, name string, o model.Options, one b
 	}()
 	for _, d := range set.Devices {
 		o.Device, o.Threads = d.Device, c.Threads
-		m, err := models.Open(name, o)
+		m, err := models.open(name, o)
 		if err != nil {
 			return nil, err
 		}
 		p.All = append(p.All, Place{d, m})
-		if b := m.Card().Backend; d.ID != devices.CPU && !strings.HasPrefix(b, d.Name()) { // its text encoder may be elsewhere
+		if b := m.Backend(); d.ID != devices.CPU && !strings.HasPrefix(b, d.Name()) { // its text encoder may be elsewhere
 			if c.Device != devices.Auto {
-				return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, m.Card().Name, b)
+				return nil, fmt.Errorf("device: %s; must be auto or cpu: the model %s is computed on %s only", d.ID, m.Name(), b)
 			}
 			break // one is as good as many
 		}
@@ -109,14 +151,17 @@ func (c Compute) Open(models model.Registry, name string, o model.Options, one b
 }
 
 // factors is the element type of Options of devices.
-func (c Compute) factors(models model.Registry, name string) (tensor.DType, error) {
+func (c Compute) factors(models Registry, name string) (tensor.DType, error) {
 	switch {
 	case c.Device == devices.CPU, c.DType == dtypeF32:
 		return tensor.F32, nil
 	case c.DType == dtypeBF16:
 		return tensor.BF16, nil
 	}
-	info, err := models.Inspect(name)
+	info, err := models.Images.Inspect(name)
+	if errors.Is(err, model.ErrUnknown) {
+		return tensor.F32, nil // of a language model, or of none, which Open says
+	}
 	if err != nil {
 		return "", err
 	}
@@ -151,9 +196,12 @@ func (p *Places) IDs() string {
 func (p *Places) Close() error {
 	var errs []error
 	for _, place := range p.All {
-		errs = append(errs, place.Model.Close())
+		errs = append(errs, place.Network.Close())
 	}
-	return errors.Join(errors.Join(errs...), p.set.Close())
+	if p.set != nil {
+		errs = append(errs, p.set.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // seat is where attempts are computed: a device, with the schedulers that take from joins.

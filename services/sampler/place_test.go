@@ -15,8 +15,9 @@ func TestCompute_Validate(t *testing.T) {
 		want string
 	}{
 		{sampler.Compute{Device: "auto", DType: "auto"}, ""},
-		{sampler.Compute{Device: "cuda:0,cuda:1", DType: "bf16"}, ""},
+		{sampler.Compute{Device: "auto", DType: "bf16"}, ""},
 		{sampler.Compute{Device: "tpu", DType: "auto"}, `device: "tpu"`},
+		{sampler.Compute{Device: "cuda:99", DType: "auto"}, "device: cuda:99: "},
 		{sampler.Compute{Device: "cpu", DType: "bf16"}, `dtype: "bf16"; must be auto or f32: the CPU computes in float32`},
 		{sampler.Compute{Device: "auto", DType: "fp8"}, `dtype: "fp8"; must be auto, f32 or bf16`},
 		{sampler.Compute{Device: "auto", DType: "auto", Threads: -1}, "threads: -1"},
@@ -29,11 +30,11 @@ func TestCompute_Validate(t *testing.T) {
 }
 
 func TestCompute_Open(t *testing.T) {
-	places, err := sampler.Compute{Device: "cpu", DType: "auto"}.Open(families.All(), "synthetic", model.Options{}, false)
+	places, err := sampler.Compute{Device: "cpu", DType: "auto"}.Open(sampler.Registry{Images: families.All()}, "synthetic", model.Options{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if places.IDs() != "cpu" || places.Workers() < 1 || places.All[0].Model.Card().Family != "synthetic" {
+	if places.IDs() != "cpu" || places.Workers() < 1 || places.All[0].Network.Images.Card().Family != "synthetic" {
 		t.Errorf("places %s, %d workers", places.IDs(), places.Workers())
 	}
 	if err := places.Close(); err != nil {

@@ -16,7 +16,7 @@ func (e *prunedError) Error() string { return e.why }
 // judge says, as a *prunedError, that the sample is not to take step next, which is not its
 // last boundary.
 func (r *recorder) judge(next int64) error {
-	if _, end := r.req.Segment(); next >= end {
+	if _, end := r.req.Segment(); next >= end && r.req.Text == nil {
 		return nil
 	}
 	if p := r.req.Prune; p != nil && next >= p.StepIndex {

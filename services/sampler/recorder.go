@@ -5,12 +5,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"image"
 	"image/png"
 	"time"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/interaction"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -36,10 +39,14 @@ type recorder struct {
 }
 
 func (s *service) newRecorder(req *schemas.Request, with *weights) *recorder {
+	var logProbs []*float64
+	if req.Text == nil {
+		logProbs = make([]*float64, len(req.Transitions))
+	}
 	return &recorder{
-		Recording: &Recording{sealer: s.sealer, publisher: s.publisher}, s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend: s.card.Backend, received: time.Now(),
+		Recording: &Recording{sealer: s.sealer, publisher: s.publisher}, s: s, req: req, token: fmt.Sprintf("%s-%d", s.token, s.count.Add(1)), backend: s.network.Backend(), received: time.Now(),
 		weights: with, oldest: with.version(), newest: with.version(),
-		logProbs: make([]*float64, len(req.Transitions)),
+		logProbs: logProbs,
 	}
 }
 
@@ -52,36 +59,67 @@ func (r *recorder) takeOver(step *storedStep) {
 }
 
 // step publishes one step without waiting for it to be stored.
-func (r *recorder) step(ctx context.Context, e *schemas.Step, device time.Duration) error {
-	e.Run, e.UID, e.SampleIndex, e.Attempt = r.req.Run, r.req.UID, r.req.SampleIndex, r.token
-	e.PolicyVersion, e.WeightsDigest = r.weights.version(), r.weights.policy.WeightsDigest
-	e.Sampler, e.Backend, e.DeviceNS = r.s.cfg.Instance, r.backend, device.Nanoseconds()
+func (r *recorder) step(ctx context.Context, e schemas.StepEvent, device time.Duration) error {
+	e.Mark(schemas.StepMark{
+		Run: r.req.Run, UID: r.req.UID, SampleIndex: r.req.SampleIndex, Attempt: r.token,
+		PolicyVersion: r.weights.version(), WeightsDigest: r.weights.policy.WeightsDigest,
+		Sampler: r.s.cfg.Instance, Backend: r.backend, DeviceNS: device.Nanoseconds(),
+	})
+	if t, ok := e.(*schemas.Tokens); ok { // of logits that are none nobody shall learn
+		if err := t.Validate(); err != nil {
+			return bus.Terminal(schemas.CodeFailed, err)
+		}
+	}
 	if err := r.Step(ctx, e); err != nil {
 		return err
 	}
-	r.logProbs[e.StepIndex] = e.LogProb
-	r.s.metrics.steps.Inc()
+	switch e := e.(type) {
+	case *schemas.Step:
+		r.logProbs[e.StepIndex] = e.LogProb
+		r.s.metrics.steps.Inc()
+	case *schemas.Tokens:
+		if e.Generated {
+			r.s.metrics.tokens.Add(float64(len(e.IDs)))
+		}
+	}
 	return nil
 }
 
 // catchUp has an attempt go on with the sampler's newest weights, where their policy says so: with the
-// next step, or, with restarts, from the beginning (errRestart).
+// next step, or, with restarts, from the beginning (errRestart). What the last step made is recorded as that of the weights
+// that made it.
 func (r *recorder) catchUp(a *attempt, c *seat, restarts bool) error {
 	next := r.s.versions.newest()
-	if next == r.weights {
-		return nil
-	}
-	episode, can := a.episode.(Switcher)
-	switch rule := next.policy.Rule; {
-	case rule == schemas.SwapRestart && restarts:
+	if next != r.weights && next.policy.Rule == schemas.SwapRestart && restarts {
 		return errRestart
-	case rule == schemas.SwapSwitch && can:
-		a.engine = next.engines[c.index]
-		episode.Switch(a.engine)
-		r.s.versions.move(r.weights, next)
-		r.weights, r.newest = next, next.version()
 	}
+	r.take(a, c, func(to *weights) bool { return to.policy.Rule == schemas.SwapSwitch })
 	return nil
+}
+
+// renew has an attempt that was admitted, and has no steps yet, begin with the newest weights: it may have waited for
+// its turn since it was encoded.
+func (r *recorder) renew(a *attempt, c *seat) {
+	if len(r.steps) > 0 {
+		return // taken over from an earlier attempt, of the weights that it has
+	}
+	r.take(a, c, func(*weights) bool { return true })
+	r.oldest = r.newest
+}
+
+// take has an attempt go on with the newest weights, where may says so of them and its episode can.
+func (r *recorder) take(a *attempt, c *seat, may func(to *weights) bool) {
+	episode, can := a.episode.(Switcher)
+	if !can {
+		return
+	}
+	next := r.s.versions.move(r.weights, may)
+	if next == r.weights {
+		return
+	}
+	a.engine = next.engines[c.index]
+	episode.Switch(a.engine)
+	r.weights, r.newest = next, next.version()
 }
 
 // undo removes the steps of an attempt that begins again.
@@ -107,10 +145,13 @@ func (r *recorder) finish(ctx context.Context, a *attempt) (*schemas.Trajectory,
 	if t.Image, err = r.storeImage(ctx, images.End); err != nil {
 		return nil, err
 	}
-	if err := r.storeConditioning(ctx, t.Conditioning); err != nil {
+	if t.Conditioning, err = r.storeTexts(ctx, a.episode); err != nil {
 		return nil, err
 	}
 	if err := r.rolled(ctx, t.Rolled, images); err != nil {
+		return nil, err
+	}
+	if err := r.storeText(ctx, t.Text); err != nil {
 		return nil, err
 	}
 	t.StopReason = schemas.StopCompleted
@@ -142,6 +183,9 @@ func (r *recorder) failed(cause error) *schemas.Trajectory {
 	now := r.received.UnixNano()
 	t := r.trajectory()
 	t.StopReason, t.Error = schemas.StopFailed, cause.Error()
+	if fault, ok := errors.AsType[*interaction.Fault](cause); ok && t.Text != nil {
+		t.Text.Conversation = fault.State
+	}
 	t.Timings = schemas.SampleTimings{Received: now, Started: now, Finished: now}
 	return t
 }
@@ -152,12 +196,18 @@ func (r *recorder) trajectory() *schemas.Trajectory {
 	t := &schemas.Trajectory{
 		Run: q.Run, UID: q.UID, SampleIndex: q.SampleIndex, GroupSize: q.GroupSize, Lane: q.Lane, Attempt: r.token,
 		Prompt: q.Prompt, NegativePrompt: q.NegativePrompt, TruncatePrompt: q.TruncatePrompt, Height: q.Height, Width: q.Width,
-		TrueCFGScale: q.TrueCFGScale, CFGRule: s.card.CFGRule, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, StepSeeds: q.StepSeeds, Start: q.Start, Stop: q.Stop,
+		TrueCFGScale: q.TrueCFGScale, SampleSeed: q.SampleSeed, NoiseSeed: q.NoiseSeed, StepSeeds: q.StepSeeds, Start: q.Start, Stop: q.Stop,
 		ScheduledSampling: q.ScheduledSampling,
 		Sigmas:            q.Sigmas, Transitions: q.Transitions, LogProbs: r.logProbs, LogProbKind: q.LogProbKind, NoiseLevel: q.NoiseLevel,
 		Solver: q.Solver, LatentsDType: q.LatentsDType, ScheduleDigest: q.ScheduleDigest,
 		WeightsDigest: r.weights.policy.WeightsDigest, PolicyVersionMin: r.oldest, PolicyVersionMax: r.newest,
 		Sampler: s.cfg.Instance, Backend: r.backend, Group: q.Group,
+	}
+	switch m := s.network.Images; {
+	case q.Text != nil:
+		t.Text = &schemas.TextResult{Settings: *q.Text}
+	case m != nil:
+		t.CFGRule = m.Card().CFGRule
 	}
 	for _, sigma := range q.Sigmas {
 		t.Timesteps = append(t.Timesteps, flow.Timestep(sigma))
@@ -199,7 +249,8 @@ func (r *recorder) storeImage(ctx context.Context, img *image.NRGBA) (*schemas.I
 		return nil, nil
 	}
 	var buf bytes.Buffer
-	if err := png.Encode(&buf, img); err != nil {
+	// The search for a shorter file takes seven times as long, for a sixth of its size.
+	if err := (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&buf, img); err != nil {
 		return nil, fmt.Errorf("encode png: %w", err)
 	}
 	ref, err := r.s.bus.PutBlob(ctx, buf.Bytes())
@@ -218,4 +269,25 @@ func (r *recorder) storeImage(ctx context.Context, img *image.NRGBA) (*schemas.I
 	return &schemas.Image{
 		Format: schemas.ImagePNG, Width: int64(size.X), Height: int64(size.Y), Digest: hex.EncodeToString(digest[:]), Ref: &ref,
 	}, nil
+}
+
+// inlineText is the size from which on a tensor of a text goes to the object store, in bytes.
+const inlineText = 16 << 10
+
+// storeText puts the large tensors of a text into the object store.
+func (r *recorder) storeText(ctx context.Context, x *schemas.TextResult) error {
+	if x == nil {
+		return nil
+	}
+	for _, t := range []*schemas.Tensor{x.IDs, x.Mask, x.LogProbs, x.ProcessedLogProbs, x.Entropies, x.TopLogProbs} {
+		if t == nil || len(t.Data) < inlineText {
+			continue
+		}
+		ref, err := r.s.bus.PutBlob(ctx, t.Data)
+		if err != nil {
+			return fmt.Errorf("store the text: %w", err)
+		}
+		t.Ref, t.Data = &ref, nil
+	}
+	return nil
 }

@@ -30,17 +30,18 @@ func NewRecording(key []byte, p *bus.Publisher) *Recording {
 	return &Recording{sealer: &sealer{key: key}, publisher: p}
 }
 
-// Step publishes a step that has its names. It waits only for room in the publisher's window.
-func (r *Recording) Step(ctx context.Context, e *schemas.Step) error {
-	digest, err := e.ContentDigest()
+// Step publishes a step, or tokens, that has its names. It waits only for room in the publisher's window.
+func (r *Recording) Step(ctx context.Context, e schemas.StepEvent) error {
+	sums, err := e.TensorSums()
 	if err != nil {
-		return fmt.Errorf("digest of step %d: %w", e.StepIndex, err)
+		return fmt.Errorf("digest of step %d: %w", e.Place(), err)
 	}
-	sealed := r.sealer.next(r.seal, digest, e)
-	e.Seal = sealed.String()
-	future, err := r.publisher.PublishStep(ctx, e)
+	digest := e.ContentDigestOf(sums)
+	sealed := r.sealer.next(r.seal, digest, e, sums)
+	e.Sealed(sealed.String())
+	future, err := r.publisher.PublishStep(ctx, e, sums)
 	if err != nil {
-		return fmt.Errorf("publish step %d: %w", e.StepIndex, err)
+		return fmt.Errorf("publish step %d: %w", e.Place(), err)
 	}
 	r.content = append(r.content, digest)
 	r.steps = append(r.steps, recorded{future: future})

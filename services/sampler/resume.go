@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -121,13 +119,14 @@ func (s *service) search(ctx context.Context, r *recorder) (*search, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for steps of earlier attempts: %w", err)
 	}
-	tokens, err := s.card.Tokens(int(q.Height), int(q.Width))
+	card := s.network.Images.Card()
+	tokens, err := card.Tokens(int(q.Height), int(q.Width))
 	if err != nil {
 		return nil, err // the engine says so
 	}
 	f := &search{
 		s: s, req: q, backend: r.backend, weights: r.weights, stored: map[string]int{}, subjects: map[string]bool{}, looks: len(q.Transitions) + resumeLooks,
-		shape: []int64{int64(tokens), int64(s.card.LatentChannels)},
+		shape: []int64{int64(tokens), int64(card.LatentChannels)},
 	}
 	for subject := range subjects {
 		if a, ok := schemas.ParseSubject(subject); ok && a.Kind == schemas.KindStep {
@@ -207,16 +206,19 @@ func (f *search) check(ctx context.Context, m *bus.Message, before seal) (*store
 			return nil, fmt.Errorf("%s: %.64q; must be %.64q", of.field, fmt.Sprint(of.has), fmt.Sprint(of.want))
 		}
 	}
-	content, err := event.ContentDigest()
+	sums, err := event.TensorSums()
 	if err != nil {
 		return nil, err
 	}
-	step := &storedStep{content: content, seal: f.s.sealer.next(before, content, event)}
+	content := event.ContentDigestOf(sums)
+	step := &storedStep{content: content, seal: f.s.sealer.next(before, content, event, sums)}
 	if !hmac.Equal([]byte(event.Seal), []byte(step.seal.String())) {
 		return nil, errors.New("seal: not that of a sampler of this program for this request and the steps before")
 	}
-	sum := sha256.Sum256(m.Data)
-	step.ref = schemas.StepRef{Seq: m.Seq, Digest: hex.EncodeToString(sum[:]), Attempt: event.Attempt}
+	step.ref = schemas.StepRef{Seq: m.Seq, Attempt: event.Attempt}
+	if step.ref.Digest, err = schemas.PayloadDigest(m.Data); err != nil {
+		return nil, err
+	}
 	if step.event, err = f.s.bus.LoadStep(ctx, m); err != nil {
 		return nil, err
 	}

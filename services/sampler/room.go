@@ -25,8 +25,17 @@ func (s *service) presence() *schemas.Presence {
 	}
 }
 
-// instance is the name of this sampler among those that are present.
-func (s *service) instance() string { return "sampler-" + s.token }
+// instance is the name of this sampler among those that are present: of two with the name of one
+// setting, each has its own.
+func (s *service) instance() string {
+	if name := s.cfg.Instance + "-" + s.token; schemas.CheckToken("instance", name) == nil && s.cfg.Instance != s.unnamed() {
+		return name
+	}
+	return s.unnamed()
+}
+
+// unnamed is its name where none is set.
+func (s *service) unnamed() string { return "sampler-" + s.token }
 
 // inRoom makes one sample once its steps fit. The room is its own until leave, when the trajectory
 // is stored or there is none. work is ctx until a control stops the sample.
@@ -55,7 +64,7 @@ func (s *service) takeRoom(ctx context.Context, req *schemas.Request) (*bus.Clai
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(s.stopping, stop)()
-	claim, err := s.room.Take(waiting, req.StepBytes(PolicyOf(s.card).StateElements(req.Height, req.Width)))
+	claim, err := s.room.Take(waiting, req.StepBytes(s.network.Policy()))
 	if err != nil && ctx.Err() == nil {
 		return nil, errLeaving
 	}

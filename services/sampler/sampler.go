@@ -13,6 +13,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"reflect"
 	"strings"
@@ -26,6 +27,8 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/lm"
+	languages "github.com/meander-rl/meander/pkg/lm/families"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/scheduled"
@@ -38,8 +41,8 @@ const Summary = "denoises requests into steps and trajectories"
 
 // Config of the sampler service.
 type Config struct {
-	// Model is "synthetic", a folder in the diffusers layout, or the name of a shipped one.
-	Model string `koanf:"model" help:"synthetic, a folder in the diffusers layout, or the name of a shipped model"`
+	// Model is "synthetic", a folder in the diffusers layout or of a language model, or the name of a shipped one.
+	Model string `koanf:"model" help:"synthetic, a folder in the diffusers layout or of a language model, or the name of a shipped model"`
 	// Adapter is a LoRA in PEFT's form that is added to the model, AdapterScale how much of it.
 	Adapter      string  `koanf:"adapter" help:"LoRA in PEFT's form to add to the model, a file or a folder"`
 	AdapterScale float64 `koanf:"adapter_scale" help:"how much of the adapter; 1 is what it was trained at"`
@@ -51,12 +54,20 @@ type Config struct {
 	Deterministic bool `koanf:"deterministic" help:"in bf16, fixed algorithms, so that bits do not depend on the batch; without it events of such a GPU say nondeterministic"`
 	// Threads is how many threads the model computes with; 0: all cores.
 	Threads int `koanf:"threads" help:"threads of the CPU; 0 for all cores; results do not depend on it"`
+	// Engine is a server that draws the tokens of a language model, whose folder gives the rest; empty: the sampler does.
+	Engine string `koanf:"engine" help:"server that draws the tokens of --model, which is read for its tokenizer alone: vllm=URL or sglang=URL; default the sampler itself"`
+	// EnginePatience is how long it may say nothing of a sample.
+	EnginePatience time.Duration `koanf:"engine_patience" help:"how long the server of --engine may say nothing of a sample before that is asked for again"`
+	// EngineKey is sent to it as a bearer token.
+	EngineKey string `koanf:"engine_key" secret:"true" help:"API key of the server of --engine, where it wants one"`
 	// Lane is the request queue to serve; empty: the model's name.
 	Lane schemas.Lane `koanf:"lane" help:"request queue to serve; default the model's name"`
 	// Batch is the most samples in one micro-batch, Workers how many micro-batches run side by side;
 	// 0: one for each GPU, or for every two cores.
 	Batch   int `koanf:"batch" help:"samples denoised together in one micro-batch"`
 	Workers int `koanf:"workers" help:"micro-batches running side by side; 0 for one per GPU, or per two cores"`
+	// SharePrefixes computes what samples of one prompt begin with once; bits do not depend on it.
+	SharePrefixes bool `koanf:"share_prefixes" help:"of texts, compute what the samples of a prompt begin with once; results do not depend on it"`
 	// PolicyVersion is the version of the weights that were loaded.
 	PolicyVersion int64 `koanf:"policy_version" help:"version of the weights, stamped on every event"`
 	// PublishWindowMiB bounds the step events that wait to be stored.
@@ -72,8 +83,12 @@ type Config struct {
 	DrainTimeout time.Duration `koanf:"drain_timeout" help:"time for the samples in hand at shutdown; the rest is handed back"`
 	// Models is the families that Model may be of.
 	Models model.Registry `koanf:"-"`
+	// Languages is the families of language models that it may be of besides.
+	Languages lm.Registry `koanf:"-"`
 	// DiskFree says how many bytes of the server's disk are free, where that is known; nil: it is not.
 	DiskFree func() (int64, error) `koanf:"-"`
+	// Health adds a condition of readiness; nil: nobody asks.
+	Health func(name string, check func() error) `koanf:"-"`
 	// Announced is called once the model is loaded and announced; nil: nobody waits for it.
 	Announced func() `koanf:"-"`
 	// Loading hears of the model's weights while they are read; nil: nobody does.
@@ -94,9 +109,9 @@ func Help(field string) string {
 // DefaultConfig fits a laptop.
 func DefaultConfig() Config {
 	return Config{
-		Model: "signs", AdapterScale: 1, Device: devices.Auto, DType: devices.Auto, Batch: 8, PublishWindowMiB: 64,
-		AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second,
-		Models: families.All(),
+		Model: "signs", AdapterScale: 1, Device: devices.Auto, DType: devices.Auto, Batch: 8, SharePrefixes: true, PublishWindowMiB: 64,
+		EnginePatience: time.Minute, AckWait: 30 * time.Second, MaxDeliver: 10, DrainTimeout: 20 * time.Second,
+		Models: families.All(), Languages: languages.All(),
 	}
 }
 
@@ -104,12 +119,12 @@ func DefaultConfig() Config {
 func (c Config) Validate() error {
 	var errs []error
 	if c.Model == "" {
-		errs = append(errs, errors.New("model: empty; must be synthetic or a folder in the diffusers layout"))
+		errs = append(errs, errors.New("model: empty; must be synthetic or a folder of a model"))
 	}
 	if math.IsNaN(c.AdapterScale) || math.IsInf(c.AdapterScale, 0) {
 		errs = append(errs, fmt.Errorf("adapter_scale: %v; must be finite", c.AdapterScale))
 	}
-	errs = append(errs, c.compute().Validate())
+	errs = append(errs, c.compute().Validate(), c.served())
 	if c.Lane != "" {
 		errs = append(errs, schemas.CheckToken("lane", c.Lane))
 	}
@@ -148,18 +163,17 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("sampler config: %w", err)
 	}
-	places, err := cfg.compute().Open(cfg.Models, cfg.Model, model.Options{Progress: loading(cfg.Loading, log)}, false)
+	places, err := cfg.open(ctx, log)
 	if err != nil {
 		return err
 	}
 	if cfg.Workers == 0 {
 		cfg.Workers = places.Workers()
 	}
-	card := places.All[0].Model.Card()
 	if cfg.Workers < len(places.All) {
 		err = fmt.Errorf("workers: %d; must be at least %d, one for each of %s", cfg.Workers, len(places.All), places.IDs())
-	} else if err = checkSchedule(card.SchedulerConfig); err != nil {
-		err = fmt.Errorf("model %q: %w", card.Name, err)
+	} else if err = checkSchedule(places.All[0].Network); err != nil {
+		err = fmt.Errorf("model %q: %w", places.All[0].Network.Name(), err)
 	} else {
 		err = serve(ctx, cfg, places, b, log)
 	}
@@ -167,7 +181,11 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 }
 
 // checkSchedule refuses a scheduler_config.json that no request can be made by.
-func checkSchedule(config []byte) error {
+func checkSchedule(n Network) error {
+	if n.Images == nil {
+		return nil
+	}
+	config := n.Images.Card().SchedulerConfig
 	noise, err := scheduled.ParseNoise(config)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {
 		return nil // it serves scheduled sampling alone
@@ -192,14 +210,11 @@ func loading(other model.Progress, log zerolog.Logger) model.Progress {
 }
 
 func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zerolog.Logger) error {
-	card := places.All[0].Model.Card()
+	network := places.All[0].Network
 	if cfg.Lane == "" {
-		cfg.Lane = schemas.Lane(card.Name)
+		cfg.Lane = schemas.Lane(network.Name())
 	}
-	if cfg.Instance == "" {
-		cfg.Instance = "sampler-" + strings.ToLower(rand.Text()[:8])
-	}
-	controls, err := b.Controls(ctx)
+	controls, err := inTime(log.WithContext(ctx), b.Controls)
 	if err != nil {
 		return err
 	}
@@ -210,9 +225,10 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	defer publisher.Close()
 	defer metrics.watch(publisher, cfg.PublishWindowMiB<<20)()
 	s := &service{
-		cfg: cfg, bus: b, places: places, card: card, publisher: publisher, metrics: metrics,
+		cfg: cfg, bus: b, places: places, network: network, publisher: publisher, metrics: metrics,
 		token: strings.ToLower(rand.Text()[:8]), ended: make(chan error, 1), reins: newReins(controls), loading: make(chan struct{}, 1),
 	}
+	s.cfg.Instance = cmp.Or(cfg.Instance, s.unnamed())
 	s.versions = &versions{s: s, drained: make(chan struct{}, 1), news: make(chan struct{}, 1)}
 	for i, p := range places.All {
 		s.seats = append(s.seats, &seat{id: p.ID, index: i, joins: make(chan *attempt)})
@@ -221,19 +237,22 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	if places.Note != "" {
 		log.Info().Str("reason", places.Note).Msg("no GPU; computes on the CPU")
 	}
-	if s.sealer, err = s.newSealer(ctx); err != nil {
+	if s.sealer, err = inTime(log.WithContext(ctx), s.newSealer); err != nil {
 		return err
 	}
 	s.room, s.stopping = b.NewRoom(s.presence, s.reins.obeyed, cfg.DiskFree), ctx
 	defer metrics.watchRoom(s.room)()
 	if err := s.first(log.WithContext(ctx)); err != nil {
-		return fmt.Errorf("announce model %q: %w", card.Name, err)
+		return fmt.Errorf("announce model %q: %w", network.Name(), err)
 	}
 	defer s.versions.close()
 	if cfg.Announced != nil {
 		cfg.Announced()
 	}
-	log.Info().Str("model", card.Name).Str("lane", string(cfg.Lane)).Int64("policy_version", s.versions.newest().version()).Str("device", places.IDs()).Str("backend", card.Backend).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
+	if e := network.Served; e != nil {
+		go e.watch(ctx, log)
+	}
+	log.Info().Str("model", network.Name()).Str("lane", string(cfg.Lane)).Int64("policy_version", s.versions.newest().version()).Str("device", places.IDs()).Str("backend", network.Backend()).Int("batch", cfg.Batch).Int("workers", cfg.Workers).Msg("model ready")
 	return s.run(ctx, log)
 }
 
@@ -292,8 +311,8 @@ type service struct {
 	bus    *bus.Bus
 	places *Places
 	seats  []*seat // one for each of places
-	// card is the model's, of its files: without what policies add.
-	card      model.Card
+	// network is the model of its files: without what policies add.
+	network   Network
 	versions  *versions
 	publisher *bus.Publisher
 	sealer    *sealer
@@ -305,8 +324,7 @@ type service struct {
 	stopping context.Context
 	// loading is held by whoever has the states that a group starts with in memory.
 	loading chan struct{}
-	// encoded is held by whoever stores the texts' tensors.
-	encoded sync.Mutex
+	texts   texts
 	// token and count make the attempt token: unique per process and delivery, so
 	// that events of two attempts never share a subject.
 	token string
@@ -363,7 +381,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if c := stoppedBy(work); c != nil && err != nil {
 		return s.heed(ctx, m, &req, c)
 	}
-	if errors.Is(err, errUnborn) || errors.Is(err, errLeaving) || errors.Is(err, errYoung) {
+	if errors.Is(err, errUnborn) || errors.Is(err, errLeaving) || errors.Is(err, errYoung) || errors.Is(err, errAway) {
 		return putBack(ctx, m, err)
 	}
 	if err != nil {
@@ -408,25 +426,27 @@ func (s *service) try(ctx, work context.Context, c *seat, req *schemas.Request, 
 	r := s.newRecorder(req, with)
 	defer func() { s.versions.release(r.weights) }()
 	engine := with.engines[c.index]
-	r.backend = engine.Card().Backend
+	r.backend = engine.Backend()
 	episode, err := s.begin(work, engine, r)
 	if err != nil {
 		return nil, err
 	}
+	if held, ok := episode.(io.Closer); ok {
+		defer func() { _ = held.Close() }()
+	}
 	r.encode = time.Since(r.received)
-	a := &attempt{ctx: work, engine: engine, episode: episode, priority: req.Priority, done: make(chan struct{})}
-	a.record = func(step *schemas.Step, device time.Duration) error {
+	a := &attempt{ctx: work, engine: engine, episode: episode, priority: req.Priority}
+	a.record = func(step schemas.StepEvent, device time.Duration) error {
 		if err := r.step(ctx, step, device); err != nil {
 			return err
 		}
-		if err := r.judge(r.next()); err != nil || episode.Done() {
-			return err
-		}
-		return r.catchUp(a, c, restarts)
+		return r.judge(r.next())
 	}
+	a.between = func() error { return r.catchUp(a, c, restarts) }
+	a.admitted = func() { r.renew(a, c) }
 	err = r.judge(r.next())
 	if err == nil {
-		err = s.denoise(work, c, a)
+		err = s.denoise(work, c, a, r)
 	}
 	switch {
 	case err == nil:
@@ -439,12 +459,28 @@ func (s *service) try(ctx, work context.Context, c *seat, req *schemas.Request, 
 	return r.pruned(ctx, a, err)
 }
 
-// denoise has a scheduler take all steps of an attempt; some samples have none to take.
-func (s *service) denoise(work context.Context, c *seat, a *attempt) error {
+// denoise has a scheduler take all steps of an attempt; some samples have none to take, some wait for others in between.
+func (s *service) denoise(work context.Context, c *seat, a *attempt, r *recorder) error {
 	if a.episode.Done() {
 		a.started = time.Now()
 		return nil
 	}
+	for {
+		if err := s.steps(work, c, a); err != nil || asks(a.episode) == nil {
+			return err
+		}
+		if err := s.converse(work, r, a.episode.(Talker)); err != nil {
+			return err
+		}
+		if a.episode.Done() {
+			return nil
+		}
+	}
+}
+
+// steps has a scheduler step an attempt until it is done, or stands still.
+func (s *service) steps(work context.Context, c *seat, a *attempt) error {
+	a.finished, a.done = false, make(chan struct{})
 	s.metrics.joining.Inc()
 	select {
 	case c.joins <- a:

@@ -291,21 +291,18 @@ func (p *rolledEpisode) tensor(x []float32) schemas.Tensor {
 
 func (p *rolledEpisode) Bucket() string { return bucketOf(p.req) }
 
-func (p *rolledEpisode) Take() (*schemas.Step, error) {
-	if p.err != nil {
-		return nil, bus.Terminal(schemas.CodeFailed, p.err)
-	}
-	step := p.step
-	p.step = nil
-	return step, nil
+func (p *rolledEpisode) Take() ([]schemas.StepEvent, error) {
+	return taken(&p.step, p.err)
 }
+
+// Texts are what the output depends on besides the state.
+func (p *rolledEpisode) Texts() (cond, negative *model.Conditioning) { return p.cond, p.negCond }
 
 func (p *rolledEpisode) Done() bool { return p.rolling.Done() }
 
 // Finish adds what the sample came to, and decodes its states where images were asked for.
 func (p *rolledEpisode) Finish(ctx context.Context, t *schemas.Trajectory) (images Images, err error) {
 	t.TruncatedTokens = int64(p.cond.Cut)
-	t.Conditioning = kept(p.req, p.cond, p.negCond)
 	t.LatentStepIndices, t.LatentsShape = p.req.ReturnStepIndices, p.shape()
 	if t.Rolled, err = p.rolling.Result(p.shape()); err != nil {
 		return images, bus.Terminal(schemas.CodeFailed, err)

@@ -30,13 +30,18 @@ type attempt struct {
 	engine   Engine
 	episode  Episode
 	priority int64
-	// record takes each step as it is completed; device is the time it took, this attempt's
+	// admitted is called before the first step, when its turn has come; nil: nobody minds.
+	admitted func()
+	// record takes each event as it is completed; device is the time it took, this attempt's
 	// share of it.
-	record func(step *schemas.Step, device time.Duration) error
+	record func(step schemas.StepEvent, device time.Duration) error
+	// between is called once all that a Step completed is recorded, while there is more to make; nil: nobody minds.
+	between func() error
 
 	tick    uint64
 	device  time.Duration // since the last step
-	started time.Time
+	started time.Time     // when its turn first came
+	joined  time.Time     // when it came last
 	denoise time.Duration
 
 	finished bool
@@ -51,6 +56,7 @@ func (s *scheduler) run(ctx context.Context) {
 			for _, a := range s.active {
 				s.finish(a, ctx.Err())
 			}
+			s.leave()
 			return
 		}
 		s.step(ctx, s.pick())
@@ -81,7 +87,13 @@ func (s *scheduler) join(ctx context.Context) bool {
 }
 
 func (s *scheduler) admit(a *attempt) {
-	a.started = time.Now()
+	a.joined = time.Now()
+	if a.started.IsZero() {
+		a.started = a.joined
+		if a.admitted != nil {
+			a.admitted()
+		}
+	}
 	s.active = append(s.active, a)
 	s.metrics.denoising.Inc()
 }
@@ -137,37 +149,50 @@ func (s *scheduler) step(ctx context.Context, batch []*attempt) {
 
 // take records what an episode has completed.
 func (s *scheduler) take(a *attempt) {
-	step, err := a.episode.Take()
-	if err == nil && step != nil {
-		err = a.record(step, a.device)
-		a.device = 0
+	steps, err := a.episode.Take()
+	for i, step := range steps {
+		device := a.device / time.Duration(len(steps)-i)
+		a.device -= device
+		if err == nil {
+			err = a.record(step, device)
+		}
 	}
-	if err != nil || a.episode.Done() {
+	if err == nil && len(steps) > 0 && a.between != nil && !a.episode.Done() {
+		err = a.between()
+	}
+	if err != nil || a.episode.Done() || asks(a.episode) != nil {
 		s.finish(a, err)
 	}
 }
 
+// finish ends an attempt, which leaves with the others of its step: until then it is the scheduler's.
 func (s *scheduler) finish(a *attempt, err error) {
 	if a.finished {
 		return
 	}
 	a.finished, a.err = true, err
-	a.denoise = time.Since(a.started)
+	a.denoise += time.Since(a.joined)
 	s.metrics.denoising.Dec()
-	close(a.done)
 }
 
-// leave drops attempts that are done, or whose request is no longer ours.
+// leave drops attempts that are done, or whose request is no longer ours, and gives them back: one that waits for
+// others may join again at once.
 func (s *scheduler) leave() {
 	kept := s.active[:0]
+	var gone []*attempt
 	for _, a := range s.active {
 		if err := a.ctx.Err(); err != nil {
 			s.finish(a, err)
 		}
-		if !a.finished {
+		if a.finished {
+			gone = append(gone, a)
+		} else {
 			kept = append(kept, a)
 		}
 	}
 	clear(s.active[len(kept):])
 	s.active = kept
+	for _, a := range gone {
+		close(a.done)
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"image"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -23,11 +21,7 @@ type script struct {
 	before func(call int) error
 }
 
-func (*script) Card() model.Card { return model.Card{} }
-
-func (*script) EncodeImage(context.Context, *image.NRGBA) ([]float32, error) {
-	return nil, errors.New("not scripted")
-}
+func (*script) Backend() string { return "" }
 
 func (*script) Start(context.Context, *schemas.Request, *schemas.SegmentStart) (Episode, error) {
 	return nil, errors.New("not scripted")
@@ -59,14 +53,30 @@ type actor struct {
 	steps        int
 	perStep      int // evaluations
 	fault        error
+	asksAt       int // evaluations after which it stands still until it is told something; 0: never
 
 	evaluations int
 	taken       bool
+	told        bool
+}
+
+func (a *actor) Asks() *schemas.InteractRequest {
+	if a.asksAt == 0 || a.told || a.evaluations != a.asksAt {
+		return nil
+	}
+	return &schemas.InteractRequest{}
+}
+
+func (*actor) Rest() {}
+
+func (a *actor) Told(context.Context, *schemas.InteractReply) error {
+	a.told = true
+	return nil
 }
 
 func (a *actor) Bucket() string { return a.bucket }
 
-func (a *actor) Take() (*schemas.Step, error) {
+func (a *actor) Take() ([]schemas.StepEvent, error) {
 	if a.fault != nil {
 		return nil, a.fault
 	}
@@ -74,7 +84,7 @@ func (a *actor) Take() (*schemas.Step, error) {
 		return nil, nil
 	}
 	a.taken = true
-	return &schemas.Step{StepIndex: int64(a.evaluations/a.perStep) - 1}, nil
+	return []schemas.StepEvent{&schemas.Step{StepIndex: int64(a.evaluations/a.perStep) - 1}}, nil
 }
 
 func (a *actor) Done() bool { return a.evaluations == a.steps*a.perStep }
@@ -113,8 +123,8 @@ func cast(name, bucket string, steps int) (*attempt, *[]string) {
 	var recorded []string
 	return &attempt{
 		ctx: context.Background(), episode: &actor{name: name, bucket: bucket, steps: steps, perStep: 1}, done: make(chan struct{}),
-		record: func(step *schemas.Step, device time.Duration) error {
-			recorded = append(recorded, fmt.Sprintf("%d in %v", step.StepIndex, device))
+		record: func(step schemas.StepEvent, device time.Duration) error {
+			recorded = append(recorded, fmt.Sprintf("%d in %v", step.Place(), device))
 			return nil
 		},
 	}, &recorded
@@ -235,7 +245,7 @@ func TestScheduler_Faults(t *testing.T) {
 
 		full := errors.New("full")
 		unstored, _ := cast("unstored", "a", 3)
-		unstored.record = func(*schemas.Step, time.Duration) error { return full }
+		unstored.record = func(schemas.StepEvent, time.Duration) error { return full }
 		s.enter(unstored)
 		<-unstored.done
 		if !errors.Is(unstored.err, full) {
@@ -280,6 +290,49 @@ func TestScheduler_End(t *testing.T) {
 		<-a.done
 		if !errors.Is(a.err, context.Canceled) {
 			t.Errorf("a: %v", a.err)
+		}
+	})
+}
+
+// A sample that is told something while others of its step are still recorded rejoins once it has left: it is stepped once at a
+// time.
+func TestScheduler_RejoinsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &script{}
+		s := newStage(t, e, 4)
+		defer s.close()
+		talks, _ := cast("talks", "a", 4)
+		talks.engine, talks.episode.(*actor).asksAt = e, 2 // the other is in that step too
+		other, _ := cast("other", "a", 3)
+		other.record = func(schemas.StepEvent, time.Duration) error {
+			time.Sleep(time.Second) // the talker's interaction is quicker
+			return nil
+		}
+		handler := &service{metrics: newInstruments(nil)}
+		over := make(chan error)
+		go func() {
+			for {
+				err := handler.steps(t.Context(), &seat{joins: s.joins}, talks)
+				if err != nil || asks(talks.episode) == nil {
+					over <- err
+					return
+				}
+				_ = talks.episode.(Talker).Told(t.Context(), nil)
+			}
+		}()
+		synctest.Wait()
+		s.enter(other)
+		if err := <-over; err != nil {
+			t.Fatal(err)
+		}
+		<-other.done
+		for _, call := range e.calls {
+			if strings.Count(call, "talks") > 1 {
+				t.Errorf("steps %q: the sample that talks is in one of them twice", e.calls)
+			}
+		}
+		if n := talks.episode.(*actor).evaluations; n != 4 {
+			t.Errorf("%d evaluations of the sample that talks, want 4", n)
 		}
 	})
 }

@@ -89,20 +89,12 @@ func (s *sealer) first(r *schemas.Request, parent *schemas.Tensor, backend strin
 	return s.sum([]byte("meander seal 1"), request[:], state[:], []byte(s.build+" "+alike(backend))), nil
 }
 
-// next is the seal of a step, whose content digest is given, after the one before it.
-func (s *sealer) next(before seal, content [sha256.Size]byte, e *schemas.Step) seal {
+// next is the seal of a step, or of tokens, whose content digest and tensors' digests are given, after the one before it.
+func (s *sealer) next(before seal, content [sha256.Size]byte, e schemas.StepEvent, sums schemas.TensorSums) seal {
 	state := ""
-	if c := e.Checkpoint; c != nil {
-		switch {
-		case c.Parts != nil:
-			state = c.Parts.Digest
-		case c.Ref != nil:
-			state = c.Ref.Digest
-		default:
-			sum := sha256.Sum256(c.Data)
-			state = hex.EncodeToString(sum[:])
-		}
-		state += fmt.Sprintf(" %s %d", c.DType, c.Shape)
+	if step, ok := e.(*schemas.Step); ok && step.Checkpoint != nil {
+		c := step.Checkpoint
+		state = fmt.Sprintf("%x %s %d", step.CheckpointSum(sums), c.DType, c.Shape)
 	}
 	return s.sum(before[:], content[:], []byte(state))
 }

@@ -28,7 +28,11 @@ func (s sealed) last(t *testing.T) seal {
 		if i == 1 {
 			step.Checkpoint = s.checkpoint
 		}
-		at = maker.next(at, sha256.Sum256([]byte{content}), step)
+		sums, err := step.TensorSums()
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = maker.next(at, sha256.Sum256([]byte{content}), step, sums)
 	}
 	return at
 }

@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -14,9 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/lora"
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -26,7 +24,7 @@ type weights struct {
 	policy  *schemas.Policy
 	engines []Engine
 	canary  *schemas.Canary
-	own     []model.Model // that are closed with it
+	own     []Network // that are closed with it
 
 	// Those that make samples with it, and whether others begin with it. The lock of versions is held.
 	users   int
@@ -60,121 +58,103 @@ func (s *service) weigh(ctx context.Context, p *schemas.Policy) (_ *weights, err
 			err = errors.Join(err, w.close())
 		}
 	}()
-	if base := baseOf(s.places.All[0].Model); p.BaseDigest != "" && p.BaseDigest != base {
+	if base, _, _ := s.places.All[0].Network.base(); p.BaseDigest != "" && p.BaseDigest != base {
 		return nil, refuse("base_digest: %.16s; must be of the checkpoint that this sampler has, %.16s", p.BaseDigest, base)
 	}
-	adapters, err := fetch(ctx, s.bus, p)
+	made, err := fetch(ctx, s.bus, p)
 	if err != nil {
 		return nil, err
 	}
 	for i, place := range s.places.All {
-		m, err := adapted(place.Model, adapters)
+		m, err := made.with(place.Network)
 		if err != nil {
 			return nil, err
 		}
-		if m != place.Model {
+		if m != place.Network {
 			w.own = append(w.own, m)
 		}
-		if digest := m.Card().WeightsDigest; digest != p.WeightsDigest {
+		if digest := m.WeightsDigest(); digest != p.WeightsDigest {
 			return nil, refuse("weights_digest: %.16s; the weights that it names are %.16s", p.WeightsDigest, digest)
 		}
 		if i == 0 {
-			if w.canary, err = canary(ctx, m); err != nil {
+			if w.canary, err = m.canary(ctx); err != nil {
 				return nil, err
 			}
 		}
-		w.engines = append(w.engines, newFlowEngine(m, s.cfg.Workers))
+		w.engines = append(w.engines, m.engine(s.cfg.Workers, s.cfg.SharePrefixes))
 	}
 	return w, nil
 }
 
-// baseOf names the checkpoint of a model.
-func baseOf(m model.Model) string {
-	if a, ok := m.(model.Adaptable); ok {
-		return a.BaseDigest()
-	}
-	return m.Card().WeightsDigest
+// change is what a policy makes of its checkpoint: adapters are added, or the transformer is replaced by full, where
+// there is one, which digest names.
+type change struct {
+	adapters []lora.Weighted
+	full     *lora.Full
+	digest   string
 }
 
-// fetch reads what a policy adds to its checkpoint.
-func fetch(ctx context.Context, b *bus.Bus, p *schemas.Policy) ([]lora.Weighted, error) {
-	if p.Adapter == nil {
-		return nil, nil
+// fetch reads what a policy makes of its checkpoint.
+func fetch(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made change, err error) {
+	blob := func(field string, ref schemas.Ref) ([]byte, error) {
+		file, err := b.GetBlob(ctx, ref)
+		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
+			return nil, refuse("%s: %w", field, err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("fetch the weights of version %d: %w", p.PolicyVersion, err)
+		}
+		return file, nil
 	}
-	file, err := b.GetBlob(ctx, p.Adapter.File)
-	if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
-		return nil, refuse("adapter.file: %w", err)
+	if p.Adapter != nil {
+		file, err := blob("adapter.file", p.Adapter.File)
+		if err != nil {
+			return made, err
+		}
+		a, err := lora.Parse(fmt.Sprintf("of version %d", p.PolicyVersion), file, p.Adapter.Config)
+		if err != nil {
+			return made, refuse("adapter: %w", err)
+		}
+		made.adapters = []lora.Weighted{{Adapter: a, Weight: p.Adapter.Scale}}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("fetch the adapter of version %d: %w", p.PolicyVersion, err)
+	if len(p.Weights) == 0 {
+		return made, nil
 	}
-	a, err := lora.Parse(fmt.Sprintf("of version %d", p.PolicyVersion), file, p.Adapter.Config)
-	if err != nil {
-		return nil, refuse("adapter: %w", err)
+	files, digests := make([][]byte, len(p.Weights)), make([]string, len(p.Weights))
+	for i, ref := range p.Weights {
+		if files[i], err = blob(fmt.Sprintf("weights[%d]", i), ref); err != nil {
+			return made, err
+		}
+		digests[i] = ref.Digest
 	}
-	return []lora.Weighted{{Adapter: a, Weight: p.Adapter.Scale}}, nil
+	if made.full, err = lora.ParseFull(files...); err != nil {
+		return made, refuse("weights: %w", err)
+	}
+	made.digest = lora.FullDigest(p.BaseDigest, digests...)
+	return made, nil
 }
 
 // Policy returns m with what a policy adds to its checkpoint; m itself where that is what it has. A model that is
 // not m is to be closed. What the policy names and is not there, or does not fit, is an error.
-func Policy(ctx context.Context, b *bus.Bus, m model.Model, p *schemas.Policy) (model.Model, error) {
-	adapters, err := fetch(ctx, b, p)
+func Policy(ctx context.Context, b *bus.Bus, m Network, p *schemas.Policy) (Network, error) {
+	made, err := fetch(ctx, b, p)
 	if err != nil {
-		return nil, err
+		return Network{}, err
 	}
-	return adapted(m, adapters)
+	return made.with(m)
 }
 
-// adapted is a model plus adapters; the model itself where there is nothing to change.
-func adapted(m model.Model, adapters []lora.Weighted) (model.Model, error) {
-	a, ok := m.(model.Adaptable)
-	switch {
-	case !ok && len(adapters) > 0:
-		return nil, refuse("adapter: the model %s takes none", m.Card().Name)
-	case !ok, m.Card().WeightsDigest == lora.WeightsDigest(a.BaseDigest(), adapters...):
-		return m, nil
-	}
-	n, err := a.Adapted(adapters...)
+// refused is an error of weights, which is one whoever tries them, unless the device is lost.
+func refused(err error) error {
 	if err != nil && !errors.Is(err, tensor.ErrDeviceLost) {
-		err = &refusal{err}
+		return &refusal{err}
 	}
-	return n, err
+	return err
 }
 
-// The fixed input of canaries: the negative prompt, which every model takes, drawn noise, a sigma, and an image of
-// a few tokens.
-const (
-	canarySeed  = 7
-	canarySigma = 0.75
-	canarySide  = 4 // tokens
-)
-
-// canary is what weights make of a fixed input.
-func canary(ctx context.Context, m model.Model) (*schemas.Canary, error) {
-	card := m.Card()
-	side := canarySide * card.PixelsPerToken
-	tokens, err := card.Tokens(side, side)
-	if err != nil {
-		return nil, fmt.Errorf("canary: %w", err)
-	}
-	conds, err := m.Encode(ctx, []string{card.NegativePrompt})
-	if err != nil {
-		return nil, fmt.Errorf("canary: %w", err)
-	}
-	x, v := make([]float32, tokens*card.LatentChannels), make([]float32, tokens*card.LatentChannels)
-	flow.InitialNoise(x, canarySeed)
-	if err := m.Velocity(ctx, [][]float32{v}, [][]float32{x}, []float32{canarySigma}, conds, side, side); err != nil {
-		return nil, fmt.Errorf("canary: %w", err)
-	}
-	sum := 0.0
-	for _, e := range v {
-		sum += float64(float64(e) * float64(e))
-	}
-	if sum-sum != 0 {
-		return nil, refuse("canary: the velocity at a fixed input is not finite")
-	}
-	digest := sha256.Sum256(tensor.F32.AppendFloats(nil, v))
-	return &schemas.Canary{Digest: hex.EncodeToString(digest[:]), Norm: math.Sqrt(sum)}, nil
+func digestOf(x []float32) string {
+	sum := sha256.Sum256(tensor.F32.AppendFloats(nil, x))
+	return hex.EncodeToString(sum[:])
 }
 
 // versions are the weights that a sampler has: those that samples begin with, and those before them for
@@ -250,13 +230,19 @@ func (v *versions) close() {
 	}
 }
 
-// move has a sample that is made with some weights go on with others.
-func (v *versions) move(from, to *weights) {
+// move has a sample that is made with some weights go on with the newest, where may says so of them, and
+// returns those that it goes on with.
+func (v *versions) move(from *weights, may func(to *weights) bool) *weights {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	to := v.current
+	if to == from || !may(to) {
+		return from
+	}
 	from.users--
 	to.users++
 	v.drop(from)
+	return to
 }
 
 // take makes weights those that samples begin with.
@@ -331,7 +317,18 @@ func (v *versions) follow(ctx context.Context) error {
 			return nil
 		case <-v.news:
 		case <-v.drained:
+			v.s.reclaim()
 		case <-wait:
+		}
+	}
+}
+
+// reclaim has devices with memory of their own take back what the weights of before took: it goes with the objects.
+func (s *service) reclaim() {
+	for _, place := range s.places.All {
+		if _, ok := place.Device.Device.(tensor.Metered); ok {
+			runtime.GC()
+			return
 		}
 	}
 }
@@ -363,13 +360,13 @@ func (v *versions) update(ctx context.Context, p *schemas.Policy) error {
 	return errors.Join(err, v.s.answer(ctx, p, err, time.Since(began)))
 }
 
-// changes refuses weights that are others by name, and give the same velocities as those before them.
+// changes refuses weights that are others by name, and give the same as those before them.
 func changes(last, next *weights) error {
 	a, b := last.canary, next.canary
 	if a == nil || b == nil || last.policy.WeightsDigest == next.policy.WeightsDigest || a.Digest != b.Digest {
 		return nil
 	}
-	return refuse("canary: the velocity at a fixed input is that of version %d; must be another: the update changes nothing, such as an adapter whose lora_B is zero", last.version())
+	return refuse("canary: what the weights give at a fixed input is that of version %d; must be another: the update changes nothing, such as an adapter whose lora_B is zero", last.version())
 }
 
 // answer tells that a policy was taken over, or why not.
@@ -377,7 +374,7 @@ func (s *service) answer(ctx context.Context, p *schemas.Policy, fault error, to
 	now := s.versions.newest()
 	a := &schemas.Applied{
 		Lane: p.Lane, Instance: s.instance(), PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
-		Serving: now.version(), WeightsDigest: now.policy.WeightsDigest, Canary: now.canary, Backend: s.card.Backend,
+		Serving: now.version(), WeightsDigest: now.policy.WeightsDigest, Canary: now.canary, Backend: s.network.Backend(),
 		LoadNS: took.Nanoseconds(), At: time.Now().UnixNano(),
 	}
 	log := zerolog.Ctx(ctx)

@@ -33,7 +33,7 @@ func TestRun_Checkpoints(t *testing.T) {
 	forged.Checkpoint.Data[3] ^= 0x40
 	publisher := plane.NewPublisher(1, 1<<20)
 	defer publisher.Close()
-	future, err := publisher.PublishStep(t.Context(), &forged)
+	future, err := publisher.PublishStep(t.Context(), &forged, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,6 +35,17 @@ type Report struct {
 	// MaxRatio is the largest |exp(recomputed - stored) - 1| of a log-prob in nats; +Inf where
 	// one is no number.
 	MaxRatio float64 `json:"max_abs_ratio_minus_1"`
+	// Tokens were drawn again, Logits is for how many of them logits are stored, MaxTokenDifference the largest difference of a log-prob,
+	// log-sum-exp, entropy or logit from its stored self; +Inf where one is no number.
+	Tokens             int     `json:"tokens,omitempty"`
+	Logits             int     `json:"logits,omitempty"`
+	MaxTokenDifference float64 `json:"max_token_difference,omitempty"`
+	// Drawn are tokens that a server drew, DrawnBy: nobody can draw them again. What it says of them was computed with the weights
+	// of the folder instead, with other code: MaxDrawnDifference is the largest difference, EngineTolerance what passes.
+	Drawn              int      `json:"drawn,omitempty"`
+	DrawnBy            []string `json:"drawn_by,omitempty"`
+	MaxDrawnDifference float64  `json:"max_drawn_difference,omitempty"`
+	EngineTolerance    float64  `json:"engine_tolerance,omitempty"`
 	// Mismatches are what is wrong besides, in the order of the trajectories.
 	Mismatches []Mismatch `json:"mismatches"`
 	// Unproven is why the run counts as not verified although nothing is wrong; empty: it
@@ -62,7 +73,7 @@ func (r *Report) judge() {
 		r.Unproven = fmt.Sprintf("the weights of %d samples or steps are gone: removed by hand", r.WeightsGone)
 	case r.ConditioningGone > 0:
 		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand", r.ConditioningGone)
-	case r.Steps > 0 || r.Rolled > 0:
+	case r.Steps > 0 || r.Rolled > 0 || r.Tokens > 0 || r.Drawn > 0:
 	case r.Failed == r.Trajectories:
 		r.Unproven = "nothing was checked: every sample failed"
 	case r.StepsSkipped > 0:
@@ -75,9 +86,9 @@ func (r *Report) judge() {
 // OK says whether the run is verified: every log-prob that it has latents for was recomputed,
 // at least one, and no ratio is further from 1 than tolerance; and no state of scheduled sampling
 // and no stored conditioning is further from the one that was made again. 0 is for the same build, model and backend; more
-// is for comparing them.
+// is for comparing them. What servers drew has a tolerance of its own.
 func (r *Report) OK(tolerance float64) bool {
-	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.MaxRolled <= tolerance && r.MaxConditioning <= tolerance && r.Unproven == ""
+	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.MaxRolled <= tolerance && r.MaxConditioning <= tolerance && r.MaxTokenDifference <= tolerance && r.MaxDrawnDifference <= r.EngineTolerance && r.Unproven == ""
 }
 
 func events(n int) string {

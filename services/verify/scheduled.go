@@ -39,7 +39,7 @@ func (s *sample) rolled(ctx context.Context) error {
 		s.fault(-1, "start.data: %v", err)
 		return nil
 	}
-	r, err := sampler.NewRolling(s.model.Card().SchedulerConfig, t.ScheduledSampling, t.LatentsDType, x0, t.NoiseSeed)
+	r, err := sampler.NewRolling(s.model.Images.Card().SchedulerConfig, t.ScheduledSampling, t.LatentsDType, x0, t.NoiseSeed)
 	if err != nil {
 		s.fault(-1, "%v", err)
 		return nil
@@ -194,7 +194,7 @@ func (s *sample) result(ctx context.Context, r *sampler.Rolling) error {
 	same("u", stored.U, want.U)
 	same("a", stored.A, want.A)
 	same("forwards", stored.Forwards, want.Forwards)
-	if t.Backend != s.model.Card().Backend {
+	if t.Backend != s.model.Backend() {
 		return nil // whose roundings are its own; the latents have a tolerance
 	}
 	same("teacher_digest", stored.TeacherDigest, want.TeacherDigest)

@@ -6,8 +6,6 @@ package verify
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +14,8 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/lm"
+	languages "github.com/meander-rl/meander/pkg/lm/families"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor"
@@ -35,9 +35,16 @@ type Options struct {
 	Compute sampler.Compute
 	// Models is the families that it may be of; empty: those of this project.
 	Models model.Registry
+	// Languages is the families of language models that it may be of; empty: those of this project.
+	Languages lm.Registry
+	// EngineTolerance is how far the numbers of tokens that a server drew may be from those of the model here; 0: DefaultEngineTolerance.
+	EngineTolerance float64
 	// Progress, where set, hears after each trajectory how many are behind.
 	Progress func(trajectories int)
 }
+
+// DefaultEngineTolerance is for servers that compute in float32.
+const DefaultEngineTolerance = 1e-3
 
 // ModelError says that the model to recompute with cannot be opened.
 type ModelError struct{ Err error }
@@ -52,7 +59,10 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 	if o.Models == nil {
 		o.Models = families.All()
 	}
-	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}, encoded: map[string][]byte{}, history: map[schemas.Lane][]*schemas.Policy{}}
+	if o.Languages == nil {
+		o.Languages = languages.All()
+	}
+	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}, EngineTolerance: cmp.Or(o.EngineTolerance, DefaultEngineTolerance)}, encoded: map[string][]byte{}, history: map[schemas.Lane][]*schemas.Policy{}}
 	defer v.close()
 	if err := v.run(ctx); err != nil {
 		return nil, err
@@ -65,7 +75,7 @@ type verifier struct {
 	bus     *bus.Bus
 	options Options
 	places  *sampler.Places // of the model
-	model   model.Model     // opened at the first trajectory, which names it
+	model   sampler.Network // opened at the first trajectory, which names it
 	// versions are the model's weights, then those of policies that were needed last; history is
 	// what lanes have served.
 	versions []*version
@@ -116,17 +126,17 @@ func (v *verifier) run(ctx context.Context) error {
 
 // open opens the model; name is used where none was asked for.
 func (v *verifier) open(name string) error {
-	if v.model != nil {
+	if v.places != nil {
 		return nil
 	}
 	c := v.options.Compute
 	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
-	places, err := c.Open(v.options.Models, cmp.Or(v.options.Model, name), v.options.Open, true)
+	places, err := c.Open(sampler.Registry{Images: v.options.Models, Text: v.options.Languages}, cmp.Or(v.options.Model, name), v.options.Open, true)
 	if err != nil {
 		return &ModelError{err}
 	}
-	v.places, v.model = places, places.All[0].Model
-	v.versions = []*version{{digest: v.model.Card().WeightsDigest, model: v.model, velocities: sampler.NewVelocities(v.model)}}
+	v.places, v.model = places, places.All[0].Network
+	v.versions = []*version{newVersion(v.model)}
 	return nil
 }
 
@@ -136,7 +146,7 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 		return err
 	}
 	s := &sample{verifier: v, t: t}
-	with, err := v.weights(ctx, t.Lane, t.WeightsDigest)
+	with, err := v.weights(ctx, t.Lane, s.weightsDigest())
 	if err != nil || !s.known(with, -1) {
 		return err
 	}
@@ -144,6 +154,13 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 	request := requestOf(t)
 	if got := request.ComputeScheduleDigest(); got != t.ScheduleDigest {
 		s.fault(-1, "schedule_digest: stored %.16s, the fields give %.16s", t.ScheduleDigest, got)
+	}
+	if t.Text != nil {
+		return s.text(ctx)
+	}
+	if s.model.Images == nil {
+		s.fault(-1, "image: the model %q makes texts", s.model.Name())
+		return nil
 	}
 	steps, err := s.load(ctx)
 	if err != nil {
@@ -196,9 +213,9 @@ func (s *sample) encode(ctx context.Context) (err error) {
 	if s.t.TrueCFGScale > 1 {
 		prompts = append(prompts, s.t.NegativePrompt)
 	}
-	encode := s.model.Encode
+	encode := s.model.Images.Encode
 	if s.t.TruncatePrompt {
-		encode = s.model.EncodeTruncated
+		encode = s.model.Images.EncodeTruncated
 	}
 	s.conds, err = encode(ctx, prompts)
 	return err
@@ -255,25 +272,18 @@ func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
 	var content [][32]byte
 	for i, ref := range t.Steps {
 		at := begin + int64(i)
-		m, err := s.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
-		var step *schemas.Step
-		if err == nil {
-			if sum := sha256.Sum256(m.Data); hex.EncodeToString(sum[:]) != ref.Digest {
-				s.fault(at, "digest: the stored event has %x, the trajectory says %.16s", sum[:8], ref.Digest)
-				continue
-			}
-			step, err = s.bus.LoadStep(ctx, m)
+		m, err := s.stored(ctx, at, ref)
+		if err != nil {
+			return nil, err
 		}
-		switch {
-		case errors.Is(err, bus.ErrNotFound):
-			s.report.StepsGone++
+		if m == nil {
 			continue
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case err != nil && m == nil: // the server does not answer
-			return nil, fmt.Errorf("step %d, sequence %d: %w", at, ref.Seq, err)
-		case err != nil:
-			s.fault(at, "%v", err)
+		}
+		step, err := s.bus.LoadStep(ctx, m)
+		if err != nil {
+			if err := s.unread(ctx, at, err); err != nil {
+				return nil, err
+			}
 			continue
 		}
 		s.checkStep(at, step, ref)
@@ -291,6 +301,43 @@ func (s *sample) load(ctx context.Context) ([]*schemas.Step, error) {
 		}
 	}
 	return steps, nil
+}
+
+// stored is the message of a step that a trajectory names; nil where it is gone, or is another.
+func (s *sample) stored(ctx context.Context, at int64, ref schemas.StepRef) (*bus.Message, error) {
+	m, err := s.bus.Get(ctx, schemas.StreamSteps, ref.Seq)
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		s.report.StepsGone++
+		return nil, nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil: // the server does not answer
+		return nil, fmt.Errorf("step %d, sequence %d: %w", at, ref.Seq, err)
+	}
+	payload, err := schemas.PayloadDigest(m.Data)
+	switch {
+	case err != nil:
+		s.fault(at, "%v", err)
+		return nil, nil
+	case payload != ref.Digest:
+		s.fault(at, "digest: the stored event has %.16s, the trajectory says %.16s", payload, ref.Digest)
+		return nil, nil
+	}
+	return m, nil
+}
+
+// unread notes why a stored step cannot be loaded; an error ends the check.
+func (s *sample) unread(ctx context.Context, at int64, err error) error {
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		s.report.StepsGone++
+	case ctx.Err() != nil:
+		return ctx.Err()
+	default:
+		s.fault(at, "%v", err)
+	}
+	return nil
 }
 
 // checkStep compares a step event with what its trajectory says of it.
@@ -353,7 +400,7 @@ func (s *sample) storedLatents(steps []*schemas.Step) map[int64][]float32 {
 
 // shaped says whether the latents have the shape that the model's have.
 func (s *sample) shaped() bool {
-	t, card := s.t, s.model.Card()
+	t, card := s.t, s.model.Images.Card()
 	tokens, err := card.Tokens(int(t.Height), int(t.Width))
 	if err != nil {
 		s.fault(-1, "%v", err)
@@ -428,7 +475,7 @@ func (s *sample) given(ctx context.Context, start *schemas.SegmentStart) (*schem
 		}
 		return s.bus.LoadBranch(ctx, *start.Branch, parent)
 	case start.Data != nil:
-		return sampler.LoadData(ctx, s.bus, s.model, start.Data, s.t.Height, s.t.Width)
+		return sampler.LoadData(ctx, s.bus, s.model.Images, start.Data, s.t.Height, s.t.Width)
 	case t.Ref == nil:
 		return t, nil
 	}
@@ -470,6 +517,9 @@ func planOf(t *schemas.Trajectory) flow.Plan {
 
 // requestOf holds the fields of the schedule digest.
 func requestOf(t *schemas.Trajectory) *schemas.Request {
+	if t.Text != nil {
+		return &schemas.Request{Text: &t.Text.Settings}
+	}
 	return &schemas.Request{
 		Sigmas: t.Sigmas, Transitions: t.Transitions, NoiseLevel: t.NoiseLevel, Solver: t.Solver, LogProbKind: t.LogProbKind,
 		LatentsDType: t.LatentsDType, TrueCFGScale: t.TrueCFGScale, Height: t.Height, Width: t.Width,

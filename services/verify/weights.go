@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler"
 )
@@ -18,9 +17,17 @@ const heldWeights = 2
 // version is weights that trajectories name.
 type version struct {
 	digest     string
-	model      model.Model
-	velocities *sampler.Velocities
-	err        error // why they cannot be had
+	network    sampler.Network
+	velocities *sampler.Velocities // nil of a language model
+	err        error               // why they cannot be had
+}
+
+func newVersion(n sampler.Network) *version {
+	v := &version{digest: n.WeightsDigest(), network: n}
+	if n.Images != nil {
+		v.velocities = sampler.NewVelocities(n.Images)
+	}
+	return v
 }
 
 // errUnknown says that neither the model nor a policy of the lane has the weights.
@@ -38,15 +45,17 @@ func (v *verifier) weights(ctx context.Context, lane schemas.Lane, digest string
 	}
 	w := &version{digest: digest, err: errUnknown}
 	if p != nil {
-		w.model, w.err = sampler.Policy(ctx, v.bus, v.model, p)
+		n, err := sampler.Policy(ctx, v.bus, v.model, p)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		if w.err = err; err == nil {
+			w = newVersion(n)
+		}
 	}
 	if w.err == nil {
-		w.velocities = sampler.NewVelocities(w.model)
-		if got := w.model.Card().WeightsDigest; got != digest {
-			w.err = fmt.Errorf("version %d has %.16s", p.PolicyVersion, got)
+		if got := w.digest; got != digest {
+			w.digest, w.err = digest, fmt.Errorf("version %d has %.16s", p.PolicyVersion, got)
 		}
 		v.report.Versions++
 	}
@@ -76,9 +85,9 @@ func (v *verifier) policy(ctx context.Context, lane schemas.Lane, digest string)
 	return nil, nil
 }
 
-func (w *version) close(opened model.Model) {
-	if w.model != nil && w.model != opened {
-		_ = w.model.Close()
+func (w *version) close(opened sampler.Network) {
+	if w.network != (sampler.Network{}) && w.network != opened {
+		_ = w.network.Close()
 	}
 }
 
@@ -91,7 +100,7 @@ func (s *sample) known(w *version, step int64) bool {
 	case errors.Is(w.err, bus.ErrNotFound):
 		s.report.WeightsGone++
 	case errors.Is(w.err, errUnknown):
-		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those", w.digest, s.model.Card().Name, s.model.Card().WeightsDigest, s.t.Lane)
+		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those", w.digest, s.model.Name(), s.model.WeightsDigest(), s.t.Lane)
 	default:
 		s.fault(step, "weights_digest: %.16s: %v", w.digest, w.err)
 	}

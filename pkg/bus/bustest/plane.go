@@ -9,8 +9,11 @@ package bustest
 import (
 	"context"
 	"errors"
+	"runtime/pprof"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -102,6 +105,7 @@ func Connect(t testing.TB, c bus.Config) *bus.Bus {
 
 // Service is a service that runs beside the test. It is stopped when the test ends.
 type Service struct {
+	t      testing.TB
 	bus    *bus.Bus
 	cancel context.CancelFunc
 	ending atomic.Bool
@@ -113,7 +117,7 @@ func (p *Plane) Serve(t testing.TB, run func(ctx context.Context, b *bus.Bus) er
 	t.Helper()
 	b := p.Connect(t)
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Service{bus: b, cancel: cancel, done: make(chan struct{})}
+	s := &Service{t: t, bus: b, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(s.done)
 		err := run(ctx, b)
@@ -130,11 +134,18 @@ func (p *Plane) Serve(t testing.TB, run func(ctx context.Context, b *bus.Bus) er
 	return s
 }
 
-// Stop lets the service settle what it has in hand, and waits for its end.
+// Stop lets the service settle what it has in hand, and waits for its end. One that hangs fails the
+// test, with what it hangs in.
 func (s *Service) Stop() {
 	s.ending.Store(true)
 	s.cancel()
-	<-s.done
+	select {
+	case <-s.done:
+	case <-time.After(5 * Patience):
+		var stacks strings.Builder
+		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+		s.t.Errorf("service: still runs %v after it was stopped\n%s", 5*Patience, &stacks)
+	}
 }
 
 // Kill ends the service as kill -9 would: its connection is gone in the middle of whatever

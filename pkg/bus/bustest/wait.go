@@ -18,22 +18,27 @@ import (
 const Patience = 2 * time.Minute
 
 // Until waits until check returns nil. It gives up when the text of its error has not
-// changed for [Patience], or has changed for five times as long and led nowhere.
+// changed for [Patience], or has changed for five times as long and led nowhere. While the
+// text changes it looks often, then seldom, and never more than half of the time.
 func Until(t testing.TB, what string, check func() error) {
 	t.Helper()
-	last, idle, end := "", time.Time{}, time.Now().Add(5*Patience)
-	for ; ; time.Sleep(5 * time.Millisecond) {
+	const often, seldom = 5 * time.Millisecond, 50 * time.Millisecond
+	last, idle, end, pause := "", time.Time{}, time.Now().Add(5*Patience), often
+	for {
+		began := time.Now()
 		err := check()
 		if err == nil {
 			return
 		}
 		now := time.Now()
+		pause = min(pause*5/4, seldom)
 		if err.Error() != last {
-			last, idle = err.Error(), now.Add(Patience)
+			last, idle, pause = err.Error(), now.Add(Patience), often
 		}
 		if now.After(idle) || now.After(end) {
 			t.Fatalf("%s: nothing new for %v, or no end: %v", what, Patience, err)
 		}
+		time.Sleep(max(pause, now.Sub(began)))
 	}
 }
 
@@ -157,23 +162,34 @@ func Free(t testing.TB, b *bus.Bus, stream, subject string) {
 func Settled(t testing.TB, b *bus.Bus, stream string, consumers int) {
 	t.Helper()
 	Until(t, stream+" is settled", func() error {
-		s, err := b.JetStream().Stream(t.Context(), stream)
+		_, all, err := Consumers(t, b, stream)
 		if err != nil {
 			return err
 		}
-		seen, waiting, inHand := 0, 0, 0
-		list := s.ListConsumers(t.Context())
-		for c := range list.Info() {
-			seen, waiting, inHand = seen+1, waiting+int(c.NumPending), inHand+c.NumAckPending
+		waiting, inHand := 0, 0
+		for _, c := range all {
+			waiting, inHand = waiting+int(c.NumPending), inHand+c.NumAckPending
 		}
-		if err := list.Err(); err != nil {
-			return err
-		}
-		if seen < consumers || waiting+inHand > 0 {
-			return fmt.Errorf("%d of %d consumers, %d messages wait, %d in hand", seen, consumers, waiting, inHand)
+		if len(all) < consumers || waiting+inHand > 0 {
+			return fmt.Errorf("%d of %d consumers, %d messages wait, %d in hand", len(all), consumers, waiting, inHand)
 		}
 		return nil
 	})
+}
+
+// Consumers are those of a stream, and the stream as it is now.
+func Consumers(t testing.TB, b *bus.Bus, stream string) (jetstream.Stream, []*jetstream.ConsumerInfo, error) {
+	t.Helper()
+	s, err := b.JetStream().Stream(t.Context(), stream)
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []*jetstream.ConsumerInfo
+	list := s.ListConsumers(t.Context())
+	for c := range list.Info() { // to its end: else what lists them stays behind
+		all = append(all, c)
+	}
+	return s, all, list.Err()
 }
 
 // Before calls do with a deadline until it returns before that has passed: soon, or on a

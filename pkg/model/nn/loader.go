@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 )
@@ -24,10 +25,13 @@ type Loader struct {
 	kept    int             // elements that stay in memory
 	factors int             // those of them that a device may keep in its factor type
 	used    map[string]bool // names in the files
+	wanted  lora.Shapes     // what was asked for
 	missing []string
 	shapes  []string
 	failed  error           // the first that could not be read, or put on the device
 	read    func(bytes int) // hears of what is read; nil: nobody does
+	// Narrow leaves weights in the type of their file where the device can: see tensor.Narrow.
+	Narrow bool
 	// Prefix goes before every name, to make it the one in the files.
 	Prefix string
 	// Ignored says which other names may be there; nil is none.
@@ -36,13 +40,13 @@ type Loader struct {
 
 // NewLoader loads onto a device; without one it only checks.
 func NewLoader(a *safetensors.Archive, d tensor.Device) *Loader {
-	return &Loader{archive: a, device: d, dry: d == nil, used: map[string]bool{}}
+	return &Loader{archive: a, device: d, dry: d == nil, used: map[string]bool{}, wanted: lora.Shapes{}}
 }
 
 // Expect notes a tensor and reports whether it is there with that shape.
 func (l *Loader) Expect(name string, shape ...int) bool {
 	name = l.Prefix + name
-	l.used[name] = true
+	l.used[name], l.wanted[name] = true, shape
 	info, ok := l.archive.Info(name)
 	switch {
 	case !ok:
@@ -56,6 +60,9 @@ func (l *Loader) Expect(name string, shape ...int) bool {
 	}
 	return false
 }
+
+// Expected is what was asked for, in the files or not.
+func (l *Loader) Expected() lora.Shapes { return l.wanted }
 
 // Array returns a tensor as it is in the file; ok is false where Expect or a dry run says
 // no. Its bytes are the file's: they hold until the archive is closed.
@@ -97,7 +104,11 @@ func (l *Loader) fails(err error) bool {
 }
 
 func (l *Loader) weight(parts ...tensor.Array) tensor.Weight {
-	w, err := l.device.Weight(parts...)
+	put := l.device.Weight
+	if n, ok := l.device.(tensor.Narrow); ok && l.Narrow {
+		put = n.NarrowWeight
+	}
+	w, err := put(parts...)
 	l.fails(err)
 	return w
 }
@@ -146,6 +157,13 @@ func (l *Loader) Table(name string, rows, cols int) tensor.Matrix {
 		return tensor.Matrix{}
 	}
 	t, err := l.device.Table(a)
+	l.fails(err)
+	return t
+}
+
+// table puts rows of numbers that are in no file on the device.
+func (l *Loader) table(x []float32, rows int) tensor.Matrix {
+	t, err := l.device.Table(tensor.Floats(x, rows, len(x)/rows))
 	l.fails(err)
 	return t
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
 // WithAdapters returns the model as it was opened plus the adapters, whatever adapters m
@@ -20,11 +21,7 @@ func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
 	if err := nn.Adapt(m.device, t.places(), adapters); err != nil {
 		return nil, err
 	}
-	n := &Model{shared: m.shared, card: m.card, transformer: t}
-	n.modulations.Limit = m.modulations.Limit
-	n.card.WeightsDigest = lora.WeightsDigest(m.baseDigest, adapters...)
-	m.users.Add(1)
-	return n, nil
+	return m.derive(t, lora.WeightsDigest(m.baseDigest, adapters...)), nil
 }
 
 // BaseDigest names the checkpoint without adapters.
@@ -40,6 +37,32 @@ func (m *Model) Adapted(adapters ...lora.Weighted) (model.Model, error) {
 		return nil, err
 	}
 	return n, nil
+}
+
+// Tensors are those of the transformer.
+func (m *Model) Tensors() lora.Shapes {
+	l := nn.NewLoader(&safetensors.Archive{}, nil)
+	loadMMDiT(l, m.base.config)
+	return l.Expected()
+}
+
+// Replaced is the model as it was opened with another transformer.
+func (m *Model) Replaced(weights *lora.Full, digest string) (model.Model, error) {
+	l := nn.NewLoader(weights.Archive(), m.device)
+	t := loadMMDiT(l, m.base.config)
+	if err := l.Finish(); err != nil {
+		return nil, fmt.Errorf("weights: %w", err)
+	}
+	return m.derive(t, digest), nil
+}
+
+// derive is m with another transformer.
+func (m *Model) derive(t *mmdit, digest string) *Model {
+	n := &Model{shared: m.shared, card: m.card, transformer: t}
+	n.modulations.Limit = m.modulations.Limit
+	n.card.WeightsDigest = digest
+	m.users.Add(1)
+	return n
 }
 
 // places returns every projection by its name in a checkpoint, which is the one that

@@ -8,15 +8,7 @@ import (
 	"path"
 
 	"github.com/meander-rl/meander/pkg/model/nn"
-	"github.com/meander-rl/meander/pkg/model/tokenizer"
 	"github.com/meander-rl/meander/pkg/safetensors"
-)
-
-// Bounds of configurations, far above the published model (60 blocks of 24 heads of 128,
-// text width 3584). They keep products of any two within an int.
-const (
-	maxDepth = 1024
-	maxWidth = 1 << 17
 )
 
 // The classes of the pipeline and its parts.
@@ -66,34 +58,8 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 	return c, nil
 }
 
-// textConfig is text_encoder/config.json as far as the text path needs it.
-type textConfig struct {
-	Vocabulary    int     `json:"vocab_size"`
-	Width         int     `json:"hidden_size"`
-	Intermediate  int     `json:"intermediate_size"`
-	Layers        int     `json:"num_hidden_layers"`
-	Heads         int     `json:"num_attention_heads"`
-	KVHeads       int     `json:"num_key_value_heads"`
-	HeadDim       int     `json:"head_dim"`
-	Epsilon       float64 `json:"rms_norm_eps"`
-	Activation    string  `json:"hidden_act"`
-	SlidingWindow bool    `json:"use_sliding_window"`
-	MaxPositions  int     `json:"max_position_embeddings"`
-	Tied          bool    `json:"tie_word_embeddings"`
-	// transformers 5 writes rope_parameters, earlier versions rope_theta and rope_scaling.
-	Theta   float64     `json:"rope_theta"`
-	Rope    *ropeConfig `json:"rope_parameters"`
-	Scaling *ropeConfig `json:"rope_scaling"`
-}
-
-type ropeConfig struct {
-	Type     string  `json:"rope_type"`
-	Older    string  `json:"type"`
-	Theta    float64 `json:"rope_theta"`
-	Sections []int   `json:"mrope_section"`
-}
-
-func readTextConfig(folder *safetensors.Folder, dir string) (*textConfig, error) {
+// readTextConfig reads text_encoder/config.json as far as the text path needs it.
+func readTextConfig(folder *safetensors.Folder, dir string) (*nn.DecoderConfig, error) {
 	name := path.Join(dir, "config.json")
 	b, err := folder.Read(name, nn.MaxConfigFile)
 	if err != nil {
@@ -101,61 +67,27 @@ func readTextConfig(folder *safetensors.Folder, dir string) (*textConfig, error)
 	}
 	// The fields are nested in text_config, or at the top in older files.
 	var file struct {
-		Text  *textConfig `json:"text_config"`
-		Type  string      `json:"model_type"`
-		Tied  bool        `json:"tie_word_embeddings"`
-		Quant any         `json:"quantization_config"`
+		Text  *nn.DecoderConfig `json:"text_config"`
+		Type  string            `json:"model_type"`
+		Tied  bool              `json:"tie_word_embeddings"`
+		Quant any               `json:"quantization_config"`
 	}
-	c := &textConfig{Epsilon: 1e-5, Activation: "silu"}
+	c := nn.NewDecoderConfig()
 	if err := errors.Join(json.Unmarshal(b, c), json.Unmarshal(b, &file)); err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	if file.Text != nil {
-		c = &textConfig{Epsilon: 1e-5, Activation: "silu"}
+		c = nn.NewDecoderConfig()
 		file.Text = c
 		if err := json.Unmarshal(b, &file); err != nil {
 			return nil, fmt.Errorf("read %s: %w", name, err)
 		}
 	}
 	c.Tied = c.Tied || file.Tied
-	if c.KVHeads == 0 {
-		c.KVHeads = c.Heads
-	}
-	for _, r := range []*ropeConfig{c.Rope, c.Scaling} {
-		if r != nil && r.Theta != 0 {
-			c.Theta = r.Theta
-		}
-	}
-
 	var f nn.Faults
 	f.Check(file.Type == "qwen2_5_vl", "model_type: %q; must be qwen2_5_vl", file.Type)
 	f.Check(file.Quant == nil, "quantization_config: not supported")
-	f.Within("vocab_size", c.Vocabulary, 1, 2*tokenizer.MaxVocabulary)
-	f.Within("hidden_size", c.Width, 1, maxWidth)
-	f.Within("intermediate_size", c.Intermediate, 1, maxWidth)
-	f.Within("num_hidden_layers", c.Layers, 1, maxDepth)
-	f.Within("num_attention_heads", c.Heads, 1, maxDepth)
-	f.Within("num_key_value_heads", c.KVHeads, 1, maxDepth)
-	f.Within("max_position_embeddings", c.MaxPositions, promptTokensLimit+promptTokensDropped, math.MaxInt32)
-	if len(f) == 0 {
-		f.Check(c.Width%(2*c.Heads) == 0, "hidden_size: %d; must be a multiple of twice num_attention_heads = %d", c.Width, c.Heads)
-		f.Check(c.Heads%c.KVHeads == 0, "num_attention_heads: %d; must be a multiple of num_key_value_heads = %d", c.Heads, c.KVHeads)
-		f.Check(c.HeadDim == 0 || c.HeadDim*c.Heads == c.Width, "head_dim: %d; must be hidden_size / num_attention_heads", c.HeadDim)
-	}
-	f.Check(c.Epsilon > 0 && c.Epsilon < 1, "rms_norm_eps: %g; must be 0 to 1", c.Epsilon)
-	f.Check(c.Theta > 1 && c.Theta < 1e12, "rope_theta: %g; must be more than 1", c.Theta)
-	f.Check(c.Activation == "silu", "hidden_act: %q; must be silu", c.Activation)
-	f.Check(!c.SlidingWindow, "use_sliding_window: not supported")
-	for _, r := range []*ropeConfig{c.Rope, c.Scaling} {
-		if r != nil {
-			kind := r.Type
-			if kind == "" {
-				kind = r.Older
-			}
-			// On text alone the multi-axis form is the ordinary one.
-			f.Check(kind == "" || kind == "default" || kind == "mrope", "rope_type: %q; must be default", kind)
-		}
-	}
+	c.Check(&f, promptTokensLimit+promptTokensDropped)
 	if err := f.Of(name); err != nil {
 		return nil, err
 	}
@@ -196,10 +128,10 @@ func readTransformerConfig(folder *safetensors.Folder, dir string) (*transformer
 	f.Check(c.PatchSize == 2, "patch_size: %d; must be 2", c.PatchSize)
 	f.Within("in_channels", c.In, 4, 4096)
 	f.Check(c.Out > 0 && c.Out <= 4096 && c.In == 4*c.Out, "in_channels: %d; must be 4 * out_channels = 4 * %d", c.In, c.Out)
-	f.Within("num_layers", c.Layers, 1, maxDepth)
-	f.Within("num_attention_heads", c.Heads, 1, maxDepth)
+	f.Within("num_layers", c.Layers, 1, nn.MaxDepth)
+	f.Within("num_attention_heads", c.Heads, 1, nn.MaxDepth)
 	f.Within("attention_head_dim", c.HeadDim, 2, 1024)
-	f.Within("joint_attention_dim", c.TextWidth, 1, maxWidth)
+	f.Within("joint_attention_dim", c.TextWidth, 1, nn.MaxWidth)
 	sum, even := 0, true
 	for _, d := range c.Axes {
 		even = even && d > 0 && d%2 == 0 && d <= 1024

@@ -12,7 +12,7 @@ import (
 
 // modelConfigs is everything that a folder says besides its tensors.
 type modelConfigs struct {
-	text        *textConfig
+	text        *nn.DecoderConfig
 	transformer *transformerConfig
 	vae         *vaeConfig
 	scheduler   []byte

@@ -10,7 +10,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cpu"
 )
 
-// pass is model.Info.Pass: the matrices that mmdit.forward, textEncoder.forward and
+// pass is model.Info.Pass: the matrices that mmdit.forward, nn.Decoder.Forward and
 // autoencoder.decode take, of which a device has one after the other.
 func (c *modelConfigs) pass(promptTokens int) func(height, width, rows, factorBytes int) int {
 	return func(height, width, rows, factorBytes int) int {
@@ -23,8 +23,7 @@ func (c *modelConfigs) pass(promptTokens int) func(height, width, rows, factorBy
 		velocity += rows * (promptTokens*(4+factorBytes)*t.TextWidth + 2*4*image*t.In) // embeddings and latents
 		velocity += rows * 4 * (12*t.Layers + 2) * d                                   // modulations
 
-		kv := l.KVHeads * (l.Width / l.Heads)
-		text := (promptTokens + promptTokensDropped) * (2*4*l.Width + factorBytes*(2*l.Width+2*kv+3*l.Intermediate))
+		text := l.PassBytes(promptTokens+promptTokensDropped, factorBytes)
 
 		levels := c.vae.levels()
 		lh, lw := height>>levels, width>>levels
@@ -83,8 +82,8 @@ func (s *shared) place(folder *safetensors.Folder, c *modelConfigs, o Options) e
 	least := n.transformer + n.vae + n.pass
 	if least > room {
 		return fmt.Errorf("device %s: %s of memory; must be %s: transformer %s, vae %s, a pass at %dx%d %s (the text encoder's %s can go to the processor); "+
-			"take a GPU with more memory, or free what others hold of it", s.device.Name(), gib(room), gib(least), gib(n.transformer), gib(n.vae),
-			o.Height, o.Width, gib(n.pass), gib(n.text))
+			"take a GPU with more memory, or free what others hold of it", s.device.Name(), size(room), size(least), size(n.transformer), size(n.vae),
+			o.Height, o.Width, size(n.pass), size(n.text))
 	}
 	if least+n.text <= room {
 		return nil
@@ -113,4 +112,10 @@ func (s *shared) backend() string {
 	return s.device.Name()
 }
 
-func gib(bytes int) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
+// size is bytes as people read them.
+func size(bytes int) string {
+	if bytes < 1<<30 {
+		return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
+	}
+	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+}

@@ -74,7 +74,7 @@ func TestPublished_SaysWhatIsMissing(t *testing.T) {
 	if err == nil {
 		t.Fatal("it loads on 24 GiB")
 	}
-	for _, want := range []string{"24.0 GiB of memory; must be 41.3 GiB", "transformer 38.1 GiB", "vae 0.2 GiB", "a pass at 1024x1024 3.1 GiB", "text encoder's 13.2 GiB"} {
+	for _, want := range []string{"24.0 GiB of memory; must be 41.3 GiB", "transformer 38.1 GiB", "vae 167.6 MiB", "a pass at 1024x1024 3.1 GiB", "text encoder's 13.2 GiB"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error lacks %q: %v", want, err)
 		}

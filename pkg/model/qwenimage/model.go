@@ -48,7 +48,7 @@ type shared struct {
 	base       *mmdit // without adapters
 	baseDigest string
 	tokenizer  *tokenizer.Tokenizer
-	text       *textEncoder
+	text       *nn.Decoder
 	vae        *autoencoder
 	device     tensor.Device
 	ownDevice  bool          // it ends with the last model
@@ -79,7 +79,7 @@ func (m *Model) Close() error {
 // calls besides: activations of the largest request of each thread, conditionings,
 // position tables and modulations.
 func (m *Model) MemoryBytes() (weights, working int) {
-	weights = m.transformer.bytes() + m.text.bytes() + m.vae.bytes()
+	weights = m.transformer.bytes() + m.text.Bytes() + m.vae.bytes()
 	working = m.device.WorkingBytes() + m.prompts.Bytes() + m.ropes.Bytes() + m.modulations.Bytes()
 	return weights, working
 }
@@ -152,9 +152,10 @@ func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]
 }
 
 func (m *Model) encodeOne(s tensor.Session, prompt string, ids []int32) *model.Conditioning {
-	d := m.text.config.Width
+	d := m.text.Config.Width
 	hidden := tensor.NewMatrix(s, len(ids), d)
-	m.text.forward(s, hidden, ids)
+	m.text.Forward(s, hidden, ids, nil)
+	m.text.Norm(s, hidden, hidden)
 	embeds := make([]float32, (len(ids)-promptTokensDropped)*d)
 	s.CopyOut(embeds, hidden.SliceRows(promptTokensDropped, len(ids)))
 	shape := []int{len(ids) - promptTokensDropped, d}

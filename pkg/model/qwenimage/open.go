@@ -2,10 +2,8 @@ package qwenimage
 
 import (
 	"errors"
-	"fmt"
 	"runtime"
 
-	"github.com/meander-rl/meander/pkg/lora"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
@@ -34,18 +32,10 @@ const familyName = "qwen-image"
 // openAdapted opens a checkpoint with the adapter of the options, if they name one.
 func openAdapted(dir string, o model.Options) (*Model, error) {
 	base, err := Open(dir, Options{Device: o.Device, Threads: o.Threads, PromptCacheBytes: o.PromptCacheBytes, Progress: o.Progress})
-	if err != nil || o.Adapter == "" {
-		return base, err
-	}
-	defer func() { _ = base.Close() }() // the adapted model keeps what both share
-	adapter, err := lora.Open(o.Adapter)
 	if err != nil {
 		return nil, err
 	}
-	if o.AdapterScale == 0 {
-		o.AdapterScale = 1
-	}
-	return base.WithAdapters(lora.Weighted{Adapter: adapter, Weight: o.AdapterScale})
+	return nn.Adapted(base, o.Adapter, o.AdapterScale, base.WithAdapters)
 }
 
 // Options are the choices that a checkpoint leaves open. Zero fields take the
@@ -78,15 +68,7 @@ type Options struct {
 // in shards. Nothing outside dir is read. Whatever is missing, unexpected, mis-shaped or
 // not supported is named in the error.
 func Open(dir string, o Options) (*Model, error) {
-	folder, err := safetensors.OpenFolder(dir)
-	if err != nil {
-		return nil, fmt.Errorf("open model: %w", err)
-	}
-	m, err := open(folder, dir, o)
-	if err = errors.Join(err, folder.Close()); err != nil {
-		return nil, fmt.Errorf("open model %q: %w", dir, err)
-	}
-	return m, nil
+	return nn.Open(dir, func(folder *safetensors.Folder) (*Model, error) { return open(folder, dir, o) })
 }
 
 func open(folder *safetensors.Folder, dir string, o Options) (*Model, error) {

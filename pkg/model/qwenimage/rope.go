@@ -34,13 +34,3 @@ func jointRope(axes []int, h, w, textTokens int) *nn.RopeTable {
 	}
 	return t
 }
-
-// textRope returns the table of positions 0 to n-1 of the text encoder.
-func textRope(theta float64, headDim, n int) *nn.RopeTable {
-	t := nn.NewRopeTable(n, headDim/2)
-	freqs := nn.RopeFrequencies(theta, headDim)
-	for i := range n {
-		t.Fill(i, 0, i, freqs)
-	}
-	return t
-}

@@ -7,7 +7,6 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/model/tokenizer"
-	"github.com/meander-rl/meander/pkg/tensor"
 )
 
 // The prompt template of the pipeline and the tokens of its fixed part, whose hidden
@@ -21,29 +20,12 @@ const (
 	promptTokensLimit = 1024
 )
 
-// textEncoder is the language model of Qwen2.5-VL on text alone: grouped-query attention
-// with biases on q, k and v, rotary embeddings in the half-split form, RMS norms before
-// each half of a layer, SwiGLU. Its vision tower is not loaded.
-type textEncoder struct {
-	config *textConfig
-	embed  tensor.Matrix // [vocabulary, D]
-	layers []textLayer
-	norm   tensor.Vector
-	rope   *nn.RopeTable
-}
-
-type textLayer struct {
-	attnNorm, mlpNorm tensor.Vector
-	qkv               nn.Linear // [(heads + 2*kvHeads) * headDim, D]
-	out               nn.Linear
-	gateUp            nn.Linear // [2*intermediate, D]
-	down              nn.Linear
-}
-
 // textPrefixes are where checkpoints of different ages keep the language model.
 var textPrefixes = []string{"model.language_model.", "language_model.model.", "model."}
 
-func loadTextEncoder(l *nn.Loader, c *textConfig) *textEncoder {
+// loadTextEncoder reads the language model of Qwen2.5-VL, on text alone: its vision tower is
+// not loaded.
+func loadTextEncoder(l *nn.Loader, c *nn.DecoderConfig) *nn.Decoder {
 	for _, l.Prefix = range textPrefixes {
 		if l.Has("embed_tokens.weight") {
 			break
@@ -54,69 +36,7 @@ func loadTextEncoder(l *nn.Loader, c *textConfig) *textEncoder {
 		return strings.HasPrefix(name, "visual.") || strings.HasPrefix(name, "model.visual.") ||
 			strings.HasPrefix(name, "vision_tower.") || strings.HasSuffix(name, "lm_head.weight")
 	}
-	d := c.Width
-	hd := d / c.Heads
-	t := &textEncoder{config: c, layers: make([]textLayer, c.Layers)}
-	t.embed = l.Table("embed_tokens.weight", c.Vocabulary, d)
-	for i := range t.layers {
-		name := fmt.Sprintf("layers.%d.", i)
-		t.layers[i] = textLayer{
-			attnNorm: l.Vector(name+"input_layernorm.weight", d),
-			mlpNorm:  l.Vector(name+"post_attention_layernorm.weight", d),
-			qkv: l.Linear(d, true, nn.Out(name+"self_attn.q_proj", d),
-				nn.Out(name+"self_attn.k_proj", c.KVHeads*hd), nn.Out(name+"self_attn.v_proj", c.KVHeads*hd)),
-			out:    l.Linear(d, false, nn.Out(name+"self_attn.o_proj", d)),
-			gateUp: l.Linear(d, false, nn.Out(name+"mlp.gate_proj", c.Intermediate), nn.Out(name+"mlp.up_proj", c.Intermediate)),
-			down:   l.Linear(c.Intermediate, false, nn.Out(name+"mlp.down_proj", d)),
-		}
-	}
-	t.norm = l.Vector("norm.weight", d)
-	if !l.Holds() { // a table for the sizes of a configuration that nothing bears out
-		return t
-	}
-	t.rope = textRope(c.Theta, hd, promptTokensLimit+promptTokensDropped)
-	return t
-}
-
-func (t *textEncoder) bytes() int {
-	n := 4*t.embed.Rows*t.embed.Cols + nn.VectorBytes(t.norm)
-	for i := range t.layers {
-		l := &t.layers[i]
-		n += l.qkv.Bytes() + l.out.Bytes() + l.gateUp.Bytes() + l.down.Bytes() + nn.VectorBytes(l.attnNorm, l.mlpNorm)
-	}
-	return n
-}
-
-// forward writes the last hidden states, after the final norm, to dst [L, D].
-func (t *textEncoder) forward(s tensor.Session, dst tensor.Matrix, ids []int32) {
-	c := t.config
-	d, n := c.Width, len(ids)
-	hd := d / c.Heads
-	kv := c.KVHeads * hd
-	eps := float32(c.Epsilon)
-	x, y := tensor.NewMatrix(s, n, d), tensor.NewFactors(s, n, d)
-	qkv := tensor.NewFactors(s, n, d+2*kv)
-	gateUp := tensor.NewFactors(s, n, 2*c.Intermediate)
-	hidden := tensor.NewFactors(s, n, c.Intermediate)
-
-	cos, sin := t.rope.Load(s, n)
-	s.Gather(x, t.embed, ids)
-	for i := range t.layers {
-		l := &t.layers[i]
-		s.RMSNorm(y, x, l.attnNorm, eps)
-		l.qkv.Apply(s, qkv, y, tensor.Epilogue{})
-		qk := qkv.SliceCols(0, d+kv) // heads of q, then of k
-		s.RopeHalves(qk, qk, cos, sin, nil)
-		s.Attention(y, qkv.SliceCols(0, d), qkv.SliceCols(d, d+kv), qkv.SliceCols(d+kv, d+2*kv),
-			tensor.Attention{Heads: c.Heads, KVHeads: c.KVHeads, Causal: true})
-		l.out.Apply(s, x, y, tensor.Epilogue{Residual: x})
-
-		s.RMSNorm(y, x, l.mlpNorm, eps)
-		l.gateUp.Apply(s, gateUp, y, tensor.Epilogue{})
-		s.SiLUMul(hidden, gateUp.SliceCols(0, c.Intermediate), gateUp.SliceCols(c.Intermediate, 2*c.Intermediate))
-		l.down.Apply(s, x, hidden, tensor.Epilogue{Residual: x})
-	}
-	s.RMSNorm(dst, x, t.norm, eps)
+	return l.Decoder(c, promptTokensLimit+promptTokensDropped)
 }
 
 // promptIDs returns the tokens of a prompt in the template. The whole is tokenized at

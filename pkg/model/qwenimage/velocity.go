@@ -139,7 +139,7 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 		return err
 	}
 	for i := range rows {
-		s.CopyOut(b.dst[from+i], out.SliceRows(i*b.tokens, (i+1)*b.tokens))
+		s.CopyOutLater(b.dst[from+i], out.SliceRows(i*b.tokens, (i+1)*b.tokens))
 	}
 	return nil
 }

@@ -81,6 +81,7 @@ type addedSpec struct {
 	LStrip     bool   `json:"lstrip"`
 	RStrip     bool   `json:"rstrip"`
 	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
 }
 
 func (f *tokenizerFiles) parse() (*Tokenizer, error) {
@@ -267,7 +268,7 @@ func (f *tokenizerFiles) addedElsewhere(vocab map[string]int64, known []addedSpe
 		if !ok {
 			return nil, fmt.Errorf("%s: special token %.40q has no id", configFile, content)
 		}
-		if err := l.add(configFile, addedSpec{Content: content}, id); err != nil {
+		if err := l.add(configFile, addedSpec{Content: content, Special: true}, id); err != nil {
 			return nil, err
 		}
 	}
@@ -375,7 +376,7 @@ func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec)
 		return nil, fmt.Errorf("%d tokens, %d merges, %d added tokens; must be at most %d, %d and %d",
 			len(vocab), len(merges), len(added), MaxVocabulary, MaxVocabulary, maxAddedTokens)
 	}
-	t := &Tokenizer{merges: make(map[pair]merge, len(merges)), added: make(map[int32]string, len(added))}
+	t := &Tokenizer{merges: make(map[pair]merge, len(merges)), added: make(map[int32]string, len(added)), special: map[int32]bool{}}
 	special := make(map[string]bool, len(added))
 	for _, a := range added {
 		switch {
@@ -394,6 +395,7 @@ func newTokenizer(vocab map[string]int64, merges [][2]string, added []addedSpec)
 			continue
 		}
 		t.added[id] = a.Content
+		t.special[id] = a.Special
 		special[a.Content] = true
 		if a.Normalized {
 			t.normed = append(t.normed, addedToken{a.Content, id})

@@ -22,6 +22,8 @@ type Tokenizer struct {
 	raw    []addedToken     // added tokens matched in the text as it is, longest first
 	normed []addedToken     // the same in the normalized text
 	added  map[int32]string // added tokens by id
+	// special is which of them are no text.
+	special map[int32]bool
 }
 
 // pair is two adjacent token ids.
@@ -80,6 +82,21 @@ func (t *Tokenizer) Decode(ids []int32) (string, error) {
 		b.WriteString(t.tokens[id])
 	}
 	return b.String(), nil
+}
+
+// Piece returns the bytes of a token, none for a special one and for an id that is not in the
+// vocabulary.
+func (t *Tokenizer) Piece(id int32) string {
+	if s, ok := t.added[id]; ok {
+		if t.special[id] {
+			return ""
+		}
+		return s
+	}
+	if id < 0 || int(id) >= len(t.tokens) {
+		return ""
+	}
+	return t.tokens[id]
 }
 
 // Size returns one more than the largest id: the least number of rows of an embedding.

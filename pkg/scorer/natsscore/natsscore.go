@@ -116,9 +116,14 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := schemas.Encode(&schemas.ScoreRequest{
+	e := &schemas.ScoreRequest{
 		Name: s.name, Prompt: sample.Prompt, GroundTruth: sample.GroundTruth, Params: sample.Params, Image: sample.Image, ImageFormat: sample.ImageFormat,
-	})
+		Text: sample.Text, Trajectory: sample.Trajectory,
+	}
+	for _, m := range sample.Messages {
+		e.Messages = append(e.Messages, schemas.Message(m))
+	}
+	data, err := schemas.Encode(e)
 	if err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)
 	}
@@ -132,6 +137,9 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 		return nil, s.missed(ctx, fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err()))
 	}
 	if limit := s.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
+		if in.Text != nil {
+			return nil, fmt.Errorf("request of %d bytes with a conversation: the NATS server takes %d; raise its max_payload, or use an http scorer", len(data), limit)
+		}
 		return nil, fmt.Errorf("request of %d bytes with an image of %d, as %s: the NATS server takes %d; "+
 			"raise its max_payload, set image: jpeg, or use an http scorer", len(data), len(sample.Image), s.cfg.Image, limit)
 	}

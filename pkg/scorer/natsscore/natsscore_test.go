@@ -296,7 +296,11 @@ func TestScorer_Cancel(t *testing.T) {
 			}
 		})
 	}
-	<-in
+	select {
+	case <-in:
+	case <-time.After(2 * time.Minute):
+		t.Error("the worker was not asked")
+	}
 	cancel()
 	wait.Wait()
 }

@@ -18,7 +18,7 @@ import (
 func (c *CPU) Attention(dst, q, k, v Matrix, cfg tensor.Attention) {
 	t := &c.attn
 	t.setup(c, dst, q, k, v, cfg)
-	c.run(t, len(t.seqs)*t.kvHeads, c.threadsFor(8*k.Rows*(k.Cols+v.Cols)))
+	c.run(t, len(t.seqs)*t.kvHeads, c.threadsFor(8*t.kept*(k.Cols+v.Cols)))
 	t.phase = attend
 	c.run(t, t.blocks, c.threadsFor(t.work))
 	t.release()
@@ -51,6 +51,7 @@ type attentionTask struct {
 	seqs         []sequence
 	index        []int32 // storage of keys and seen
 	data         []float32
+	kept         int // keys of all sequences
 	blocks       int
 	work         int
 }
@@ -82,8 +83,11 @@ func (t *attentionTask) setup(c *CPU, dst, q, k, v Matrix, cfg tensor.Attention)
 	if cfg.Mask != nil && len(cfg.Mask) != k.Rows {
 		panic(fmt.Sprintf("tensor: attention: mask of %d keys, want %d", len(cfg.Mask), k.Rows))
 	}
-	if cfg.Sequences != nil && q.Rows != k.Rows {
+	if cfg.Sequences != nil && cfg.Keys == nil && q.Rows != k.Rows {
 		panic("tensor: attention: sequences need as many queries as keys")
+	}
+	if cfg.Keys != nil && len(cfg.Keys) != len(cfg.Sequences) {
+		panic(fmt.Sprintf("tensor: attention: keys of %d sequences, want %d", len(cfg.Keys), len(cfg.Sequences)))
 	}
 	t.phase = packKV
 	t.plan(cfg)
@@ -95,20 +99,21 @@ func (t *attentionTask) plan(cfg tensor.Attention) {
 	if cfg.Sequences == nil {
 		t.seqs = append(t.seqs, sequence{nq: t.q.Rows, nk: t.k.Rows})
 	}
-	for _, rows := range cfg.Sequences {
-		for _, r := range rows {
-			if r < 0 || int(r) >= t.q.Rows {
-				panic(fmt.Sprintf("tensor: attention: row %d of %d", r, t.q.Rows))
-			}
+	for i, rows := range cfg.Sequences {
+		keys := rows
+		if checkRows(rows, t.q.Rows); cfg.Keys != nil {
+			keys = cfg.Keys[i]
+			checkRows(keys, t.k.Rows)
 		}
-		t.seqs = append(t.seqs, sequence{queries: rows, keys: rows, nq: len(rows), nk: len(rows)})
+		t.seqs = append(t.seqs, sequence{queries: rows, keys: keys, nq: len(rows), nk: len(keys)})
 	}
 	size := 0
-	t.blocks, t.work = 0, 0
+	t.kept, t.blocks, t.work = 0, 0, 0
 	for i := range t.seqs {
 		s := &t.seqs[i]
 		t.mask(s, cfg)
 		s.packed = size
+		t.kept += s.nk
 		size += t.kvHeads * (t.keySize(s) + t.valueSize(s))
 		// A strip of scores stays in the second level cache.
 		tall := t.c.k.tileRows
@@ -119,6 +124,14 @@ func (t *attentionTask) plan(cfg tensor.Attention) {
 	}
 	t.data = t.c.packing.floats(size)
 	t.c.zeros(t.d)
+}
+
+func checkRows(rows []int32, n int) {
+	for _, r := range rows {
+		if r < 0 || int(r) >= n {
+			panic(fmt.Sprintf("tensor: attention: row %d of %d", r, n))
+		}
+	}
 }
 
 // mask compresses the keys of s and counts what each query sees.
@@ -201,11 +214,16 @@ func (t *attentionTask) pack(sl *slot, s *sequence, head int) {
 		}
 		t.c.k.packPanel(keys[j0*t.d:(j0+panelCols)*t.d], rows)
 	}
-	for j := range s.nk {
-		x := t.v.Data[row(j)*t.v.Stride+head*t.dv:][:t.dv]
-		for c0 := 0; c0 < t.dv; c0 += panelCols {
-			to := values[c0*s.nk+j*panelCols:][:panelCols]
-			clear(to[copy(to, x[c0:min(c0+panelCols, t.dv)]):])
+	for c0 := 0; c0 < t.dv; c0 += panelCols {
+		to := values[c0*s.nk:][:s.nk*panelCols]
+		for j := range s.nk {
+			x := t.v.Data[row(j)*t.v.Stride+head*t.dv:][c0:t.dv]
+			if len(x) >= panelCols {
+				part := [panelCols]float32(x) // no call of memmove
+				*(*[panelCols]float32)(to[j*panelCols:]) = part
+			} else {
+				clear(to[j*panelCols+copy(to[j*panelCols:], x):][:panelCols-len(x)])
+			}
 		}
 	}
 }

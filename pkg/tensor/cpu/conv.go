@@ -151,7 +151,7 @@ func (t *convTask) row(s *slot, n, y int) {
 			for x := 0; x < t.dst.W; {
 				a.rows = tileHeight(t.dst.W-x, kern.tileRows)
 				a.a = &src[x*a.lda]
-				s.store(kern, out[x*w.Out+j:], w.Out, cols)
+				s.store(kern.tile, out[x*w.Out+j:], w.Out, cols)
 				x += a.rows
 			}
 		}

@@ -120,6 +120,18 @@ func (d *Device) Weight(parts ...tensor.Array) (tensor.Weight, error) {
 	return PackStacked(parts[0].Shape[1], ws...), nil
 }
 
+// NarrowWeight keeps bf16.
+func (d *Device) NarrowWeight(parts ...tensor.Array) (tensor.Weight, error) {
+	ws := make([][]byte, len(parts))
+	for i, p := range parts {
+		if p.DType != tensor.BF16 || d.wide.cpu.k.tileHalf == nil || len(p.Shape) != 2 || p.Shape[1] != parts[0].Shape[1] {
+			return d.Weight(parts...)
+		}
+		ws[i] = p.Data
+	}
+	return PackHalf(parts[0].Shape[1], ws...), nil
+}
+
 // Read unpacks a weight.
 func (d *Device) Read(dst []float32, w tensor.Weight) error {
 	w.(*Packed).Unpack(dst)
@@ -152,7 +164,13 @@ func (d *Device) Table(a tensor.Array) (tensor.Matrix, error) {
 	return tensor.Block{Memory: &memory{x}, Len: len(x)}.Matrix(a.Shape[0], a.Shape[1]), nil
 }
 
-// memory is a tensor.Memory: a block of an arena, or a table.
+// Cache is zeros in float32.
+func (d *Device) Cache(rows, cols int) (tensor.Matrix, error) {
+	x := alignedFloats(rows * cols)
+	return tensor.Block{Memory: &memory{x}, Len: len(x)}.Matrix(rows, cols), nil
+}
+
+// memory is a tensor.Memory: a block of an arena, a table, or a cache.
 type memory struct{ data []float32 }
 
 // host is the view of a matrix that the operations take.
@@ -220,6 +238,8 @@ func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
 	}
 }
 
+func (s *session) CopyOutLater(dst []float32, src tensor.Matrix) { s.CopyOut(dst, src) }
+
 func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
 	s.cpu.Linear(host(dst), host(x), w.(*Packed), hostEpilogue(e))
 }
@@ -257,6 +277,10 @@ func (s *session) SiLUMul(dst, x, y tensor.Matrix) { s.cpu.SiLUMul(host(dst), ho
 
 func (s *session) Gather(dst, table tensor.Matrix, ids []int32) {
 	s.cpu.Gather(host(dst), host(table), ids)
+}
+
+func (s *session) Scatter(dst, x tensor.Matrix, rows []int32) {
+	s.cpu.Scatter(host(dst), host(x), rows)
 }
 
 func (s *session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {

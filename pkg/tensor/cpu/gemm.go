@@ -150,6 +150,10 @@ func (t *linearTask) part(i, slot int) {
 // multiply writes rows i0:i1, columns j0:j1 of x w^T + bias to out at (oi, oj).
 func (t *linearTask) multiply(s *slot, out Matrix, oi, oj, i0, i1, j0, j1, k int) {
 	kern := t.c.k
+	tile := kern.tile
+	if t.w.half != nil {
+		tile = kern.tileHalf
+	}
 	for k0 := 0; k0 < k; k0 += blockK {
 		k1 := min(k0+blockK, k)
 		for j := j0; j < j1; {
@@ -157,7 +161,7 @@ func (t *linearTask) multiply(s *slot, out Matrix, oi, oj, i0, i1, j0, j1, k int
 			cols := min(np*panelCols, j1-j)
 			a := &s.tile
 			a.lda, a.k, a.panels = t.x.Stride, k1-k0, np
-			a.b, a.bstride = &t.w.data[j/panelCols*panelCols*k+k0*panelCols], panelCols*k
+			a.b, a.bstride = t.w.at(j/panelCols*panelCols*k+k0*panelCols), panelCols*k
 			a.init = tileZero
 			if k0 > 0 {
 				a.init = tileLoad
@@ -168,7 +172,7 @@ func (t *linearTask) multiply(s *slot, out Matrix, oi, oj, i0, i1, j0, j1, k int
 				a.rows = tileHeight(i1-i, kern.tileRows)
 				a.a = &t.x.Data[i*t.x.Stride+k0]
 				at := (oi+i-i0)*out.Stride + oj + j - j0
-				s.store(kern, out.Data[at:], out.Stride, cols)
+				s.store(tile, out.Data[at:], out.Stride, cols)
 				i += a.rows
 			}
 			j += cols
@@ -189,11 +193,11 @@ func (s *slot) setBias(bias []float32) {
 
 // store runs the tile in s and puts its first cols columns to dst. A tile that sticks
 // out of dst goes through a copy.
-func (s *slot) store(kern *kernelSet, dst []float32, stride, cols int) {
+func (s *slot) store(tile func(*tile), dst []float32, stride, cols int) {
 	a := &s.tile
 	if cols == a.panels*panelCols {
 		a.c, a.ldc = &dst[0], stride
-		kern.tile(a)
+		tile(a)
 		return
 	}
 	w := a.panels * panelCols
@@ -203,7 +207,7 @@ func (s *slot) store(kern *kernelSet, dst []float32, stride, cols int) {
 			copy(s.edge[r*w:r*w+cols], dst[r*stride:r*stride+cols])
 		}
 	}
-	kern.tile(a)
+	tile(a)
 	for r := range a.rows {
 		copy(dst[r*stride:r*stride+cols], s.edge[r*w:r*w+cols])
 	}

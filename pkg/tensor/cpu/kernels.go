@@ -12,6 +12,8 @@ type kernelSet struct {
 
 	// tile computes a result tile, see goTile.
 	tile func(t *tile)
+	// tileHalf is tile where b is bf16; nil where there is none.
+	tileHalf func(t *tile)
 
 	// peak runs n rounds of peakFlops independent operations (a multiply-add is two);
 	// nil where there is no assembly.

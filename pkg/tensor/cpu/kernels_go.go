@@ -12,6 +12,7 @@ var goKernels = kernelSet{
 	tileRows:   4,
 	tileCols:   1,
 	tile:       goTile,
+	tileHalf:   goTileHalf,
 	maxOf:      goMaxOf,
 	expSum:     goExpSum,
 	sum64:      goSum64,
@@ -56,6 +57,18 @@ func goTile(t *tile) {
 			copy(ci, acc[:])
 		}
 	}
+}
+
+// goTileHalf is goTile of the numbers whose upper halves b has.
+func goTileHalf(t *tile) {
+	half := unsafe.Slice((*uint16)(unsafe.Pointer(t.b)), (t.panels-1)*t.bstride+t.k*panelCols)
+	b := make([]float32, len(half))
+	for i, v := range half {
+		b[i] = math.Float32frombits(uint32(v) << 16)
+	}
+	wide := *t
+	wide.b = &b[0]
+	goTile(&wide)
 }
 
 // lanes is the number of partial sums of a row sum.

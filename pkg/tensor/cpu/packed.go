@@ -1,6 +1,10 @@
 package cpu
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+	"unsafe"
+)
 
 // panelCols is the width of a packed panel: one AVX-512 register, two AVX2 or four
 // NEON registers. Every kernel reads the same layout.
@@ -12,6 +16,7 @@ const panelCols = 16
 type Packed struct {
 	n, k int
 	data []float32
+	half []uint16 // the same in bf16, for which data is nil
 }
 
 // Pack packs w [n, k] row-major, the layout of a torch Linear weight (y = x w^T).
@@ -43,6 +48,35 @@ func PackStacked(k int, ws ...[]float32) *Packed {
 	return p
 }
 
+// PackHalf packs weights of bf16 as they are, stacked: half the memory, for products of few rows,
+// which are as fast as their weights can be read. ws are little-endian.
+func PackHalf(k int, ws ...[]byte) *Packed {
+	n := 0
+	for _, w := range ws {
+		n += len(w) / 2 / k
+	}
+	p := &Packed{n: n, k: k, half: make([]uint16, panels(n)*panelCols*k)}
+	row := 0
+	for _, w := range ws {
+		for ; len(w) > 0; w = w[2*k:] {
+			col := p.half[row/panelCols*panelCols*k+row%panelCols:]
+			for j := range k {
+				col[j*panelCols] = uint16(w[2*j]) | uint16(w[2*j+1])<<8
+			}
+			row++
+		}
+	}
+	return p
+}
+
+// at is the address of an element, of data or of half.
+func (p *Packed) at(i int) *float32 {
+	if p.half != nil {
+		return (*float32)(unsafe.Pointer(&p.half[i]))
+	}
+	return &p.data[i]
+}
+
 func newPacked(n, k int) *Packed {
 	if n <= 0 || k <= 0 {
 		panic(fmt.Sprintf("tensor: pack a weight of %d x %d", n, k))
@@ -66,9 +100,14 @@ func (p *Packed) Unpack(dst []float32) {
 		panic(fmt.Sprintf("tensor: unpack to %d elements, want %d x %d", len(dst), p.n, p.k))
 	}
 	for n := range p.n {
-		col := p.data[n/panelCols*panelCols*p.k+n%panelCols:]
+		first := n/panelCols*panelCols*p.k + n%panelCols
 		for j := range p.k {
-			dst[n*p.k+j] = col[j*panelCols]
+			at := first + j*panelCols
+			if p.half != nil {
+				dst[n*p.k+j] = math.Float32frombits(uint32(p.half[at]) << 16)
+				continue
+			}
+			dst[n*p.k+j] = p.data[at]
 		}
 	}
 }
@@ -80,6 +119,6 @@ func (p *Packed) N() int { return p.n }
 func (p *Packed) K() int { return p.k }
 
 // Bytes returns the memory held.
-func (p *Packed) Bytes() int { return 4 * len(p.data) }
+func (p *Packed) Bytes() int { return 4*len(p.data) + 2*len(p.half) }
 
 func panels(n int) int { return (n + panelCols - 1) / panelCols }

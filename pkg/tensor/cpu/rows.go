@@ -133,6 +133,20 @@ func (c *CPU) Gather(dst, table Matrix, ids []int32) {
 	c.eachRow(rowTask{op: opGather, dst: dst, x: table, ids: ids})
 }
 
+// Scatter computes dst[rows[i]] = x[i], each of rows once.
+func (c *CPU) Scatter(dst, x Matrix, rows []int32) {
+	dst.valid("scatter", "dst")
+	x.check("scatter", "x", len(rows), dst.Cols)
+	for _, r := range rows {
+		if r < 0 || int(r) >= dst.Rows {
+			panic(fmt.Sprintf("tensor: scatter to row %d of %d", r, dst.Rows))
+		}
+	}
+	for i, r := range rows {
+		copy(dst.Row(int(r)), x.Row(i))
+	}
+}
+
 // LayerNormModulate computes the layer norm, (x[i,j] - mean_i) / sqrt(var_i + eps) with the
 // biased variance, and modulates it in one pass (adaLN): dst[i,j] = fma(norm[i,j],
 // 1 + scale[g,j], shift[g,j]), g = group[i]; a nil group is row 0 for all.

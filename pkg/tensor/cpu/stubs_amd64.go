@@ -6,10 +6,16 @@ package cpu
 func tileAVX2(t *tile)
 
 //go:noescape
+func tileHalfAVX2(t *tile)
+
+//go:noescape
 func peakAVX2(n int)
 
 //go:noescape
 func tileAVX512(t *tile)
+
+//go:noescape
+func tileHalfAVX512(t *tile)
 
 //go:noescape
 func peakAVX512(n int)

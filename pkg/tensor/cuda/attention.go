@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	valueColumns = 128 // of a value that one warp of attention_f32 makes
+	valueColumns = 128 // of a value that a warp of attention_f32, or a block of attention_bf16, makes
 	queryTile    = 128 // queries that a block of attention_bf16 takes
+	flashColumns = 384 // of a head that attention_bf16 takes at most
 )
 
 // plan is which queries see which keys, on the device. All blocks of a transformer ask
@@ -27,7 +28,8 @@ type plan struct {
 
 func (p *plan) fits(a tensor.Attention, lq, lk int) bool {
 	return p.lq == lq && p.lk == lk && p.of.Causal == a.Causal && (p.of.Mask == nil) == (a.Mask == nil) && slices.Equal(p.of.Mask, a.Mask) &&
-		(p.of.Sequences == nil) == (a.Sequences == nil) && slices.EqualFunc(p.of.Sequences, a.Sequences, slices.Equal)
+		(p.of.Sequences == nil) == (a.Sequences == nil) && slices.EqualFunc(p.of.Sequences, a.Sequences, slices.Equal) &&
+		slices.EqualFunc(p.of.Keys, a.Keys, slices.Equal)
 }
 
 // plan returns the lists of a call, of an earlier one where they are the same.
@@ -49,12 +51,7 @@ func (s *session) plan(a tensor.Attention, lq, lk int) *plan {
 		tiles[last+1]++
 	}
 	of := tensor.Attention{Causal: a.Causal, Mask: slices.Clone(a.Mask)}
-	if a.Sequences != nil {
-		of.Sequences = make([][]int32, len(a.Sequences))
-		for i, rows := range a.Sequences {
-			of.Sequences[i] = slices.Clone(rows)
-		}
-	}
+	of.Sequences, of.Keys = cloneLists(a.Sequences), cloneLists(a.Keys)
 	p := &plan{of: of, lq: lq, lk: lk, n: len(queries) / 3, tileCount: len(tiles) / 2}
 	p.queries, p.keys, p.tiles = s.ints(queries), s.ints(keys), s.ints(tiles)
 	const most = 4 // what an encoder, a transformer and an autoencoder ask, and one more
@@ -63,6 +60,14 @@ func (s *session) plan(a tensor.Attention, lq, lk int) *plan {
 	}
 	s.plans = append(s.plans, p)
 	return p
+}
+
+func cloneLists(x [][]int32) [][]int32 {
+	y := slices.Clone(x)
+	for i, rows := range x {
+		y[i] = slices.Clone(rows)
+	}
+	return y
 }
 
 func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
@@ -88,7 +93,7 @@ func (s *session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 		return
 	}
 	defer s.done()
-	if s.d.bf16 && d == dv && d%8 == 0 && d <= 128 {
+	if s.d.bf16 && d == dv && d%8 == 0 && d <= flashColumns {
 		s.flash(dst, q, k, v, p, a.Heads, kv, scale)
 		return
 	}
@@ -119,27 +124,29 @@ func (s *session) attend(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, sca
 // flash is attention with factors in bf16, for heads of a multiple of 8 columns.
 func (s *session) flash(dst, q, k, v tensor.Matrix, p *plan, heads, kv int, scale float32) {
 	d := q.Cols / heads
-	name := "attention_bf16_128"
+	name := "attention_bf16_384"
 	switch {
 	case d <= 32:
 		name = "attention_bf16_32"
 	case d <= 64:
 		name = "attention_bf16_64"
+	case d <= valueColumns:
+		name = "attention_bf16_128"
 	}
 	q, k, v = s.factor(q), s.factor(k), s.factor(v)
-	s.launch(name, p.tileCount, heads, 2*queryTile, s.at(dst), i32(dst.Stride), s.at(q), i32(q.Stride), s.at(k), i32(k.Stride), s.at(v), i32(v.Stride),
+	s.launch(name, p.tileCount, heads*blocks(d, valueColumns), 2*queryTile, s.at(dst), i32(dst.Stride), s.at(q), i32(q.Stride), s.at(k), i32(k.Stride), s.at(v), i32(v.Stride),
 		p.tiles, p.queries, p.keys, i32(heads), i32(kv), i32(d), driver.Float(scale), types(dst))
 }
 
 // attended lists, for each query, its row, where its keys begin in keys, and how many they
 // are; and the rows of the keys. What is masked is not listed.
 func attended(a tensor.Attention, queryRows, keyRows int) (queries, keys []int32) {
-	seq := func(rows []int32, lq, lk int) {
+	seq := func(rows, seenRows []int32, lq, lk int) {
 		first, positions := len(keys), make([]int, 0, lk)
 		for j := range lk {
 			row := int32(j)
-			if rows != nil {
-				row = rows[j]
+			if seenRows != nil {
+				row = seenRows[j]
 			}
 			if a.Mask == nil || a.Mask[row] {
 				keys = append(keys, row)
@@ -159,11 +166,19 @@ func attended(a tensor.Attention, queryRows, keyRows int) (queries, keys []int32
 		}
 	}
 	if a.Sequences == nil {
-		seq(nil, queryRows, keyRows)
+		seq(nil, nil, queryRows, keyRows)
 	}
-	for _, rows := range a.Sequences {
-		rowList("attention", "row", rows, len(rows), min(queryRows, keyRows))
-		seq(rows, len(rows), len(rows))
+	if a.Keys != nil && len(a.Keys) != len(a.Sequences) {
+		panic(fmt.Sprintf("tensor: attention: keys of %d sequences, want %d", len(a.Keys), len(a.Sequences)))
+	}
+	for i, rows := range a.Sequences {
+		rowList("attention", "row", rows, len(rows), queryRows)
+		seen := rows
+		if a.Keys != nil {
+			seen = a.Keys[i]
+		}
+		rowList("attention", "key row", seen, len(seen), keyRows)
+		seq(rows, seen, len(rows), len(seen))
 	}
 	return queries, keys
 }

@@ -36,9 +36,9 @@ type Device struct {
 	pool    *pool
 	kernels map[string]driver.Function
 	bf16    bool
-	turn    chan struct{} // holds the right to a session
-	staging []byte        // of the session that has its turn
-	busy    atomic.Int64  // nanoseconds that sessions took
+	turn    chan struct{} // holds the right to launch
+	staging staging
+	busy    stopwatch
 	lost    atomic.Pointer[error]
 	profile func(kernel string, took time.Duration)
 
@@ -100,7 +100,7 @@ var (
 // names of the kernels that sessions launch.
 var names = []string{
 	"linear_f32", "conv_f32", "attention_f32", "layer_norm_f32", "norm_f32", "rope_f32", "silu_mul_f32", "copy_f32", "upsample2_f32",
-	"norm_rope_f32", "finish_f32", "linear_bf16", "conv_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
+	"norm_rope_f32", "finish_f32", "linear_bf16", "conv_bf16", "attention_bf16_32", "attention_bf16_64", "attention_bf16_128", "attention_bf16_384",
 }
 
 // New makes a device of a driver, which belongs to it from then on.
@@ -120,7 +120,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
 	}
-	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), kernels: map[string]driver.Function{}, bf16: o.Factors == tensor.BF16, profile: o.Profile, turn: make(chan struct{}, 1)}
+	dev := &Device{driver: d, pool: newPool(d, o.Ceiling), staging: staging{d: d}, kernels: map[string]driver.Function{}, bf16: o.Factors == tensor.BF16, profile: o.Profile, turn: make(chan struct{}, 1)}
 	for _, name := range names {
 		if dev.kernels[name], err = m.Function(name); err != nil {
 			return nil, fmt.Errorf("device %s: %w", d.Name(), err)
@@ -195,6 +195,21 @@ func (l *locked) CopyOut(dst []byte, src driver.Pointer) error {
 	return l.d.CopyOut(dst, src)
 }
 
+func (l *locked) Send(dst driver.Pointer, src []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Send(dst, src)
+}
+
+func (l *locked) Fetch(dst []byte, src driver.Pointer) (driver.Event, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.d.Fetch(dst, src)
+}
+
+// Wait lets others go on meanwhile.
+func (l *locked) Wait(e driver.Event) error { return l.d.Wait(e) }
+
 func (l *locked) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -227,26 +242,27 @@ func (d *Device) Parallel() int { return 1 }
 // the GPU's primary context meanwhile. It returns the error of f, or what went wrong on the
 // device. All memory of the session is back in the pool then, also when f panics. On a GPU that
 // is lost it calls nothing: the error wraps tensor.ErrDeviceLost.
-func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) error {
+//
+// The turn ends with f: while the results of CopyOutLater are on their way, the kernels of the
+// next session run.
+func (d *Device) Run(ctx context.Context, _ bool, f func(tensor.Session) error) (err error) {
 	select {
 	case d.turn <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	s := &session{d: d, lists: map[*int32]list{}}
+	d.busy.start()
+	defer func() {
+		if fault := s.settle(); fault != nil {
+			err = fault // what f made of it is a consequence
+		}
+		d.busy.stop()
+	}()
 	defer func() { <-d.turn }()
 	return d.bound(func() error {
-		s := &session{d: d, lists: map[*int32]list{}}
-		began := time.Now()
-		defer func() {
-			s.end()
-			d.busy.Add(int64(time.Since(began)))
-		}()
-		err := f(s)
-		s.check(d.driver.Sync())
-		if s.err != nil {
-			return d.fault(s.err) // what f made of it is a consequence
-		}
-		return err
+		defer s.end()
+		return f(s)
 	})
 }
 
@@ -277,7 +293,7 @@ func (d *Device) fault(err error) error {
 // Usage is the memory that the device takes now, and how long it was busy.
 func (d *Device) Usage() tensor.Usage {
 	u := d.pool.now()
-	u.Busy = time.Duration(d.busy.Load())
+	u.Busy = d.busy.total()
 	_ = d.bound(func() (err error) { // a lost device has none
 		u.Free, u.Total, err = d.driver.Memory()
 		return err
@@ -295,7 +311,7 @@ func (d *Device) Close() error {
 		if d.products != nil {
 			err = d.products.Close()
 		}
-		return errors.Join(err, d.unstage(), d.pool.close())
+		return errors.Join(err, d.staging.close(), d.pool.close())
 	})
 	if d.lost.Load() != nil {
 		err = nil // there is nothing left to free: the driver takes it all back

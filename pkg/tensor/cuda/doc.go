@@ -1,5 +1,6 @@
 // Package cuda is the tensor.Device of an NVIDIA GPU: weights in its memory, kernels of
-// package kernels, launches in one order on one stream.
+// package kernels, launches in one order on one stream. Results that may come later are copied on
+// another, while the kernels of the next session run.
 //
 // The GPU is behind an interface, package driver, so that all of this also runs without
 // one: package ptxvm interprets the same PTX. Computation is in float32 with IEEE

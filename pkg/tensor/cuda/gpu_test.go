@@ -4,6 +4,7 @@ package cuda_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,7 +121,7 @@ func signsOnGPU(t *testing.T, factors tensor.DType, tolerance float64) {
 	}
 	defer host.Close()
 	prompt := `a red sign that says "A"`
-	want, got := paint(t, host, prompt, 1), paint(t, openGPU(t, factors), prompt, 1)
+	want, got := paint(t, host, prompt, 1, signHeight, signWidth), paint(t, openGPU(t, factors), prompt, 1, signHeight, signWidth)
 	e := distance(got.velocity, want.velocity)
 	t.Logf("relative L2 distance of the velocity %.2g, of the pixels %.2g; at most %g and %g", e, distance(got.pixels, want.pixels), tolerance, 10*tolerance)
 	if !(e <= tolerance) || !(distance(got.pixels, want.pixels) <= 10*tolerance) {
@@ -154,6 +155,22 @@ func TestGPU_Faults(t *testing.T) {
 		if err != nil || !strings.Contains(out, tt.want) || strings.Contains(out, "the device is lost") != tt.lost || strings.Contains(out, "still taken") {
 			t.Errorf("PTXVM_FAIL=%s: %v, want %q, lost %v, in\n%s", tt.fail, err, tt.want, tt.lost, out)
 		}
+	}
+	step, n := 9, 1 // the long form fails each call of the driver
+	if os.Getenv("MEANDER_SOAK") != "" {
+		step = 1
+	}
+	for ; ; n += step {
+		out, err := again(t, "MEANDER_LIBCUDA="+path, fmt.Sprintf("PTXVM_FAIL=%d:719", n))
+		if strings.Contains(out, "nothing failed") {
+			break
+		}
+		if err != nil || !strings.Contains(out, "the device is lost") || !strings.Contains(out, "launch failed") {
+			t.Errorf("call %d: %v\n%s", n, err, out)
+		}
+	}
+	if n < 30 {
+		t.Errorf("only %d calls of the driver", n)
 	}
 }
 

@@ -183,3 +183,17 @@ func (s *session) Gather(dst, table tensor.Matrix, ids []int32) {
 	rowList("gather", "row", ids, len(ids), table.Rows)
 	s.copy(dst, table, s.ints(ids))
 }
+
+// Scatter copies runs of adjacent rows, each by a launch of its own.
+func (s *session) Scatter(dst, x tensor.Matrix, rows []int32) {
+	want("scatter", "x", x, len(rows), dst.Cols)
+	rowList("scatter", "row", rows, len(rows), dst.Rows)
+	for i := 0; i < len(rows); {
+		n := 1
+		for i+n < len(rows) && rows[i+n] == rows[i]+int32(n) {
+			n++
+		}
+		s.copy(dst.SliceRows(int(rows[i]), int(rows[i])+n), x.SliceRows(i, i+n), 0)
+		i += n
+	}
+}

@@ -27,6 +27,16 @@ type session struct {
 	temporary []driver.Pointer // of the operation that is being put together
 	lists     map[*int32]list
 	plans     []*plan
+	staged    [][]byte // of the host, that copies may still read or write
+	fetches   []fetch
+}
+
+// fetch is a result on its way to the host.
+type fetch struct {
+	dst    []float32
+	b      []byte
+	from   driver.Pointer
+	copied driver.Event
 }
 
 // list is integers that are on the device already.
@@ -35,13 +45,47 @@ type list struct {
 	at     driver.Pointer
 }
 
-// end gives all memory back.
+// end gives the memory back of which the kernels of other sessions may make use after those of
+// this one. It waits for them where no result will be waited for.
 func (s *session) end() {
+	if len(s.fetches) == 0 {
+		s.check(s.d.driver.Sync())
+	}
 	s.done()
 	for _, at := range s.taken {
 		s.d.pool.give(at)
 	}
 	s.taken = nil
+}
+
+// settle waits for the results and gives the rest of the memory back. It returns the first error
+// of the session.
+func (s *session) settle() error {
+	if len(s.fetches) > 0 {
+		lost := s.d.bound(func() error {
+			for _, f := range s.fetches {
+				s.check(s.d.driver.Wait(f.copied))
+			}
+			return nil
+		})
+		for _, f := range s.fetches {
+			s.d.pool.give(f.from)
+			if s.err == nil && lost == nil {
+				decode(f.dst, f.b)
+			} else {
+				fillNaN(f.dst)
+			}
+		}
+		if lost != nil {
+			s.d.staging.give(s.staged...)
+			return lost
+		}
+	}
+	s.d.staging.give(s.staged...)
+	if s.err != nil {
+		return s.d.fault(s.err)
+	}
+	return nil
 }
 
 // done gives the memory back that one operation needed. Kernels run in the order of their
@@ -188,34 +232,23 @@ func (s *session) ints(x []int32) driver.Arg {
 	for i, v := range x {
 		binary.LittleEndian.PutUint32(b[4*i:], uint32(v))
 	}
-	s.check(s.d.driver.CopyIn(at, b))
+	s.check(s.d.driver.Send(at, b))
 	s.lists[&x[0]] = list{slices.Clone(x), at}
 	return driver.Address(at)
 }
 
-// stage is host memory for a copy; nil after an error. Only the session that has its turn
-// uses it.
+// stage is host memory for copies until the session has settled; nil after an error.
 func (s *session) stage(bytes int) []byte {
-	if d := s.d; len(d.staging) < bytes && s.err == nil {
-		s.check(d.unstage())
-		if s.err == nil {
-			d.staging, s.err = d.driver.Host(roundUp(bytes))
-		}
-	}
 	if s.err != nil {
 		return nil
 	}
-	return s.d.staging[:bytes]
-}
-
-// unstage gives the memory for copies back.
-func (d *Device) unstage() error {
-	if d.staging == nil {
+	b, err := s.d.staging.take(bytes)
+	if err != nil {
+		s.err = err
 		return nil
 	}
-	b := d.staging
-	d.staging = nil
-	return d.driver.FreeHost(b)
+	s.staged = append(s.staged, b)
+	return b[:bytes]
 }
 
 // launch runs a kernel over blocks of threads.
@@ -293,7 +326,7 @@ func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 	if b == nil {
 		return
 	}
-	s.check(s.d.driver.CopyIn(driver.Pointer(at), tensor.F32.AppendFloats(b[:0], src)))
+	s.check(s.d.driver.Send(driver.Pointer(at), tensor.F32.AppendFloats(b[:0], src)))
 	if to != dst {
 		s.copy(dst, to, 0)
 	}
@@ -301,9 +334,7 @@ func (s *session) CopyIn(dst tensor.Matrix, src []float32) {
 
 // CopyOut gives NaN when the session has failed.
 func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
-	if len(dst) != src.Rows*src.Cols {
-		panic(fmt.Sprintf("tensor: copy %d x %d to %d elements", src.Rows, src.Cols, len(dst)))
-	}
+	copied(dst, src)
 	defer s.done()
 	from := src
 	if isBF16(src) || !dense(src) {
@@ -319,8 +350,40 @@ func (s *session) CopyOut(dst []float32, src tensor.Matrix) {
 		decode(dst, b)
 	}
 	if s.err != nil {
-		for i := range dst {
-			dst[i] = float32(math.NaN())
+		fillNaN(dst)
+	}
+}
+
+// CopyOutLater copies src to memory of its own, so that the other memory of the session is free
+// for the next one.
+func (s *session) CopyOutLater(dst []float32, src tensor.Matrix) {
+	copied(dst, src)
+	if len(dst) == 0 {
+		return
+	}
+	fillNaN(dst)
+	own := s.scratch(src.Rows, src.Cols, src.Cols, tensor.F32)
+	s.copy(own, src, 0)
+	b := s.stage(4 * len(dst))
+	if s.err == nil {
+		f := fetch{dst: dst, b: b, from: own.Memory.(*memory).at}
+		if f.copied, s.err = s.d.driver.Fetch(b, f.from); s.err == nil {
+			s.temporary = slices.DeleteFunc(s.temporary, func(p driver.Pointer) bool { return p == f.from })
+			s.fetches = append(s.fetches, f)
 		}
+	}
+	s.done()
+}
+
+// copied checks the sizes of a copy to the host.
+func copied(dst []float32, src tensor.Matrix) {
+	if len(dst) != src.Rows*src.Cols {
+		panic(fmt.Sprintf("tensor: copy %d x %d to %d elements", src.Rows, src.Cols, len(dst)))
+	}
+}
+
+func fillNaN(x []float32) {
+	for i := range x {
+		x[i] = float32(math.NaN())
 	}
 }

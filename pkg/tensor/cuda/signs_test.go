@@ -21,7 +21,7 @@ import (
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/ptxvm"
 )
 
-// Height and width of the signs that are painted here.
+// Height and width of the signs that are painted side by side, and in a soak.
 const signHeight, signWidth = 64, 128
 
 // painting is what a device makes of a prompt, from the text to the pixels.
@@ -30,7 +30,7 @@ type painting struct {
 }
 
 // paint takes Euler steps of the shipped checkpoint, from the same noise each time.
-func paint(t *testing.T, d tensor.Device, prompt string, steps int) (p painting) {
+func paint(t *testing.T, d tensor.Device, prompt string, steps, height, width int) (p painting) {
 	t.Helper()
 	m, err := qwenimage.Open("../../../deploy/models/signs", qwenimage.Options{Device: d})
 	if err != nil {
@@ -43,14 +43,14 @@ func paint(t *testing.T, d tensor.Device, prompt string, steps int) (p painting)
 	}
 	p.embeds = cond[0].Tensors[0].Data
 	r := rand.New(rand.NewPCG(1, 2))
-	x := make([]float32, signHeight/16*signWidth/16*m.Card().LatentChannels)
+	x := make([]float32, height/16*width/16*m.Card().LatentChannels)
 	for i := range x {
 		x[i] = float32(r.NormFloat64())
 	}
 	v := make([]float32, len(x))
 	for step := range steps {
 		sigma := 1 - float32(step)/float32(steps)
-		if err := m.Velocity(t.Context(), [][]float32{v}, [][]float32{x}, []float32{sigma}, []*model.Conditioning{cond[0]}, signHeight, signWidth); err != nil {
+		if err := m.Velocity(t.Context(), [][]float32{v}, [][]float32{x}, []float32{sigma}, []*model.Conditioning{cond[0]}, height, width); err != nil {
 			t.Fatal(err)
 		}
 		if step == 0 {
@@ -61,7 +61,7 @@ func paint(t *testing.T, d tensor.Device, prompt string, steps int) (p painting)
 		}
 	}
 	p.last = x
-	if p.pixels, err = m.DecodePixels(t.Context(), x, signHeight, signWidth); err != nil {
+	if p.pixels, err = m.DecodePixels(t.Context(), x, height, width); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -82,12 +82,12 @@ func distance(got, want []float32) float64 {
 }
 
 // The shipped kernels paint what the processor does: text encoder, transformer and
-// autoencoder, from the prompt to the pixels. A soak takes all 20 steps; not with factors
+// autoencoder, from the prompt to the pixels. A soak takes all 20 steps of a whole sign; not with factors
 // in bf16, since a way of 20 steps makes a difference some thirty times as large.
 func TestSigns_paintsLikeTheProcessor(t *testing.T) {
-	steps, long := 2, os.Getenv("MEANDER_SOAK") != ""
+	steps, height, width, long := 2, signHeight/2, signWidth/2, os.Getenv("MEANDER_SOAK") != ""
 	if long {
-		steps = 20
+		steps, height, width = 20, signHeight, signWidth
 	}
 	const prompt = `a red sign that says "HI"`
 	c, err := cpu.NewDevice(cpu.Options{Threads: 1})
@@ -109,7 +109,7 @@ func TestSigns_paintsLikeTheProcessor(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer d.Close()
-		want, got := paint(t, c, prompt, tt.steps), paint(t, d, prompt, tt.steps)
+		want, got := paint(t, c, prompt, tt.steps, height, width), paint(t, d, prompt, tt.steps, height, width)
 		for _, p := range []struct {
 			what      string
 			got, want []float32
@@ -146,14 +146,14 @@ func TestSigns_sideBySide(t *testing.T) {
 	defer c.Close()
 	var rows [3][]sheet.Tile
 	for _, prompt := range []string{`a red sign that says "HI"`, `a blue sign that says "4071"`, `a green sign that says "EXIT"`, `a black sign that says "OPEN"`} {
-		want := paint(t, c, prompt, steps)
+		want := paint(t, c, prompt, steps, signHeight, signWidth)
 		rows[0] = append(rows[0], sheet.Tile{PNG: pngOf(t, want.pixels), Caption: c.Name(), Note: prompt})
 		for i, factors := range []tensor.DType{tensor.F32, tensor.BF16} {
 			d, err := cuda.New(ptxvm.New(ptxvm.Options{Unchecked: true}), cuda.Options{Factors: factors})
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := paint(t, d, prompt, steps)
+			got := paint(t, d, prompt, steps, signHeight, signWidth)
 			off := distance(got.pixels, want.pixels)
 			rows[1+i] = append(rows[1+i], sheet.Tile{PNG: pngOf(t, got.pixels), Caption: d.Name(), Note: fmt.Sprintf("relative L2 distance %.1e", off)})
 			if err := d.Close(); err != nil {

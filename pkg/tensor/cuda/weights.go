@@ -231,10 +231,28 @@ func (d *Device) Table(a tensor.Array) (tensor.Matrix, error) {
 	if d.bf16 && a.DType == tensor.BF16 {
 		dtype = tensor.BF16
 	}
-	t, err := d.hold(a.Shape[1], dtype, a)
+	return d.matrix(a.Shape[1], dtype, a)
+}
+
+// matrix puts rows of cols numbers on the device in a type.
+func (d *Device) matrix(cols int, dtype tensor.DType, parts ...tensor.Array) (tensor.Matrix, error) {
+	t, err := d.hold(cols, dtype, parts...)
 	if err != nil {
 		return tensor.Matrix{}, err
 	}
 	m := &memory{at: t.at, len: t.n * t.stride, dtype: dtype, owner: t}
-	return tensor.Matrix{Memory: m, Rows: a.Shape[0], Cols: a.Shape[1], Stride: t.stride}, nil
+	return tensor.Matrix{Memory: m, Rows: t.n, Cols: cols, Stride: t.stride}, nil
+}
+
+// Cache is in the type of factors.
+func (d *Device) Cache(rows, cols int) (tensor.Matrix, error) {
+	dtype := d.factors()
+	step := max(1, uploadBytes/(cols*dtype.Size()))
+	zeros := make([]byte, min(rows, step)*cols*dtype.Size())
+	var parts []tensor.Array
+	for from := 0; from < rows; from += step {
+		n := min(step, rows-from)
+		parts = append(parts, tensor.Array{DType: dtype, Shape: []int{n, cols}, Data: zeros[:n*cols*dtype.Size()]})
+	}
+	return d.matrix(cols, dtype, parts...)
 }

@@ -48,6 +48,8 @@ func parse(names string) (gpus []int, err error) {
 		digits, ok := strings.CutPrefix(name, "cuda:")
 		n, err := strconv.Atoi(digits)
 		switch {
+		case name == Auto || name == CPU:
+			return nil, wrong(name + " stands alone")
 		case !ok || err != nil || digits != strconv.Itoa(n) || n < 0:
 			return nil, wrong(fmt.Sprintf("no device is called %q", name))
 		case slices.Contains(gpus, n):
@@ -56,12 +58,6 @@ func parse(names string) (gpus []int, err error) {
 		gpus = append(gpus, n)
 	}
 	return gpus, nil
-}
-
-// Check says what is wrong with the names of devices, without a look at the machine.
-func Check(names string) error {
-	_, err := parse(names)
-	return err
 }
 
 // Available says what is wrong with the names of devices on this machine, without opening one.

@@ -30,6 +30,8 @@ func (session) CopyOut(dst []float32, src tensor.Matrix) {
 	}
 }
 
+func (s session) CopyOutLater(dst []float32, src tensor.Matrix) { s.CopyOut(dst, src) }
+
 func activate(a tensor.Activation, x float64) float64 {
 	switch a {
 	case tensor.SiLU:
@@ -67,9 +69,9 @@ func (session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) 
 	want("linear", "x", x, x.Rows, k)
 	want("linear", "dst", dst, x.Rows, w.N())
 	each(dst, func(i, j int) float64 {
-		sum := 0.0
-		for c := range k {
-			sum += get(x, i, c) * weights[j*k+c]
+		sum, w := 0.0, weights[j*k:(j+1)*k]
+		for c, v := range row(x, i) {
+			sum += v * w[c]
 		}
 		return finish(e, i, j, sum)
 	})
@@ -86,6 +88,9 @@ func (session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 		scale = 1 / math.Sqrt(float64(d))
 	}
 	queries, keys := a.Sequences, a.Sequences
+	if a.Keys != nil {
+		keys = a.Keys
+	}
 	if a.Sequences == nil {
 		queries, keys = [][]int32{upTo(q.Rows)}, [][]int32{upTo(k.Rows)}
 	}
@@ -99,9 +104,9 @@ func (session) Attention(dst, q, k, v tensor.Matrix, a tensor.Attention) {
 			for h := range a.Heads {
 				g := h * kv / a.Heads
 				score := func(j int) float64 {
-					dot := 0.0
+					dot, qs, ks := 0.0, row(q, int(query))[h*d:], row(k, int(keys[s][j]))[g*d:]
 					for c := range d {
-						dot += get(q, int(query), h*d+c) * get(k, int(keys[s][j]), g*d+c)
+						dot += qs[c] * ks[c]
 					}
 					return scale * dot
 				}
@@ -152,7 +157,8 @@ func (session) LayerNormModulate(dst, x, scale, shift tensor.Matrix, group []int
 		}
 		variance := 0.0
 		for j := range x.Cols {
-			variance += math.Pow(get(x, i, j)-means[i], 2) / n
+			d := get(x, i, j) - means[i]
+			variance += d * d / n
 		}
 		stds[i] = math.Sqrt(variance + float64(eps))
 	}
@@ -170,7 +176,8 @@ func groupNorm(dst, x tensor.Matrix, w tensor.Vector, factor func(sum float64) f
 	each(dst, func(i, j int) float64 {
 		first, sum := j/n*n, 0.0
 		for c := range n {
-			sum += math.Pow(get(x, i, first+c), 2)
+			v := get(x, i, first+c)
+			sum += v * v
 		}
 		return activate(act, get(x, i, j)*factor(sum)*weights[j%n])
 	})
@@ -231,6 +238,13 @@ func (session) Gather(dst, table tensor.Matrix, ids []int32) {
 	each(dst, func(i, j int) float64 { return get(table, int(ids[i]), j) })
 }
 
+func (session) Scatter(dst, x tensor.Matrix, rows []int32) {
+	want("scatter", "x", x, len(rows), dst.Cols)
+	for i, r := range rows {
+		each(dst.SliceRows(int(r), int(r)+1), func(_, j int) float64 { return get(x, i, j) })
+	}
+}
+
 func (session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e tensor.Epilogue) {
 	kh, kw := w.Size()
 	in, out := w.Channels()
@@ -249,8 +263,8 @@ func (session) Conv2D(dst, x tensor.Image, w tensor.Kernel, c tensor.Conv, e ten
 				if iy < 0 || iy >= x.H || ix < 0 || ix >= x.W {
 					continue
 				}
-				for ch := range in {
-					sum += get(pixels, (n*x.H+iy)*x.W+ix, ch) * weights[((o*in+ch)*kh+ky)*kw+kx]
+				for ch, v := range row(pixels, (n*x.H+iy)*x.W+ix) {
+					sum += v * weights[((o*in+ch)*kh+ky)*kw+kx]
 				}
 			}
 		}

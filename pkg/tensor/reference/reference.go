@@ -98,6 +98,11 @@ func (Device) Table(a tensor.Array) (tensor.Matrix, error) {
 	return block(widen(a.Decode())).Matrix(a.Shape[0], a.Shape[1]), nil
 }
 
+// Cache is zeros.
+func (Device) Cache(rows, cols int) (tensor.Matrix, error) {
+	return block(make([]float64, rows*cols)).Matrix(rows, cols), nil
+}
+
 // memory is a tensor.Memory.
 type memory struct{ data []float64 }
 
@@ -116,6 +121,11 @@ func Float64s(m tensor.Matrix) []float64 {
 
 func get(m tensor.Matrix, i, j int) float64 {
 	return m.Memory.(*memory).data[m.Offset+i*m.Stride+j]
+}
+
+func row(m tensor.Matrix, i int) []float64 {
+	at := m.Offset + i*m.Stride
+	return m.Memory.(*memory).data[at : at+m.Cols]
 }
 
 // each computes all elements of dst before it stores the first: operands may be dst.

@@ -1,6 +1,8 @@
 package tensortest
 
 import (
+	"fmt"
+
 	"github.com/meander-rl/meander/pkg/tensor"
 )
 
@@ -111,6 +113,7 @@ func attentionCases() []Case {
 	add("single query", opts{1, 70, 4, 2, 16, 16, nil})
 	add("long", opts{130, 700, 1, 0, 24, 24, nil})
 	add("wide head", opts{37, 37, 1, 0, 130, 130, nil})
+	add("wide heads", opts{9, 20, 2, 1, 136, 136, nil})
 	add("grouped", opts{40, 40, 6, 2, 16, 16, nil})
 	add("scale", opts{17, 17, 2, 0, 8, 8, func(*call) tensor.Attention { return tensor.Attention{Scale: 2.5} }})
 	add("causal", opts{45, 45, 4, 2, 32, 32, causal})
@@ -146,7 +149,31 @@ func attentionCases() []Case {
 		cfg.Causal, cfg.Mask = true, mask(70)(c).Mask
 		return cfg
 	}})
+	for _, causal := range []bool{false, true} {
+		cases = append(cases, Case{"attention/cache, causal " + fmt.Sprint(causal), "attention", 0, cacheCase(causal)})
+	}
 	return cases
+}
+
+// cacheCase is attention over rows of a cache that lie anywhere, some of them shared.
+func cacheCase(causal bool) func(c *call) tensor.Matrix {
+	return func(c *call) tensor.Matrix {
+		const heads, kv, d, rows = 4, 2, 16, 90
+		cache := must(c.d.Cache(rows, 2*kv*d))
+		order := make([]int32, rows)
+		for i, r := range c.r.Perm(rows) {
+			order[i] = int32(r)
+		}
+		for from := 0; from < rows; from += 30 { // what a session finds, others left there
+			c.s.Scatter(cache, c.in(30, 2*kv*d), order[from:from+30])
+		}
+		q, dst := c.in(9, heads*d), c.inout(9, heads*d)
+		c.s.Attention(dst, q, cache.SliceCols(0, kv*d), cache.SliceCols(kv*d, 2*kv*d), tensor.Attention{
+			Heads: heads, KVHeads: kv, Causal: causal,
+			Sequences: [][]int32{{4}, {0, 1, 2}, {8, 3}, {}}, Keys: [][]int32{order[:70], order[5:8], order[20:41], order[:3]},
+		})
+		return dst
+	}
 }
 
 func rowCases() []Case {
@@ -169,6 +196,14 @@ func rowCases() []Case {
 	add("gather", "copy", func(c *call, m, n int) tensor.Matrix {
 		table, ids, dst := c.table(c.array(11, n)), c.groups(m, 11), c.out(m, n)
 		c.s.Gather(dst, table, ids)
+		return dst
+	})
+	add("scatter", "copy", func(c *call, m, n int) tensor.Matrix {
+		x, dst, rows := c.in(m, n), c.inout(m+3, n), make([]int32, m)
+		for i, r := range c.r.Perm(m + 3)[:m] {
+			rows[i] = int32(r)
+		}
+		c.s.Scatter(dst, x, rows)
 		return dst
 	})
 	const eps = 1e-6

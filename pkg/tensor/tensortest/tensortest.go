@@ -57,7 +57,7 @@ func Cases() []Case {
 }
 
 // Run checks a device on every case: with a narrow session, and with a wide one whose
-// operands are factors.
+// operands are factors, and whose result comes later.
 func Run(t *testing.T, d tensor.Device) {
 	for _, cs := range Cases() {
 		t.Run(cs.Name, func(t *testing.T) {
@@ -77,7 +77,12 @@ func (cs Case) Output(t *testing.T, d tensor.Device, wide, factors bool) []float
 	var out []float32
 	cs.on(t, d, wide, factors, func(s tensor.Session, m tensor.Matrix) {
 		out = make([]float32, m.Rows*m.Cols)
-		s.CopyOut(out, m)
+		if !wide {
+			s.CopyOut(out, m)
+			return
+		}
+		s.CopyOutLater(out, m)
+		s.CopyIn(m, make([]float32, len(out))) // which out is not to have
 	})
 	return out
 }

@@ -95,7 +95,8 @@ func (b *advantageBench) run(ctx context.Context, out, stderr io.Writer) error {
 	if err := b.check(); err != nil {
 		return err
 	}
-	return withPlane(ctx, out, stderr, func(p *plane) error {
+	fmt.Fprintf(out, "%s\n", machine())
+	return withPlane(ctx, stderr, func(p *plane) error {
 		b.plane = p
 		if err := b.throughput(ctx, out); err != nil {
 			return err
@@ -288,8 +289,8 @@ func (b *advantageBench) serving(ctx context.Context, do func(context.Context) e
 }
 
 // poll asks again until the answer is yes.
-func poll(ctx context.Context, yes func() (bool, error)) error {
-	tick := time.NewTicker(2 * time.Millisecond)
+func poll(ctx context.Context, every time.Duration, yes func() (bool, error)) error {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		if ok, err := yes(); ok || err != nil {
@@ -309,7 +310,7 @@ func (b *advantageBench) stored(ctx context.Context, groups int) error {
 	if err != nil {
 		return err
 	}
-	return poll(ctx, func() (bool, error) {
+	return poll(ctx, 2*time.Millisecond, func() (bool, error) {
 		info, err := s.Info(ctx)
 		return err == nil && info.State.Msgs >= uint64(groups), err
 	})
@@ -322,7 +323,7 @@ func (b *advantageBench) acked(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		if err := poll(ctx, func() (bool, error) {
+		if err := poll(ctx, 2*time.Millisecond, func() (bool, error) {
 			info, err := c.Info(ctx)
 			return err == nil && info.NumPending == 0 && info.NumAckPending == 0, err
 		}); err != nil {
@@ -404,6 +405,10 @@ func (b *advantageBench) memory(ctx context.Context, out io.Writer) error {
 	}
 	const n, run = 8, "open"
 	const step = 1000
+	room := int64(b.open)*n*4<<10 + 64<<20 // more than the rewards take, and than the streams have by default
+	if err := b.bus.SetLimits(ctx, bus.StreamLimit{Stream: schemas.StreamRewards, MaxBytes: room}, bus.StreamLimit{Stream: schemas.StreamGroups, MaxBytes: room / 4}); err != nil {
+		return err
+	}
 	for at := 0; at < b.open; at += step {
 		b.tick("rewards of open groups", float64(at)/float64(b.open))
 		if err := b.put(ctx, run, at, min(step, b.open-at), n, n-1); err != nil {
@@ -464,7 +469,7 @@ const (
 // inHand waits until the service holds so many rewards and records.
 func (b *advantageBench) inHand(ctx context.Context, messages int) error {
 	js := b.bus.JetStream()
-	return poll(ctx, func() (bool, error) {
+	return poll(ctx, 2*time.Millisecond, func() (bool, error) {
 		time.Sleep(100 * time.Millisecond)
 		held := 0
 		for p := range schemas.RewardPartitions {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/lm/qwen2"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -28,15 +29,45 @@ func tinyBench(dir string) samplerBench {
 	}
 }
 
-func TestBenchSampler(t *testing.T) {
-	t.Setenv("MEANDER_TEST_PEER", "twice")
-	b := tinyBench(checkpoint.Dir(t, checkpoint.Config{}))
-	b.peer = os.Args[0] + " -test.run=^TestPeerProcess$"
+func TestBenchTokens(t *testing.T) {
+	t.Setenv("MEANDER_TEST_PEER", "tokens")
+	dir := filepath.Join(t.TempDir(), "random")
+	if err := (qwen2.Random{}).Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	b := tokensBench{
+		model: dir, batches: []int{1, 3}, threads: []int{1, 2}, tokens: 4, rounds: 2, round: time.Millisecond,
+		peer: os.Args[0] + " -test.run=^TestPeerProcess$", dtype: "float32", width: 64, layers: 1, events: time.Millisecond,
+	}
 	var out, stderr bytes.Buffer
 	if err := b.run(t.Context(), &out, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, &stderr)
 	}
-	report := out.String()
+	for want, n := range map[string]int{"| meander |": 8, ", generate | ": 8, ", loop | ": 8, "## random weights, width 64": 1, "## In a sampler's loop": 1, "| random weights, width 64, 1 layers | ": 4} {
+		if got := strings.Count(out.String(), want); got != n {
+			t.Errorf("%q is %d times in the report, want %d:\n%s", want, got, n, &out)
+		}
+	}
+	for _, wrong := range []tokensBench{{}, {batches: []int{1}, threads: []int{1}, tokens: 1, rounds: 1, layers: 1, width: 7, dtype: "float32"}} {
+		if err := wrong.run(t.Context(), &out, &stderr); boot.ExitCode(err) != 2 {
+			t.Errorf("%+v: %v, want a usage error", wrong, err)
+		}
+	}
+}
+
+func TestBenchSampler(t *testing.T) {
+	t.Setenv("MEANDER_TEST_PEER", "twice")
+	b := tinyBench(checkpoint.Dir(t, checkpoint.Config{}))
+	b.peer = os.Args[0] + " -test.run=^TestPeerProcess$"
+	report := ""
+	// On a busy machine a profile has samples of everything only when it is longer.
+	for ; !strings.Contains(report, "| denoise | all |") && b.profile < time.Minute; b.profile *= 4 {
+		var out, stderr bytes.Buffer
+		if err := b.run(t.Context(), &out, &stderr); err != nil {
+			t.Fatalf("%v\n%s", err, &stderr)
+		}
+		report = out.String()
+	}
 	for _, want := range []string{"## Loading and memory", "## Speed", "## Share of time per operation", "## Matrix products", "| denoise | all |", "Peak "} {
 		if !strings.Contains(report, want) {
 			t.Errorf("no %q in the report", want)
@@ -69,7 +100,7 @@ func TestPeerProcess(t *testing.T) {
 	for n := 0; in.Scan(); n++ {
 		switch {
 		case n == 0:
-			var c peerConfig
+			var c struct{ Steps int }
 			if err := json.Unmarshal(in.Bytes(), &c); err != nil {
 				t.Fatal(err)
 			}
@@ -80,6 +111,8 @@ func TestPeerProcess(t *testing.T) {
 			fmt.Println("hello")
 		case mode == "empty":
 			fmt.Println("{}")
+		case mode == "tokens":
+			fmt.Println(`{"seconds": 2, "cpu": 1}`)
 		default:
 			fmt.Println(`{"encode": 2, "denoise": 3, "decode": 1, "cpu": 4}`)
 		}

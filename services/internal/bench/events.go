@@ -34,12 +34,13 @@ type eventsBench struct {
 	profile    time.Duration
 	rate       int
 	latency    time.Duration
+	loop       time.Duration
+	model      string
 	grow       []int // samples
 	settle     time.Duration
 
 	*plane
-	key   []byte
-	round int
+	key []byte
 }
 
 func benchEventsCommand() *cobra.Command {
@@ -47,7 +48,7 @@ func benchEventsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "events",
 		Short: "steps per second through the event plane beside a bare publisher, where its time goes, latency",
-		Long: `events starts an embedded server on a store in a temporary folder and measures three things.
+		Long: `events starts an embedded server on a store in a temporary folder and measures four things.
 
 Throughput: the steps of samples, eight of them side by side and 28 steps each, go the way
 that a sampler's steps go: digest, seal, encode, validate, publish without waiting, and at
@@ -59,6 +60,9 @@ profile then says what the processor's time of a message goes into.
 
 Latency: steps come at a moderate rate; the time from handing one over to its arrival at a
 subscriber with a connection of its own.
+
+Loop: batches of a real model with all their steps recorded, and without: what the loop that makes
+them waits for, and the processor's time of all of it.
 
 Growth: what publishing and looking up steps costs when the stream holds more and more of them.
 
@@ -79,6 +83,8 @@ The report is Markdown.`,
 	f.DurationVar(&b.profile, "profile", 5*time.Second, "time spent on what the processor does, for each size; 0 for none")
 	f.IntVar(&b.rate, "rate", 100, "steps per second while latency is measured")
 	f.DurationVar(&b.latency, "latency", 10*time.Second, "how long latency is measured, for each size; 0 for not")
+	f.DurationVar(&b.loop, "loop", 15*time.Second, "how long a sampler's loop is measured with and without events; 0 for not")
+	f.StringVar(&b.model, "model", "signs", "the model of that loop: a folder in the diffusers layout, or the name of a shipped model")
 	f.IntSliceVar(&b.grow, "grow", []int{1000, 10_000, 100_000}, "samples in the stream, ascending, when growth is looked at; 0 for not")
 	return c
 }
@@ -97,7 +103,7 @@ func (b *eventsBench) check() error {
 			err = errors.Join(err, fmt.Errorf("--grow: %v; must ascend", b.grow))
 		}
 	}
-	for flag, d := range map[string]time.Duration{"profile": b.profile, "latency": b.latency} {
+	for flag, d := range map[string]time.Duration{"profile": b.profile, "latency": b.latency, "loop": b.loop} {
 		if d < 0 || d > time.Hour {
 			err = errors.Join(err, fmt.Errorf("--%s: %v; must be between 0 and 1h", flag, d))
 		}
@@ -112,7 +118,8 @@ func (b *eventsBench) run(ctx context.Context, out, stderr io.Writer) error {
 	if err := b.check(); err != nil {
 		return err
 	}
-	return withPlane(ctx, out, stderr, func(p *plane) (err error) {
+	fmt.Fprintf(out, "%s\n", machine())
+	return withPlane(ctx, stderr, func(p *plane) (err error) {
 		b.plane = p
 		if b.key, err = p.bus.SealKey(ctx); err != nil {
 			return err
@@ -138,6 +145,11 @@ func (b *eventsBench) run(ctx context.Context, out, stderr io.Writer) error {
 		}
 		if b.latency > 0 {
 			if err := b.latencies(ctx, out); err != nil {
+				return err
+			}
+		}
+		if b.loop > 0 {
+			if err := b.overhead(ctx, out); err != nil {
 				return err
 			}
 		}
@@ -284,12 +296,6 @@ func (b *eventsBench) record(ctx context.Context, c *bus.Bus, kib, n int) (run f
 	}, nil
 }
 
-// nextRun is a run for each round: no subject comes twice.
-func (b *eventsBench) nextRun() schemas.Run {
-	b.round++
-	return schemas.Run(fmt.Sprintf("r%04d", b.round))
-}
-
 // timed is the time and the processor's time of one round, whose messages are gone then.
 func (b *eventsBench) timed(ctx context.Context, n int, run func() error) (took, cpu float64, err error) {
 	runtime.GC()
@@ -355,11 +361,12 @@ func (b *eventsBench) throughput(ctx context.Context, out io.Writer, kib int, tr
 // publishClasses are what the time of a message is for.
 var publishClasses = []class{
 	{"server.(*", "server: receive, store, acknowledge"},
+	{"schemas.(*Step).TensorSums", "digests of the tensors, for all digests that they are in"},
 	{"schemas.(*Step).ContentDigest", "content digest: equal samples have equal digests"},
 	{"sampler.(*sealer)", "seal: steps that an attempt may go on from"},
-	{"bus.digestOf", "payload digest: the trajectory names its steps by it"},
-	{"schemas.Precheck", "check of the structure"},
-	{"schemas.Encode", "encode"},
+	{"schemas.payloadDigest", "payload digest: the trajectory names its steps by it"},
+	{"schemas.precheck", "check of the structure"},
+	{"schemas.appendEncode", "encode"},
 	{").Validate", "validate: nothing invalid is stored"},
 	{"bus.(*Publisher).ack", "acks"},
 	{"jetstream.(*jetStream).handleAsyncReply", "acks"},

@@ -1,6 +1,6 @@
-// Command bench measures the sampler, matrix products, the advantage service and the event
-// plane on this machine: it serves make bench-sampler, bench-gemm, bench-advantage,
-// bench-events and bench-swarm. It also writes model folders of the published size to measure with.
+// Command bench measures the sampler, language models, matrix products, the advantage service, the event
+// plane and updates of weights on this machine: it serves make bench-sampler, bench-tokens, bench-gemm, bench-advantage,
+// bench-events, bench-swarm and bench-policy. It also writes model folders of the published size to measure with.
 package main
 
 import (
@@ -43,7 +43,7 @@ func execute(ctx context.Context, args []string) error {
 		Args: noArgs,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return boot.Usage(err) })
-	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchAdvantageCommand(), benchEventsCommand(), benchSwarmCommand(), benchFolderCommand(), benchGPUCommand())
+	c.AddCommand(benchSamplerCommand(), benchGEMMCommand(), benchTokensCommand(), benchAdvantageCommand(), benchEventsCommand(), benchSwarmCommand(), benchPolicyCommand(), benchFolderCommand(), benchGPUCommand())
 	c.SetArgs(args)
 	return c.ExecuteContext(ctx)
 }
@@ -202,6 +202,28 @@ func checkPositive(flag string, values []int, most int) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// takeTurns measures engines in rounds, of which the first warms up and does not count. Who
+// goes first alternates.
+func takeTurns[T any](ctx context.Context, rounds int, engines []func() (T, error)) ([][]T, error) {
+	times := make([][]T, len(engines))
+	for i := -1; i < rounds; i++ {
+		for k := range engines {
+			e := (k + i + 1) % len(engines)
+			if err := pause(ctx); err != nil {
+				return nil, err
+			}
+			t, err := engines[e]()
+			if err != nil {
+				return nil, err
+			}
+			if i >= 0 {
+				times[e] = append(times[e], t)
+			}
+		}
+	}
+	return times, nil
 }
 
 // pause lets helper threads of either engine fall asleep before the other is measured.

@@ -45,6 +45,8 @@ type painter struct {
 	scale            float64
 	threads          int
 	seed             uint64
+	// taken is told each step of each sample; nil: nobody records them.
+	taken func(sample int, s *flow.Step, card model.Card) error
 }
 
 func newPainter(m model.Model, b *samplerBench, threads int) (*painter, error) {
@@ -138,7 +140,11 @@ func (p *painter) denoise(ctx context.Context, n int, cond, negative *model.Cond
 			if faults[i] != nil {
 				return nil, faults[i]
 			}
-			if _, err := r.Advance(rows[i].Dst); err != nil {
+			step, err := r.Advance(rows[i].Dst)
+			if err == nil && step != nil && p.taken != nil {
+				err = p.taken(i, step, card)
+			}
+			if err != nil {
 				return nil, err
 			}
 		}

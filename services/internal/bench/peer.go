@@ -14,8 +14,8 @@ import (
 )
 
 // peer is another engine in a process of its own. It reads one JSON object per line and
-// answers each with one: first peerConfig, answered by peerHello; then any number of
-// peerCall, answered by a timing. It ends when its input does.
+// answers each with one: first a configuration, answered by peerHello; then any number of
+// calls, answered by what they took. It ends when its input does.
 type peer struct {
 	name    string
 	cmd     *exec.Cmd
@@ -47,7 +47,7 @@ type peerCall struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func startPeer(ctx context.Context, command string, config peerConfig, stderr io.Writer) (*peer, error) {
+func startPeer(ctx context.Context, command string, config any, stderr io.Writer) (*peer, error) {
 	words := strings.Fields(command)
 	if len(words) == 0 {
 		return nil, boot.Usage(errors.New("--peer: empty; needs a command line"))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
@@ -22,14 +23,21 @@ type plane struct {
 	bus    *bus.Bus
 	server *natsd.Server
 	store  string
+	log    zerolog.Logger // of what waits, and for what
 	tick   func(doing string, share float64)
+	runs   int // so far
+}
+
+// nextRun is a run for each round: no subject comes twice.
+func (p *plane) nextRun() schemas.Run {
+	p.runs++
+	return schemas.Run(fmt.Sprintf("r%04d", p.runs))
 }
 
 // withPlane runs a bench on an event plane of its own.
-func withPlane(ctx context.Context, out, stderr io.Writer, do func(*plane) error) (err error) {
+func withPlane(ctx context.Context, stderr io.Writer, do func(*plane) error) (err error) {
 	boot.SpareGC()
-	fmt.Fprintf(out, "%s\n", machine())
-	p := &plane{}
+	p := &plane{log: boot.Log{Level: "warn", Format: "auto"}.Logger(stderr, "bench", "bench")}
 	stop := p.showProgress(stderr)
 	defer stop()
 	if p.store, err = os.MkdirTemp("", "meander-bench-"); err != nil {
@@ -62,7 +70,7 @@ func (p *plane) connect(ctx context.Context, transport string) (*bus.Bus, error)
 	if transport == loopback {
 		c = bus.Config{URL: p.server.ClientURL(), Name: "bench"}
 	}
-	return bus.Connect(ctx, c, zerolog.Nop())
+	return bus.Connect(ctx, c, p.log)
 }
 
 // showProgress makes tick: a line that is written over on a terminal, nothing elsewhere.

@@ -166,7 +166,7 @@ func (b *samplerBench) speed(ctx context.Context, out, stderr io.Writer) (err er
 	return nil
 }
 
-// compare measures one combination. Who goes first alternates.
+// compare measures one combination.
 func (b *samplerBench) compare(ctx context.Context, out io.Writer, m model.Model, other *peer, threads, batch int) error {
 	p, err := newPainter(m, b, threads)
 	if err != nil {
@@ -180,21 +180,9 @@ func (b *samplerBench) compare(ctx context.Context, out io.Writer, m model.Model
 			return other.paintFor(peerCall{Batch: batch, Threads: threads, Seconds: b.round.Seconds()})
 		})
 	}
-	rounds := make([][]timing, len(engines))
-	for i := -1; i < b.rounds; i++ { // the first warms up
-		for k := range engines {
-			e := (k + i + 1) % len(engines)
-			if err := pause(ctx); err != nil {
-				return err
-			}
-			t, err := engines[e]()
-			if err != nil {
-				return err
-			}
-			if i >= 0 {
-				rounds[e] = append(rounds[e], t)
-			}
-		}
+	rounds, err := takeTurns(ctx, b.rounds, engines)
+	if err != nil {
+		return err
 	}
 	ratio := "| | "
 	if other != nil {

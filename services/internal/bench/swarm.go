@@ -76,16 +76,13 @@ func (b *swarmBench) run(ctx context.Context, out, stderr io.Writer) error {
 	if err := b.check(); err != nil {
 		return err
 	}
-	heads := false
+	fmt.Fprintf(out, "%s\n", machine())
+	heading(out, "Virtual samplers")
+	fmt.Fprintf(out, "%d samples of %d steps of the synthetic model, %s. Bytes per sampler: live heap beyond that without samplers, with both ends of its connection.\n\n", b.groups*b.n, b.steps, b.transport)
+	fmt.Fprint(out, "| samplers | until all serve | samples/s | steps/s | CPU ms per sample | goroutines | heap | bytes per sampler | redelivered |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, samplers := range b.samplers {
-		if err := withPlane(ctx, swarmOut(out, heads), stderr, func(p *plane) error {
+		if err := withPlane(ctx, stderr, func(p *plane) error {
 			b.plane = p
-			if !heads {
-				heading(out, "Virtual samplers")
-				fmt.Fprintf(out, "%d samples of %d steps of the synthetic model, %s. Bytes per sampler: live heap beyond that without samplers, with both ends of its connection.\n\n", b.groups*b.n, b.steps, b.transport)
-				fmt.Fprint(out, "| samplers | until all serve | samples/s | steps/s | CPU ms per sample | goroutines | heap | bytes per sampler | redelivered |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
-			}
-			heads = true
 			return b.row(ctx, out, samplers)
 		}); err != nil {
 			return err
@@ -94,13 +91,12 @@ func (b *swarmBench) run(ctx context.Context, out, stderr io.Writer) error {
 	return nil
 }
 
-// swarmOut is where the machine is described: once.
-func swarmOut(out io.Writer, again bool) io.Writer {
-	if again {
-		return io.Discard
-	}
-	return out
-}
+const (
+	// starters is how many samplers start at a time: what each computes then, it would compute on a machine of its own.
+	starters = 4
+	// swarmPoll is how often is looked how far they are.
+	swarmPoll = 50 * time.Millisecond
+)
 
 // row measures so many samplers.
 func (b *swarmBench) row(ctx context.Context, out io.Writer, samplers int) (err error) {
@@ -118,8 +114,17 @@ func (b *swarmBench) row(ctx context.Context, out io.Writer, samplers int) (err 
 	}()
 	cfg := sampler.DefaultConfig()
 	cfg.Model, cfg.Batch, cfg.Workers, cfg.PublishWindowMiB = "synthetic", 1, 1, 1
-	cfg.Announced = func() { b.announced.Add(1) }
+	starting := make(chan struct{}, starters)
+	cfg.Announced = func() {
+		b.announced.Add(1)
+		<-starting
+	}
 	for range samplers {
+		select {
+		case starting <- struct{}{}:
+		case <-work.Done():
+			return g.Wait()
+		}
 		c, err := b.connect(ctx, b.transport)
 		if err != nil {
 			return err
@@ -134,7 +139,7 @@ func (b *swarmBench) row(ctx context.Context, out io.Writer, samplers int) (err 
 	}
 	g.Go(func() error {
 		defer stop()
-		if err := poll(work, func() (bool, error) { return b.serving(work, samplers) }); err != nil {
+		if err := poll(work, swarmPoll, func() (bool, error) { return b.serving(work, samplers) }); err != nil {
 			return fmt.Errorf("samplers start: %w", err)
 		}
 		up, heap := time.Since(began), liveHeap()-empty
@@ -176,8 +181,11 @@ func (b *swarmBench) samples(ctx context.Context) error {
 		}
 	}
 	samples := uint64(b.groups * b.n)
-	return poll(ctx, func() (bool, error) {
+	return poll(ctx, swarmPoll, func() (bool, error) {
 		info, err := b.bus.StreamInfo(ctx, schemas.StreamTrajectories)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			return false, nil // it is busy: asked again
+		}
 		if err != nil {
 			return false, err
 		}

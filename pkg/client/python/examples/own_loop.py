@@ -8,8 +8,8 @@ import json
 import math
 import os
 import random
+import secrets
 import string
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from safetensors.torch import save
 import meander
 
 NATS = os.environ.get("MEANDER_URL", "nats://127.0.0.1:4222")
-MODEL, RUN, UPDATES, GROUPS, SAMPLES, CLIP = "deploy/models/signs", "own-loop", 20, 8, 16, 1e-4
+MODEL, RUN = "deploy/models/signs", "own-loop-" + secrets.token_hex(4)
+UPDATES, GROUPS, SAMPLES, CLIP = 20, 8, 16, 1e-4
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -56,60 +57,57 @@ def update(batch: meander.Batch) -> float:
     for first in range(0, batch.size, 64):
         rows = slice(first, first + 64)
         new, old, a = log_probs(batch, rows), t["log_probs"][rows], t["advantages"][rows].clamp(-5, 5)
-        off = max(off, batch_off := float((new.detach() - old).abs().max()))
+        off = max(off, float((new.detach() - old).exp().sub(1).abs().max()))
         ratio = (new - old).exp()
         torch.maximum(-a * ratio, -a * ratio.clamp(1 - CLIP, 1 + CLIP)).sum().div(t["log_probs"].numel()).backward()
     if off > 1e-5:
-        sys.exit(f"the ratio is {batch_off:.1e} from 1: the sampler has other weights")
+        sys.exit(f"the ratio is {off:.1e} from 1: the sampler has other weights")
     torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
     return off
 
 
-def push() -> int:
+async def push(client: meander.Client) -> int:
     """Hands the adapter, in PEFT's form, to the samplers; returns its version once they make samples with it."""
     state = {f"base_model.model.{k}": v.contiguous() for k, v in get_peft_model_state_dict(network).items()}
     config = {k: sorted(v) if isinstance(v, set) else getattr(v, "value", v) for k, v in lora.to_dict().items()}
-    folder = Path("meander-out/own-loop")
+    folder = Path(os.environ.get("OUT", "meander-out/own-loop"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_model.safetensors").write_bytes(save(state))
     (folder / "adapter_config.json").write_text(json.dumps(config, default=str))
-    return policy("push", str(folder))
+    return await serve(client, folder)
 
 
-def policy(*command: str) -> int:
-    out = subprocess.run(["bin/meander", "policy", *command, "--nats", NATS, "--json"], check=True, capture_output=True).stdout
-    return json.loads(out.splitlines()[0])["policy_version"]
+async def serve(client: meander.Client, adapter: Path | None) -> int:
+    policy = await meander.policy.push_policy(client, adapter, by="own-loop")
+    await meander.policy.taken(client, policy)
+    return policy["policy_version"]
+
+
+async def ask(client: meander.Client, rng: random.Random, number: int, version: int) -> None:
+    """Publishes the prompts of a batch, for weights of that version or newer."""
+    for i in range(GROUPS):
+        text = "".join(rng.choices(string.ascii_uppercase, k=rng.randint(2, 6)))
+        await client.publish(
+            RUN, f'a {rng.choice(["red", "blue", "green"])} sign that says "{text}"', uid=f"b{number}-{i}", group_size=SAMPLES, num_inference_steps=4,
+            initial_noise="shared", min_policy_version=version, batch={"id": f"b{number}", "groups": GROUPS}, reward=[{"name": "glyph"}],
+            rollout={"sde_step_indices": [0, 1], "noise_level": 0.9, "return_step_indices": [0, 1, 2], "return_conditioning": True},
+        )  # fmt: skip
 
 
 async def main() -> None:
     rng = random.Random(0)
     async with meander.connect(NATS) as client:
-        version = policy("show")
+        version = await serve(client, None)  # the checkpoint as it is
         batches = client.batches(RUN, name="own-loop", timeout=600)
-        number = 0
-        async for batch in asked(client, batches, rng, lambda: (number, version)):
+        stream = aiter(batches)
+        for number in range(1, UPDATES + 1):
+            await ask(client, rng, number, version)
+            batch = await anext(stream)
             off = update(batch)
-            version = push()
-            number += 1
-            print(f"update {number}: reward {batch['rewards'].mean():.3f}, first ratio {off:.0e} from 1, version {version}")
-            if number == UPDATES:
-                break
-
-
-async def asked(client, batches, rng, now):
-    """The batches of prompts that are published one after the other, each when the weights for it are there."""
-    stream = aiter(batches)
-    while True:
-        number, version = now()
-        for i in range(GROUPS):
-            text = "".join(rng.choices(string.ascii_uppercase, k=rng.randint(2, 6)))
-            await client.publish(
-                RUN, f'a {rng.choice(["red", "blue", "green"])} sign that says "{text}"', uid=f"v{version}-{i}", group_size=SAMPLES, num_inference_steps=4,
-                initial_noise="shared", min_policy_version=version, batch={"id": f"v{version}", "groups": GROUPS}, reward=[{"name": "glyph"}],
-                rollout={"sde_step_indices": [0, 1], "noise_level": 0.9, "return_step_indices": [0, 1, 2], "return_conditioning": True},
-            )  # fmt: skip
-        yield await anext(stream)
+            version = await push(client)
+            print(f"update {number}: reward {batch['rewards'].mean():.3f}, first ratio {off:.0e} from 1, version {version}", flush=True)
+        await batches.done(batch)
 
 
 asyncio.run(main())

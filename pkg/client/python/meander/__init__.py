@@ -14,8 +14,10 @@ from .client import Client, Judged, Refused, connect
 from .cursor import CursorError, Taken
 from .events import EventError, Gone, tensor
 from .reader import Batches, Groups, Health
+from .text import Text
+from .textbatch import TextBatch
 
 __all__ = [
     "Batch", "Batches", "Client", "CursorError", "EventError", "Gone", "Group", "Groups", "Health", "Judged", "Keep", "Ratio", "RatioOff", "Refused",
-    "Sample", "Taken", "connect", "fresh", "loss", "noise", "policy", "scheduled", "tensor", "transition",
+    "Sample", "Taken", "Text", "TextBatch", "connect", "fresh", "loss", "noise", "policy", "scheduled", "tensor", "transition",
 ]

@@ -53,6 +53,10 @@ def hint(error: Exception) -> str:
     text = str(error).lower()
     if "authorization" in text or "authentication" in text:
         return "it does not let us in: connect with credentials or a token that it knows, and with ca where it wants TLS"
+    if "expired" in text:
+        return "the server needs a new certificate (meander auth update), or a clock is wrong"
+    if "mismatch" in text or "not valid for" in text:
+        return "connect by a name that its certificate has, or give it this one (meander auth update --tls-host)"
     if "certificate" in text:
         return "ca names the authority that signed its certificate"
     return "is a pipeline up? 'meander up' starts one"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .events import Event, EventError, tensor
+from .text import Text
 from .transition import Kernel, kernel
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class Sample:
     steps: list[Event]
     # The encoded texts that the trajectory names, where they were kept: float32 [tokens, width], masks uint8 [tokens].
     conditioning: dict[str, Array] = dataclasses.field(default_factory=dict)
+    # What was written, of a sample that is a text and came to an end.
+    text: Text | None = None
 
     @property
     def advantage(self) -> float | None:
@@ -37,7 +39,14 @@ class Sample:
     @property
     def trained(self) -> list[Event]:
         """The stochastic steps: those that have a log-prob."""
-        return [s for s in self.steps if s["log_prob"] is not None]
+        return [] if self.text else [s for s in self.steps if s["log_prob"] is not None]
+
+    @property
+    def lacks(self) -> str:
+        """Why there is nothing to train on, of a sample that has an advantage; empty: there is."""
+        if self.text:
+            return "" if self.text.generated else "an answer without tokens"
+        return "" if self.trained else "no stochastic step"
 
     def latents(self, index: int) -> Array:
         """The state before step index, or behind the last one: [S, C] float32 (F16 and BF16 are widened, which is exact)."""
@@ -71,9 +80,14 @@ class Group:
         return str(self.advantage["uid"])
 
     @property
+    def kind(self) -> str:
+        """What its samples are: text or image."""
+        return "text" if any((s.trajectory or {}).get("text") for s in self.samples) else "image"
+
+    @property
     def trained(self) -> list[Sample]:
-        """The samples that have an advantage and stochastic steps."""
-        return [s for s in self.samples if s.advantage is not None and s.trained]
+        """The samples that have an advantage and something to train on: stochastic steps, or tokens that were generated."""
+        return [s for s in self.samples if s.advantage is not None and not s.lacks]
 
 
 class RatioOff(ValueError):
@@ -82,19 +96,26 @@ class RatioOff(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """How far the ratios exp(new - old) are from 1: the largest distance, and that of each trained step by its index."""
+    """How far the ratios exp(new - old) are from 1: the largest distance, and that of each trained step by its index.
+
+    Of texts, a turn stands for a step, and has the mean distance of its tokens: log-probs of images are means over all elements, those of
+    tokens are not, and float32 leaves single ones ten and more times as far off where a hidden state is ill-conditioned. worst is the furthest token.
+    """
 
     max_abs: float
     per_step: dict[int, float]
     tolerance: float
+    worst: float = 0.0
 
     @property
     def ok(self) -> bool:
-        return self.max_abs <= self.tolerance
+        """Whether all steps are within the tolerance, and all tokens within ten times that."""
+        return self.max_abs <= self.tolerance and self.worst <= 10 * self.tolerance
 
 
 class Batch(Mapping[str, Any]):
-    """Whole groups as arrays: B samples with an advantage, W trained steps each, latents of S tokens and C channels.
+    """Whole groups of images as arrays: B samples with an advantage, W trained steps each, latents of S tokens and C channels. Those of texts
+    are a TextBatch, which says what is otherwise.
 
     | name | shape | |
     |---|---|---|
@@ -116,11 +137,15 @@ class Batch(Mapping[str, Any]):
     Samples are sorted by uid and sample_index, so that equal groups give equal batches, in whatever order they closed.
     """
 
+    # What ratios are told apart by, and why they may be off.
+    unit = "step"
+    why_off = "other weights, another guidance, other text embeddings or a lower precision than the sampler's"
+
     def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = ""):
         self.name, self.cursor = name, cursor
         self.groups = sorted(groups, key=lambda g: g.uid)
         self.samples = [s for g in self.groups for s in g.trained]
-        self.arrays = _collate(self.groups)
+        self.arrays = self._collate()
         self.conditioning = _conditioning(self.groups)
 
     def __getitem__(self, key: str) -> Any:
@@ -136,20 +161,26 @@ class Batch(Mapping[str, Any]):
         return len(self.arrays) + len(self.conditioning)
 
     @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Where there are log-probs."""
+        return self["mask"]
+
+    @property
     def size(self) -> int:
         """B, the samples."""
         return len(self.samples)
 
     def digest(self) -> str:
-        """A SHA-256 over the content: uids, rollouts and advantages, without times and names of processes. Equal batches have equal ones."""
-        h = hashlib.sha256(b"meander batch 1")
+        """A SHA-256 over the content: rollouts, rewards and advantages, and what the others ended as. Equal batches have equal ones, also where
+        the same weights have another version: times, names of processes and policy_version are left out."""
+        h = hashlib.sha256(b"meander batch 2")
+        for name, a in sorted((self.arrays | self.conditioning).items()):
+            if name not in ("policy_version", "policy_versions"):
+                h.update(f"{name} {a.dtype.str} {a.shape}\n".encode())
+                h.update(np.ascontiguousarray(a).view(np.uint8).data)
         for g in self.groups:
             for s in g.samples:
-                t = s.trajectory or {}
-                for text in (g.uid, str(t.get("content_digest", "")), s.member["status"]):
-                    h.update(struct.pack("<Q", len(text)) + text.encode())
-                advantages = s.member.get("step_advantages") or [s.advantage]
-                h.update(struct.pack(f"<q{len(advantages)}d", s.member["sample_index"], *(float("nan") if a is None else a for a in advantages)))
+                h.update(f"{g.uid} {s.member['sample_index']} {s.member['status']}\n".encode())
         return h.hexdigest()
 
     def recompute_log_prob(self, velocity: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -157,7 +188,7 @@ class Batch(Mapping[str, Any]):
         v = np.asarray(velocity)
         if v.shape != self["latents"].shape:
             raise ValueError(f"velocity: shape {list(v.shape)}; must be {list(self['latents'].shape)}, as latents")
-        out = np.zeros(self["mask"].shape)
+        out = np.zeros(self.mask.shape)
         for b, s in enumerate(self.samples):
             for w, step in enumerate(s.trained):
                 k, kind = s.kernel(step["step_index"]), (s.trajectory or {})["log_prob_kind"]
@@ -166,23 +197,25 @@ class Batch(Mapping[str, Any]):
 
     def ratio(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
         """How far log-probs [B, W] are from those of the sampler, as ratios; NaN is infinitely far."""
+        off = self._distances(log_probs)
+        per_step = {int(i): float(off[(self["step_indices"] == i) & self.mask].max()) for i in np.unique(self["step_indices"][self.mask])}
+        return Ratio(float(off.max(initial=0)), per_step, tolerance)
+
+    def _distances(self, log_probs: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """How far each ratio is from 1; 0 where there is none."""
         new = np.asarray(log_probs, np.float64)
         if new.shape != self["log_probs"].shape:
             raise ValueError(f"log_probs: shape {list(new.shape)}; must be {list(self['log_probs'].shape)}")
-        off = np.abs(np.exp(new - self["log_probs"]) - 1)
-        off = np.where(self["mask"], np.where(np.isnan(off), np.inf, off), 0)
-        steps = self["step_indices"]
-        per_step = {int(i): float(off[(steps == i) & self["mask"]].max()) for i in np.unique(steps[self["mask"]])}
-        return Ratio(float(off.max(initial=0)), per_step, tolerance)
+        off = np.abs(np.exp(np.where(self.mask, new - self["log_probs"], 0)) - 1)
+        return np.where(np.isnan(off), np.inf, off)
 
     def check(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
         """The ratio of log-probs that were recomputed with the weights which made the batch; RatioOff where it is not 1."""
         r = self.ratio(log_probs, tolerance)
         if not r.ok:
-            steps = ", ".join(f"step {i}: {d:.3g}" for i, d in r.per_step.items())
-            raise RatioOff(
-                f"the ratio is {r.max_abs:.3g} from 1, more than {tolerance:g} ({steps}): other weights, another guidance, other text embeddings or "
-                "a lower precision than the sampler's")
+            parts = ", ".join(f"{self.unit} {i}: {d:.3g}" for i, d in r.per_step.items())
+            worst = f"; the furthest token {r.worst:.3g}" if r.worst else ""
+            raise RatioOff(f"the ratio is {r.max_abs:.3g} from 1, more than {tolerance:g} ({parts}{worst}): {self.why_off}")
         return r
 
     def torch(self, device: Any = None, names: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
@@ -220,6 +253,46 @@ class Batch(Mapping[str, Any]):
         }
         return {"batch": batch, "non_tensor_batch": other, "meta_info": {"batch": self.name, "cursor": self.cursor, "digest": self.digest()}}
 
+    def _collate(self) -> dict[str, Array]:
+        rows = [(g, s, s.trajectory) for g in self.groups for s in g.trained if s.trajectory is not None]
+        if not rows:
+            return {}
+        if text := next((g.uid for g, s, _ in rows if s.text), ""):
+            raise ValueError(f"{text}: a text; a batch of images must have images alone: take TextBatch")
+        shape = tuple(rows[0][2]["latents_shape"])
+        for g, s, t in rows:
+            if tuple(t["latents_shape"]) != shape:
+                raise ValueError(f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch must be of one size")
+        b, w = len(rows), max(len(s.trained) for _, s, _ in rows)
+        out: dict[str, Array] = {
+            "latents": np.zeros((b, w, *shape), np.float32), "next_latents": np.zeros((b, w, *shape), np.float32),
+            **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
+            "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)),
+        }
+        for i, (_, s, _) in enumerate(rows):
+            for k, step in enumerate(s.trained):
+                at = step["step_index"]
+                out["latents"][i, k], out["next_latents"][i, k], out["mask"][i, k] = s.latents(at), s.latents(at + 1), True
+                transition = s.kernel(at)
+                out["x_coefficient"][i, k], out["v_coefficient"][i, k] = transition.x_coefficient, transition.v_coefficient
+                for name, (field, _) in _STEP.items():
+                    out[name][i, k] = step[field]
+            n = len(s.trained)
+            out["advantages"][i, :n] = s.member.get("step_advantages") or s.advantage
+        return out | self._facts()
+
+    def _facts(self) -> dict[str, Array]:
+        """What there is one of for each sample."""
+        rows = [(i, g, s, s.trajectory) for i, g in enumerate(self.groups) for s in g.trained if s.trajectory is not None]
+        out: dict[str, Array] = {}
+        for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
+            out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
+        out["uid"] = np.array([g.uid for _, g, _, _ in rows])
+        out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
+        out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
+        out["group_index"] = np.array([i for i, _, _, _ in rows], np.int64)
+        return out
+
 
 _STEP: dict[str, tuple[str, Any]] = {
     "log_probs": ("log_prob", np.float64), "sigmas": ("sigma", np.float32), "next_sigmas": ("sigma_next", np.float32),
@@ -227,43 +300,13 @@ _STEP: dict[str, tuple[str, Any]] = {
     "std_dev_t": ("std_dev_t", np.float64),
 }
 _SAMPLE: dict[str, tuple[str, Any]] = {
-    "true_cfg_scale": ("true_cfg_scale", np.float64), "prompt": ("prompt", np.str_), "negative_prompt": ("negative_prompt", np.str_),
-    "cfg_rule": ("cfg_rule", np.str_), "weights_digest": ("weights_digest", np.str_), "policy_version": ("policy_version_max", np.int64),
-    "sample_seed": ("sample_seed", np.uint64), "noise_seed": ("noise_seed", np.uint64),
+    "prompt": ("prompt", np.str_), "weights_digest": ("weights_digest", np.str_), "policy_version": ("policy_version_max", np.int64),
+    "sample_seed": ("sample_seed", np.uint64),
 }
-
-
-def _collate(groups: Sequence[Group]) -> dict[str, Array]:
-    rows = [(i, g, s, s.trajectory) for i, g in enumerate(groups) for s in g.trained if s.trajectory is not None]
-    if not rows:
-        return {}
-    shape = tuple(rows[0][3]["latents_shape"])
-    for _, g, s, t in rows:
-        if tuple(t["latents_shape"]) != shape:
-            raise ValueError(f"{g.uid}: latents {t['latents_shape']}, of other groups {list(shape)}; the samples of a batch must be of one size")
-    b, w = len(rows), max(len(s.trained) for _, _, s, _ in rows)
-    out: dict[str, Array] = {
-        "latents": np.zeros((b, w, *shape), np.float32), "next_latents": np.zeros((b, w, *shape), np.float32),
-        **{name: np.zeros((b, w), dtype) for name, (_, dtype) in _STEP.items()},
-        "x_coefficient": np.zeros((b, w)), "v_coefficient": np.zeros((b, w)), "mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)),
-    }
-    for i, (_, _, s, _) in enumerate(rows):
-        for k, step in enumerate(s.trained):
-            at = step["step_index"]
-            out["latents"][i, k], out["next_latents"][i, k], out["mask"][i, k] = s.latents(at), s.latents(at + 1), True
-            transition = s.kernel(at)
-            out["x_coefficient"][i, k], out["v_coefficient"][i, k] = transition.x_coefficient, transition.v_coefficient
-            for name, (field, _) in _STEP.items():
-                out[name][i, k] = step[field]
-        n = len(s.trained)
-        out["advantages"][i, :n] = s.member.get("step_advantages") or s.advantage
-    for name, (field, dtype) in _SAMPLE.items():
-        out[name] = np.array([t[field] for _, _, _, t in rows], dtype)
-    out["uid"] = np.array([g.uid for _, g, _, _ in rows])
-    out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
-    out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)
-    out["group_index"] = np.array([i for i, _, _, _ in rows], np.int64)
-    return out
+_IMAGE: dict[str, tuple[str, Any]] = {
+    "true_cfg_scale": ("true_cfg_scale", np.float64), "negative_prompt": ("negative_prompt", np.str_), "cfg_rule": ("cfg_rule", np.str_),
+    "noise_seed": ("noise_seed", np.uint64),
+}
 
 
 def _conditioning(groups: Sequence[Group]) -> dict[str, Array]:
@@ -290,7 +333,7 @@ Keep = Callable[[Group], str]
 
 def fresh(min_policy_version: int = 0, max_age: float = 0, weights_digest: str = "", max_policy_span: int | None = None) -> Keep:
     """A rule that leaves out groups that are off the policy: made with weights older than min_policy_version or of another
-    digest, closed more than max_age seconds ago (0: any), or whose samples' versions span more than max_policy_span."""
+    digest, closed more than max_age seconds ago (0: any), or whose samples are of more than max_policy_span versions, newest - oldest + 1."""
     import time
 
     def rule(group: Group) -> str:
@@ -298,8 +341,8 @@ def fresh(min_policy_version: int = 0, max_age: float = 0, weights_digest: str =
         oldest, newest = a["policy_version_min"], a["policy_version_max"]
         if oldest < min_policy_version:
             return f"policy version {oldest}; wanted are {min_policy_version} and newer"
-        if max_policy_span is not None and newest - oldest > max_policy_span:
-            return f"policy versions {oldest} to {newest}; they may differ by {max_policy_span}"
+        if max_policy_span is not None and newest - oldest + 1 > max_policy_span:
+            return f"policy versions {oldest} to {newest} are a span of {newest - oldest + 1}; must be at most {max_policy_span}"
         if max_age and time.time() - a["closed"] / 1e9 > max_age:
             return f"closed {time.time() - a['closed'] / 1e9:.0f} s ago; wanted are at most {max_age:g} s"
         others = {s.trajectory["weights_digest"] for s in group.samples if s.trajectory} - {weights_digest}

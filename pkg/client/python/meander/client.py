@@ -9,21 +9,23 @@ import io
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgpack
 import nats
 import numpy as np
 import numpy.typing as npt
+from nats.aio.msg import Msg
 from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from . import access
 from .batch import Group, Keep, Sample
 from .control import Controls
-from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TRAJECTORY, Event, EventError, Gone, checked, decode, fitting, tensor
+from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
+from .text import NUMBERS, Text, add_events, text_of
 
 _log = logging.getLogger("meander")
 
@@ -154,9 +156,13 @@ class Client(Controls):
         """The denoising steps of a run while they happen, of all attempts; parts of large tensors are left out."""
         return self._events(f"step.{run}.*.*.*.*", "MDR_STEPS")
 
+    def tokens(self, run: str) -> AsyncIterator[Event]:
+        """The tokens of a run's texts while they are made, of all attempts; parts of large tensors are left out."""
+        return self._events(f"tokens.{run}.*.*.*.*", "MDR_STEPS")
+
     def stream_groups(
         self, run: str, name: str = "", *, after: str = "", shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0,
-        follow: bool = True,
+        follow: bool = True, logits: bool = False,
     ) -> Groups:
         """Groups with advantages in the order in which they closed, whole: trajectories, steps, latents, texts, all digests checked.
 
@@ -165,13 +171,14 @@ class Client(Controls):
         it, whatever was acknowledged; kept in a trainer's checkpoint it makes reading exactly once. shared: processes of one name
         share the groups. keep says of a group why it is left out (see fresh). faults: `raise`, or `skip` what cannot be read
         whole. timeout seconds without anything raise TimeoutError, which says what the run waits for; 0 waits on, and the log
-        says it. follow=False ends with what is stored.
+        says it. follow=False ends with what is stored. logits: of texts, what is stored of their logits is read, too.
         """
-        return Groups(self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow)
+        return Groups(self, run, name, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow, logits=logits)
 
     def batches(
         self, run: str, name: str = "", *, groups: int = 0, log_probs: LogProbs | None = None, tolerance: float = 1e-5, after: str = "",
-        shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True,
+        shared: bool = False, keep: Keep | None = None, faults: str = "raise", timeout: float = 0, follow: bool = True, logits: bool = False,
+        log_prob_kind: str = "raw",
     ) -> Batches:
         """Batches to train on: of so many groups as they close, or, with groups=0, as the prompts' batch ids name them.
 
@@ -179,12 +186,16 @@ class Client(Controls):
         is checked with it: a ratio further than tolerance from 1 raises RatioOff. The other options are those of stream_groups.
         A batch with a batch id has its groups sorted, so that equal prompts and seeds give equal batches; one of which no sample
         can be trained on comes with size 0.
+
+        Batches of texts are TextBatch. log_prob_kind says which log-probs they have, raw or processed; a group whose server gave no such ones, or a
+        batch of images and texts, is a fault. logits: what is stored of the logits is in them, too.
         """
         return Batches(
-            self, run, name, groups, log_probs, tolerance, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow)
+            self, run, name, groups, log_probs, tolerance, log_prob_kind, after=after, shared=shared, keep=keep, faults=faults, timeout=timeout, follow=follow,
+            logits=logits)
 
-    async def group(self, run: str, uid: str, advantage: Event | None = None) -> Group:
-        """A closed group with its trajectories, steps and texts. Digests are checked, and tensors are whole.
+    async def group(self, run: str, uid: str, advantage: Event | None = None, *, logits: bool = False) -> Group:
+        """A closed group with its trajectories, steps and texts, and with logits what is stored of those. Digests are checked, and tensors are whole.
 
         Gone: something of it is stored no more. EventError: something is not what it is named.
         """
@@ -196,20 +207,41 @@ class Client(Controls):
                 raise Gone(f"{subject}: the group has not closed, or its result is stored no more") from None
             advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
         source = advantage.get("source_run") or run
-        samples = await asyncio.gather(*(self._sample(source, uid, m) for m in advantage["members"]))
+        samples = await asyncio.gather(*(self._sample(source, uid, m, logits) for m in advantage["members"]))
         return Group(advantage, list(samples))
 
-    async def _sample(self, run: str, uid: str, member: Event) -> Sample:
+    async def _sample(self, run: str, uid: str, member: Event, logits: bool) -> Sample:
         if not member["trajectory_seq"]:
             return Sample(member, None, [])
         subject = f"{PREFIX}trajectory.{run}.{uid}.{member['sample_index']}"
         m = await self._stored("MDR_TRAJECTORIES", member["trajectory_seq"], subject)
-        trajectory = fitting(m.data or b"", TRAJECTORY, subject, "run", "uid", "sample_index")
-        steps = await asyncio.gather(*(self._step(f"{PREFIX}step.{run}.{uid}.{member['sample_index']}.", ref) for ref in trajectory["steps"]))
+        trajectory = fitting(m.data or b"", trajectory_form, subject, "run", "uid", "sample_index")
+        if trajectory.get("text") is not None:
+            completed = trajectory["stop_reason"] == "completed"
+            return Sample(member, trajectory, [], text=await self.text(trajectory, logits) if completed else None)
+        steps = await self._steps(trajectory, "step", STEP)
         texts = trajectory.get("conditioning") or []
         for t in texts:
             await self.load(t["tensor"])
-        return Sample(member, trajectory, list(steps), {t["name"]: tensor(t["tensor"]) for t in texts})
+        return Sample(member, trajectory, steps, {t["name"]: tensor(t["tensor"]) for t in texts})
+
+    async def text(self, trajectory: Event, logits: bool = False) -> Text:
+        """What a completed sample of text says, token by token; with logits also what is stored of those.
+
+        EventError: it did not come to an end, or no logits of it are stored.
+        """
+        name = f"{trajectory['uid']} #{trajectory['sample_index']}"
+        if wrong := "text: absent; must be there: the sample is an image" if trajectory.get("text") is None else fault(trajectory, trajectory_form(trajectory)):
+            raise EventError(f"{name}: {wrong}")
+        for field in ("ids", "mask", *NUMBERS):
+            if trajectory["text"].get(field):
+                await self.load(trajectory["text"][field])
+        text = text_of(trajectory)
+        if logits and (text.settings.get("logits") or {}).get("form", "none") == "none":
+            raise EventError(f"{name}: no logits are stored; prompts must ask for them with text.logits, such as {{'form': 'topk', 'k': 20}}")
+        if logits or trajectory["policy_version_min"] != trajectory["policy_version_max"]:
+            add_events(text, await self._steps(trajectory, "tokens", TOKENS, logits), name)
+        return text
 
     async def _stored(self, stream: str, seq: int, subject: str) -> RawStreamMsg:
         """The message of a sequence, of a subject that begins so."""
@@ -222,16 +254,24 @@ class Client(Controls):
             raise EventError(f"{subject}: sequence {seq} of {stream} holds {m.subject}")
         return m
 
-    async def _step(self, subject: str, ref: Event) -> Event:
+    async def _steps(self, trajectory: Event, kind: str, form: Event, logits: bool = False) -> list[Event]:
+        """The stored events that a trajectory names, their tensors whole; logits are left out unless they are wanted."""
+        subject = f"{PREFIX}{kind}.{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}."
+        return await asyncio.gather(*(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or []))
+
+    async def _step(self, subject: str, ref: Event, form: Event, logits: bool) -> Event:
         m = await self._stored("MDR_STEPS", ref["seq"], subject)
         data = m.data or b""
-        if hashlib.sha256(data).hexdigest() != ref["digest"]:
+        step = fitting(data, form, m.subject or "")
+        if payload_digest(data) != ref["digest"]:
             raise EventError(f"{m.subject}: sequence {ref['seq']} is not the step that the trajectory names")
-        step = fitting(data, STEP, m.subject or "")
-        for named in (step["latents"] or []) + (step.get("debug") or []):
-            await self.load(named["tensor"], m.subject or "")
-        if checkpoint := step.get("checkpoint"):
-            await self.load(checkpoint, m.subject or "")
+        if not logits:
+            step["logits"] = None
+        of = step.get("logits") or {}
+        tensors = [named["tensor"] for named in (step.get("latents") or []) + (step.get("debug") or [])]
+        for t in [*tensors, step.get("checkpoint"), of.get("values"), of.get("ids")]:
+            if t:
+                await self.load(t, m.subject or "")
         return step
 
     async def load(self, t: Event, subject: str = "") -> None:
@@ -282,6 +322,35 @@ class Client(Controls):
         if hashlib.sha256(out.tobytes()).hexdigest() != trajectory["image"]["digest"]:
             raise EventError(f"the image of {trajectory['uid']} #{trajectory['sample_index']} has other pixels than its digest says")
         return out
+
+    async def interact(self, name: str, answer: Callable[[Event], dict], ready: Callable[[], None] = lambda: None) -> None:
+        """Answers as a worker of the interaction of that name, until it is cancelled; ready is called when it listens.
+
+        answer gets a request (interact_request) with messages, ids, log_probs and the rest, in a thread of its own, and returns
+        the reply: content, or terminate, and score and metadata as it likes. What it raises fails the sample, with its text.
+        """
+
+        async def handle(msg: Msg) -> None:
+            try:
+                reply = dict(await asyncio.to_thread(answer, decode(msg.data)))
+            except Exception as e:
+                reply = {"error": f"{type(e).__name__}: {e}"[:4000]}
+            await msg.respond(msgpack.packb({"v": 1, **reply}))
+
+        async def one(msg: Msg) -> None:
+            task = asyncio.create_task(handle(msg))  # many at once
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        tasks: set[asyncio.Task] = set()
+        sub = await self.nc.subscribe(f"mdr.v1.interact.{name}", queue=name, cb=one)
+        try:
+            await self.nc.flush()
+            ready()
+            await asyncio.Event().wait()
+        finally:
+            await sub.unsubscribe()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def verdict(self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "", comment: str = "", author: str = "", timeout: float = 10) -> None:
         """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).

@@ -9,8 +9,15 @@ from typing import Any
 
 import msgpack
 from nats.js import JetStreamContext
-from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
+
+
+async def keys(js: JetStreamContext, bucket: str) -> list[str]:
+    """The keys of a bucket, removed ones too. (The library's own list reads all entries, and misses some that change while it looks.)"""
+    prefix = f"$KV.{bucket}."
+    info = await js.stream_info(f"KV_{bucket}", subjects_filter=prefix + ">")
+    return sorted(subject.removeprefix(prefix) for subject in info.state.subjects or {})
 
 
 class Controls:
@@ -50,20 +57,21 @@ class Controls:
         Returns how many samplers there are. One that was killed counts until its entry goes, 20 s after its last word;
         TimeoutError names those that are waited for.
         """
-        presence = await self.js.key_value("mdr-presence")
         end = time.monotonic() + timeout
         while True:
-            try:
-                keys = await presence.keys()
-            except NoKeysError:
-                return 0
-            samplers = [p for p in [await self._present(presence, key) for key in keys] if p.get("service") == "sampler"]
+            samplers = await self.samplers()
             late = [p["instance"] for p in samplers if p.get("controls", 0) < receipt["seq"]]
             if not late:
                 return len(samplers)
             if time.monotonic() > end:
                 raise TimeoutError(f"{', '.join(late)}: no word that they have come to a step boundary")
             await asyncio.sleep(0.05)
+
+    async def samplers(self) -> list[dict]:
+        """The samplers that run, each as it says that it is (presence/1)."""
+        presence = await self.js.key_value("mdr-presence")
+        entries = [await self._present(presence, key) for key in await keys(self.js, "mdr-presence")]
+        return [p for p in entries if p.get("service") == "sampler"]
 
     async def _present(self, presence: KeyValue, key: str) -> dict:
         """The entry of a service that runs; empty when it has gone, or says nothing that can be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -46,6 +47,30 @@ def decode(data: bytes) -> Event:
     return event
 
 
+def payload_digest(data: bytes) -> str:
+    """What trajectories name their steps by: the SHA-256 over an event's bytes, in which each byte string (msgpack's bin) has its own SHA-256
+    in the place of its content, in lower-case hex. data has been decoded."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    folded, at = hashlib.sha256(), 0
+    left = 1  # values that are not stepped over yet
+    while left:
+        code = data[unpacker.tell()]
+        left -= 1
+        if code & 0xF0 == 0x80 or code in (0xDE, 0xDF):
+            left += 2 * unpacker.read_map_header()
+        elif code & 0xF0 == 0x90 or code in (0xDC, 0xDD):
+            left += unpacker.read_array_header()
+        elif code in (0xC4, 0xC5, 0xC6):
+            content = unpacker.unpack()
+            folded.update(data[at : unpacker.tell() - len(content)] + hashlib.sha256(content).digest())
+            at = unpacker.tell()
+        else:
+            unpacker.skip()
+    folded.update(data[at:])
+    return folded.hexdigest()
+
+
 def _finite(x: object) -> bool:
     """Whether all numbers of an event are finite, as the contract has them."""
     if isinstance(x, dict):
@@ -80,18 +105,45 @@ ADVANTAGE: Event = {
     "policy_version_min": int, "policy_version_max": int, "closed": int, "error": Maybe(str),
 }
 BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}
-TRAJECTORY: Event = {
-    "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "negative_prompt": str, "height": int, "width": int,
-    "true_cfg_scale": NUMBER, "cfg_rule": str, "sample_seed": int, "noise_seed": int, "sigmas": [NUMBER], "timesteps": [NUMBER], "transitions": [str],
-    "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER, "latent_step_indices": [int], "latents_shape": [int],
+_SAMPLE: Event = {
+    "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int, "noise_seed": int,
     "steps": [{"seq": int, "digest": str}], "content_digest": str, "conditioning": Maybe([{"name": str, "tensor": _TENSOR}]), "weights_digest": str,
-    "policy_version_min": int, "policy_version_max": int, "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
+    "policy_version_min": int, "policy_version_max": int,
+}
+_IMAGE: Event = _SAMPLE | {
+    "negative_prompt": str, "height": int, "width": int, "true_cfg_scale": NUMBER, "cfg_rule": str, "sigmas": [NUMBER], "timesteps": [NUMBER],
+    "transitions": [str], "log_probs": [Maybe(NUMBER)], "log_prob_kind": str, "noise_level": NUMBER, "latent_step_indices": [int], "latents_shape": [int],
+    "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
+}
+_TEXT: Event = _SAMPLE | {
+    "steps": Maybe([{"seq": int, "digest": str}]),
+    "text": {
+        "settings": {
+            "messages": [{"role": str, "content": str}], "temperature": NUMBER, "top_k": int, "top_p": NUMBER, "min_p": NUMBER, "vocabulary": int,
+            "logits": Maybe({"form": str, "dtype": str, "kind": str}),
+        },
+        **{name: Maybe(_TENSOR) for name in ("ids", "mask", "log_probs", "processed_log_probs", "entropies", "top_log_probs")},
+        "turns": Maybe([{
+            "begin": int, "end": int, "generated": bool, "finish_reason": Maybe(str), "text": Maybe(str), "reply": Maybe(str), "score": Maybe(NUMBER),
+        }]),
+        "conversation": Maybe(str),
+    },
+}
+TOKENS: Event = {
+    "uid": str, "sample_index": int, "n": int, "turn": int, "position": int, "turn_position": int, "generated": bool, "ids": [int],
+    "log_sum_exps": Maybe([NUMBER]), "logits_kind": str, "policy_version": int,
+    "logits": Maybe({"form": str, "ids": Maybe(_TENSOR), "values": _TENSOR, "masked": int}),
 }
 STEP: Event = {
     "uid": str, "sample_index": int, "step_index": int, "transition": str, "sigma": NUMBER, "sigma_next": NUMBER, "timestep": NUMBER,
     "noise_std": NUMBER, "std_dev_t": NUMBER, "log_prob": Maybe(NUMBER), "latents": Maybe([{"index": int, "tensor": _TENSOR}]),
     "debug": Maybe([{"name": str, "tensor": _TENSOR}]), "checkpoint": Maybe(_TENSOR), "policy_version": int,
 }
+
+
+def trajectory_form(event: Event) -> Event:
+    """What this package reads of a trajectory, of an image or of a text."""
+    return _TEXT if event.get("text") is not None else _IMAGE
 
 
 def fault(value: object, spec: Any, field: str = "") -> str:
@@ -106,19 +158,19 @@ def fault(value: object, spec: Any, field: str = "") -> str:
         if not isinstance(value, list):
             return f"{field}: {type(value).__name__}; must be a list"
         return next(filter(None, (fault(v, spec[0], f"{field}[{i}]") for i, v in enumerate(value))), "")
-    if not isinstance(value, spec) or isinstance(value, bool):
+    if not isinstance(value, spec) or isinstance(value, bool) and spec is not bool:
         names = spec if isinstance(spec, tuple) else (spec,)
         return f"{field}: {value!r:.60}; must be {' or '.join(t.__name__ for t in names)}"
     return ""
 
 
-def fitting(data: bytes, spec: Event, subject: str, *named: str) -> Event:
+def fitting(data: bytes, spec: Event | Callable[[Event], Event], subject: str, *named: str) -> Event:
     """A decoded event of that form, whose named fields are the last tokens of its subject, in that order."""
     try:
         event = decode(data)
     except EventError as e:
         raise EventError(f"{subject}: {e}") from None
-    if wrong := fault(event, spec):
+    if wrong := fault(event, spec(event) if callable(spec) else spec):
         raise EventError(f"{subject}: {wrong}")
     tokens = subject.split(".")[3:]
     if named and [str(event[f]) for f in named] != tokens[: len(named)]:

@@ -10,6 +10,7 @@ import math
 import struct
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ import msgpack
 import numpy as np
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
-from .events import PREFIX, TOKEN, Event, checked, decode
+from .control import keys
+from .events import PREFIX, TOKEN, Event, Gone, checked, decode, fault
 
 if TYPE_CHECKING:
     from .client import Client
@@ -37,13 +39,24 @@ class PolicyRefused(ValueError):
     """An adapter that no sampler could use; nothing is stored of it."""
 
 
+class NoPolicy(ValueError):
+    """No sampler has announced a model, or none on that lane."""
+
+
 async def policy(client: Client, lane: str = "") -> Event:
-    """The current policy of a lane; without a name of the only one that there is."""
-    kv = await client.js.key_value("mdr-policy")
+    """The current policy of a lane; without a name of the only one that there is, or that samplers serve now."""
     if not lane:
-        lanes = sorted(await kv.keys())
-        if len(lanes) != 1:
-            raise ValueError(f"lane: empty; must be one of {', '.join(lanes)}")
+        try:
+            lanes = await keys(client.js, "mdr-policy")
+        except NotFoundError:  # no service has been up
+            lanes = []
+        if not lanes:
+            raise NoPolicy("no sampler has announced a model yet")
+        if len(lanes) > 1:
+            served = {str(p.get("lane")) for p in await client.samplers()} & set(lanes)
+            if len(served) != 1:
+                raise ValueError(f"lane: empty; must be one of {', '.join(lanes)}, of which samplers serve {len(served)} now")
+            lanes = list(served)
         lane = lanes[0]
     if not TOKEN.fullmatch(lane):
         raise ValueError(f"lane: {lane!r}; must be 1 to 64 of A-Z a-z 0-9 _ -")
@@ -52,49 +65,130 @@ async def policy(client: Client, lane: str = "") -> Event:
 
 async def _current(client: Client, lane: str) -> tuple[Event, int]:
     """The newest policy of a lane, and the sequence of its message in the history."""
-    m = await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")
+    try:
+        m = await client.js.get_last_msg("MDR_POLICIES", f"{PREFIX}policy.{lane}")
+    except NotFoundError:
+        raise NoPolicy(f"lane: {lane!r}; no sampler has announced a model on it") from None
     return decode(m.data or b""), m.seq or 0
 
 
 async def push_policy(
-    client: Client, adapter: str | Path, lane: str = "", *, scale: float = 1.0, rule: str = "finish", version: int | None = None,
+    client: Client, adapter: str | Path | None, lane: str = "", *, scale: float = 1.0, rule: str = "finish", version: int | None = None,
     base: str = "", by: str = "python", note: str = "",
 ) -> Event:
-    """Has a lane serve its checkpoint plus a LoRA in PEFT's form (a folder or a safetensors file) from now on, and returns the policy.
+    """Has a lane serve its checkpoint plus a LoRA in PEFT's form (a folder or a safetensors file; None: the checkpoint alone) from now on, and
+    returns the policy.
 
     What can be known of the adapter is checked first: PolicyRefused. rule says what becomes of samples that have begun: finish, switch or restart.
     version is above the current one; None is the next. base is the digest of the checkpoint that it was trained on, to be compared. Weights that
-    the lane has already are not pushed again: the current policy is returned.
+    the lane has already are not pushed again: the current policy is returned. Samplers take it over by themselves: see taken.
     """
-    file, config = _read(Path(adapter))
-    if rule not in RULES:
-        raise PolicyRefused(f"rule: {rule!r}; must be one of {', '.join(RULES)}")
-    now = await policy(client, lane)
-    while True:
-        if base and base != now.get("base_digest"):
-            raise PolicyRefused(f"base: {base:.16}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
+    file, config = (b"", b"") if adapter is None else _read(Path(adapter))
+
+    async def following(now: Event) -> Event:
+        _onto(now, base)
+        if adapter is None:
+            return {"weights_digest": now.get("base_digest", "")}
         if not now.get("modules"):
             raise PolicyRefused(f"adapter: the model {now['model']!r} of lane {now['lane']!r} takes none")
-        table = json.loads(await client.blob(now["modules"]))
-        effective = check_adapter(file, config, table)
+        effective = check_adapter(file, config, json.loads(await client.blob(now["modules"])))
         if not math.isfinite(scale) or abs(scale) > 1000:
             raise PolicyRefused(f"scale: {scale}; must be a number of at most 1000")
         digest = weights_digest(now["base_digest"], file, effective, scale)
         if digest == now["weights_digest"]:
+            return {"weights_digest": digest}
+        return {"weights_digest": digest, "adapter": {"file": await _put_blob(client, file), "config": config, "scale": float(scale)}}
+
+    return await _follow(client, lane, following, rule, version, by, note)
+
+
+async def push_weights(
+    client: Client, files: str | Path | Sequence[str | Path], lane: str = "", *, rule: str = "finish", version: int | None = None,
+    base: str = "", by: str = "python", note: str = "",
+) -> Event:
+    """push_policy of a whole transformer in place of the checkpoint's: its safetensors file, its shards in their order, or the folder of either."""
+    paths = [Path(files)] if isinstance(files, (str, Path)) else [Path(f) for f in files]
+    if len(paths) == 1 and paths[0].is_dir():
+        inner = paths[0] / "transformer"
+        paths = sorted((inner if inner.is_dir() else paths[0]).glob("*.safetensors"))
+    contents = [_bytes("weights", p) for p in paths]
+    if not contents:
+        raise PolicyRefused(f"weights: {files}: no safetensors file")
+
+    async def following(now: Event) -> Event:
+        _onto(now, base)
+        if not now.get("tensors"):
+            raise PolicyRefused(f"weights: the model {now['model']!r} of lane {now['lane']!r} takes none")
+        check_weights(contents, json.loads(await client.blob(now["tensors"])))
+        refs = [await _put_blob(client, data) for data in contents]
+        lines = "".join(f"full {ref['digest']}\n" for ref in refs)
+        return {"weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs}
+
+    return await _follow(client, lane, following, rule, version, by, note)
+
+
+def _onto(now: Event, base: str) -> None:
+    """Refuses a push that is for another checkpoint than the lane's."""
+    if base and base != now.get("base_digest"):
+        raise PolicyRefused(f"base: {base:.16}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
+
+
+async def rollback_policy(
+    client: Client, version: int, lane: str = "", *, rule: str = "finish", by: str = "python", note: str = "",
+) -> Event:
+    """Has a lane serve the weights of an earlier version again, as its next version, and returns the policy.
+
+    PolicyRefused: the lane's history has no such version, or its adapter is stored no more, or it is of another checkpoint.
+    """
+
+    async def following(now: Event) -> Event:
+        then = next((p for p in reversed(await policy_history(client, now["lane"])) if p["policy_version"] == version), None)
+        if then is None:
+            raise PolicyRefused(f"version: {version}; the history of lane {now['lane']!r} has none of that number")
+        if then.get("base_digest") != now.get("base_digest"):
+            raise PolicyRefused(f"version: {version}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
+        try:
+            for ref in [*([then["adapter"]["file"]] if then.get("adapter") else []), *(then.get("weights") or [])]:
+                await client.blob(ref)
+        except Gone as err:
+            raise PolicyRefused(f"version: {version}; its weights are not stored any more: {err}") from None
+        return {"weights_digest": then["weights_digest"], "rollback": version} | {k: then[k] for k in ("adapter", "weights") if then.get(k)}
+
+    return await _follow(client, lane, following, rule, None, by, note)
+
+
+async def policy_history(client: Client, lane: str = "") -> list[Event]:
+    """What a lane has served, the oldest first."""
+    subject, seq = f"{PREFIX}policy.{(await policy(client, lane))['lane']}", 1
+    out: list[Event] = []
+    while True:
+        try:
+            m = await client.js.get_msg("MDR_POLICIES", seq, subject, next=True)
+        except NotFoundError:
+            return out
+        out.append(decode(m.data or b""))
+        seq = (m.seq or 0) + 1
+
+
+async def _follow(client: Client, lane: str, following: Callable[[Event], Awaitable[Event]], rule: str, version: int | None, by: str, note: str) -> Event:
+    """Stores what follows a lane's current policy, again when somebody else was first. following gives the weights: their digest, adapter, rollback."""
+    if rule not in RULES:
+        raise PolicyRefused(f"rule: {rule!r}; must be one of {', '.join(RULES)}")
+    while True:
+        now = await policy(client, lane)
+        weights = await following(now)
+        if weights["weights_digest"] == now["weights_digest"]:
             return now
-        following = now["policy_version"] + 1 if version is None else version
-        if following <= now["policy_version"]:
-            raise PolicyRefused(f"version: {following}; must be above {now['policy_version']}, which lane {now['lane']!r} serves")
-        ref = await _put_blob(client, file)
-        push = {k: v for k, v in now.items() if k not in ("rollback", "note")} | {
-            "adapter": {"file": ref, "config": config, "scale": float(scale)}, "weights_digest": digest, "policy_version": following,
-            "parent": now["policy_version"], "rule": rule, "by": by, "announced": time.time_ns(),
+        number = now["policy_version"] + 1 if version is None else version
+        if number <= now["policy_version"]:
+            raise PolicyRefused(f"version: {number}; must be above {now['policy_version']}, which lane {now['lane']!r} serves")
+        push = {k: v for k, v in now.items() if k not in ("adapter", "weights", "rollback", "note")} | weights | {
+            "policy_version": number, "parent": now["policy_version"], "rule": rule, "by": by, "announced": time.time_ns(),
         }
         if note:
             push["note"] = note
         if await _store(client, push):
             return push
-        now = await policy(client, now["lane"])  # somebody else was first
 
 
 async def _store(client: Client, push: Event) -> bool:
@@ -133,24 +227,11 @@ async def taken(client: Client, pushed: Event, timeout: float = 30) -> list[Even
     end, version = time.monotonic() + timeout, pushed["policy_version"]
     while True:
         samplers, late = [], False
-        kv = await client.js.key_value("mdr-presence")
-        try:
-            names = await kv.keys()
-        except NotFoundError:
-            names = []
-        except Exception as err:  # noqa: BLE001 - the client has an error of its own for an empty bucket
-            if type(err).__name__ != "NoKeysError":
-                raise
-            names = []
-        for name in names:
-            try:
-                p = decode((await kv.get(name)).value or b"")
-            except KeyNotFoundError:
-                continue  # it has left
-            if p["service"] != "sampler" or p.get("lane") != pushed["lane"]:
+        for p in await client.samplers():
+            if p.get("lane") != pushed["lane"]:
                 continue
-            answer = await _answer(client, pushed, name)
-            late = late or answer is None and (p.get("policy_version") or 0) < version
+            answer = await _answer(client, pushed, p["instance"])
+            late = late or answer is None and ((p.get("policy_version") or 0) < version or p.get("loading") == version)  # one that loads what it uses is about to answer
             samplers.append(p | {"answer": answer})
         if not late:
             return samplers
@@ -171,18 +252,22 @@ async def _answer(client: Client, pushed: Event, name: str) -> Event | None:
 
 def _read(path: Path) -> tuple[bytes, bytes]:
     """The bytes of weights and configuration; the latter may be empty."""
+    file = path / _FILE if path.is_dir() else path
+    config = file.parent / _CONFIG
+    return _bytes("adapter", file), _bytes("adapter", config) if config.exists() else b""
+
+
+def _bytes(what: str, path: Path) -> bytes:
     try:
-        file = path / _FILE if path.is_dir() else path
-        weights, config = file.read_bytes(), file.parent / _CONFIG
-        return weights, config.read_bytes() if config.exists() else b""
+        return path.read_bytes()
     except OSError as err:
-        raise PolicyRefused(f"adapter: {path}: {err.strerror or err}") from err
+        raise PolicyRefused(f"{what}: {path}: {err.strerror or err}") from err
 
 
 def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> bytes:
     """Refuses (PolicyRefused) an adapter that cannot be read, is not finite, changes what the table {projection: [n, k]} does not have, in other shapes
     or with a rank above the smaller side. Returns the configuration that counts: config, or that in the file's header."""
-    header, data = _header(file)
+    header, data = _header("adapter", file)
     effective = config or (header.get("__metadata__") or {}).get("lora_adapter_metadata", "").encode()
     parts: dict[str, dict[str, Any]] = {}
     for name, info in header.items():
@@ -194,7 +279,10 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
         module = name.removesuffix(suffix)
         for prefix in ("base_model.model.", "transformer.", "diffusion_model."):
             module = module.removeprefix(prefix)
-        parts.setdefault(module, {})[_SUFFIXES[suffix]] = (info, _floats(name, info, data))
+        part = parts.setdefault(module, {})
+        if _SUFFIXES[suffix] in part:
+            raise PolicyRefused(f"adapter: module {module}: {name} is given under another name, too; must be one of them")
+        part[_SUFFIXES[suffix]] = (info, _floats("adapter", name, info, data))
     if not parts:
         raise PolicyRefused("adapter: no tensors")
     for module, p in sorted(parts.items()):
@@ -214,7 +302,27 @@ def check_adapter(file: bytes, config: bytes, table: dict[str, list[int]]) -> by
     return effective
 
 
-def _header(file: bytes) -> tuple[dict[str, Any], bytes]:
+def check_weights(files: Sequence[bytes], table: dict[str, list[int]]) -> None:
+    """Refuses (PolicyRefused) files of a transformer that cannot be read, are not finite, or have not the tensors of the table {name: shape}, each once."""
+    left = dict(table)
+    for file in files:
+        header, data = _header("weights", file)
+        header.pop("__metadata__", None)
+        for name, info in header.items():
+            x = _floats("weights", name, info, data)
+            if name not in table:
+                raise PolicyRefused(f"weights: {name}: the transformer has none")
+            if left.pop(name, None) is None:
+                raise PolicyRefused(f"weights: {name}: is in two files; must be in one")
+            if info["shape"] != list(table[name]):
+                raise PolicyRefused(f"weights: {name}: {info['shape']}; must be {list(table[name])}")
+            if not np.isfinite(x).all():
+                raise PolicyRefused(f"weights: {name}: not finite")
+    if left:
+        raise PolicyRefused(f"weights: {len(left)} tensors are missing, {min(left)} for one")
+
+
+def _header(what: str, file: bytes) -> tuple[dict[str, Any], bytes]:
     """The header of a safetensors file, and what is behind it."""
     try:
         size = struct.unpack("<Q", file[:8])[0]
@@ -224,20 +332,24 @@ def _header(file: bytes) -> tuple[dict[str, Any], bytes]:
         if not isinstance(header, dict):
             raise ValueError("no header")
     except (struct.error, ValueError) as err:
-        raise PolicyRefused(f"adapter: {_FILE}: {err}") from err
+        raise PolicyRefused(f"{what}: no safetensors file: {err}") from err
     return header, file[8 + size :]
 
 
-def _floats(name: str, info: dict[str, Any], data: bytes) -> np.ndarray:
+def _floats(what: str, name: str, info: Any, data: bytes) -> np.ndarray:
     """The elements of a tensor, flat."""
-    begin, end = info["data_offsets"]
+    if wrong := fault(info, {"dtype": str, "shape": [int], "data_offsets": [int]}):
+        raise PolicyRefused(f"{what}: {name}: {wrong}")
+    dtype, count = np.dtype(_FLOATS.get(info["dtype"], "<u2")), math.prod(info["shape"])
+    if info["dtype"] not in _FLOATS and info["dtype"] != "BF16":
+        raise PolicyRefused(f"{what}: {name}: {info['dtype']}; must be F32, F16, BF16 or F64")
+    begin, end = (*info["data_offsets"], -1, -1)[:2]
+    if min(info["shape"], default=0) < 0 or begin < 0 or end - begin != count * dtype.itemsize:
+        raise PolicyRefused(f"{what}: {name}: bytes {begin} to {end}; must be the {count * dtype.itemsize} of {info['dtype']} {info['shape']}")
     if end > len(data):
-        raise PolicyRefused(f"adapter: {name}: ends at byte {end} of {len(data)}: truncated")
-    if info["dtype"] == "BF16":
-        return (np.frombuffer(data[begin:end], "<u2").astype("<u4") << 16).view("<f4")
-    if info["dtype"] not in _FLOATS:
-        raise PolicyRefused(f"adapter: {name}: {info['dtype']}; must be F32, F16, BF16 or F64")
-    return np.frombuffer(data[begin:end], _FLOATS[info["dtype"]])
+        raise PolicyRefused(f"{what}: {name}: ends at byte {end} of {len(data)}: truncated")
+    out = np.frombuffer(data[begin:end], dtype)
+    return (out.astype("<u4") << 16).view("<f4") if info["dtype"] == "BF16" else out
 
 
 def weights_digest(base: str, file: bytes, config: bytes, scale: float) -> str:

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from .batch import Batch, Group, Keep, Ratio
 from .cursor import Cursor, results
 from .events import ADVANTAGE, BATCH, Event, EventError, fitting
+from .textbatch import batch_of, check_kind, lacking
 
 if TYPE_CHECKING:
     from .client import Client
@@ -31,7 +32,8 @@ LogProbs = Callable[[Batch], "npt.ArrayLike | Awaitable[npt.ArrayLike]"]
 
 @dataclasses.dataclass
 class Health:
-    """What a reader has seen. left_out counts groups by the reason why they are in no batch, faulty events by what is wrong."""
+    """What a reader has seen. left_out counts groups by the reason why they are in no batch, and samples that have an advantage and
+    nothing to train on; faulty events by what is wrong."""
 
     groups: int = 0
     samples: int = 0
@@ -56,11 +58,12 @@ class Health:
 class _Reader:
     """What readers of groups and of batches have in common."""
 
-    def __init__(self, client: Client, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str, timeout: float, follow: bool):
+    def __init__(self, client: Client, run: str, name: str, kind: str, after: str, shared: bool, keep: Keep | None, faults: str, timeout: float, follow: bool, logits: bool):
         if faults not in ("raise", "skip"):
             raise ValueError(f"faults: {faults!r}; must be raise or skip")
         self.client, self.run, self.keep, self.faults, self.timeout, self.follow = client, run, keep, faults, timeout, follow
         self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared)
+        self.logits = logits
         self.health = Health()
 
     async def _message(self) -> Msg | None:
@@ -94,28 +97,33 @@ class _Reader:
     async def _group(self, run: str, uid: str, place: str, advantage: Event | None = None) -> Group | None:
         """A group that counts; None where it is left out, which is counted and said."""
         try:
-            group = await self.client.group(run, uid, advantage)
+            group = await self.client.group(run, uid, advantage, logits=self.logits)
+            group.cursor = place
+            status = group.advantage["status"]
+            why = f"status {status}" if status not in COUNTED else self.keep(group) if self.keep is not None else ""
+            if not why:
+                self._usable(group)
         except EventError as e:
             if self.faults == "raise":
                 raise
-            self._leave(uid, f"fault: {type(e).__name__}")
+            why = f"fault: {type(e).__name__}"
             _log.warning("group %s: %s", uid, e)
-            return None
-        group.cursor = place
-        status = group.advantage["status"]
-        if status not in COUNTED:
-            self._leave(uid, f"status {status}")
-            return None
-        if self.keep is not None and (why := self.keep(group)):
+        if why:
             self._leave(uid, why)
             return None
+        for i, why in ((x.member["sample_index"], x.lacks) for x in group.samples if x.advantage is not None):
+            if why:
+                self._leave(f"{uid} #{i}", f"sample: {why}")
         self.health.groups += 1
         self.health.samples += len(group.trained)
         return group
 
-    def _leave(self, uid: str, why: str) -> None:
+    def _usable(self, group: Group) -> None:
+        """Raises EventError for a group whose samples are not what the reader's arrays are made of."""
+
+    def _leave(self, name: str, why: str) -> None:
         self.health.left_out[why] += 1
-        _log.info("group %s is left out: %s", uid, why)
+        _log.info("%s is left out: %s", name, why)
 
     def _garbage(self, m: Msg, e: EventError) -> None:
         # Whatever a stranger stored: the services take it off the stream, and its true event comes.
@@ -167,9 +175,10 @@ class Groups(_Reader):
 class Batches(_Reader):
     """Batches of whole groups. Iterating on, or done(), acknowledges the one before."""
 
-    def __init__(self, client: Client, run: str, name: str, groups: int, log_probs: LogProbs | None, tolerance: float, **options: Any):
+    def __init__(self, client: Client, run: str, name: str, groups: int, log_probs: LogProbs | None, tolerance: float, log_prob_kind: str, **options: Any):
         super().__init__(client, run, name, "advantage" if groups else "batch", **options)
-        self.size, self.log_probs, self.tolerance = groups, log_probs, tolerance
+        check_kind(log_prob_kind)
+        self.size, self.log_probs, self.tolerance, self.log_prob_kind = groups, log_probs, tolerance, log_prob_kind
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self._iterate()
@@ -186,7 +195,12 @@ class Batches(_Reader):
         finally:
             await self.close()
 
-    async def _fill(self) -> tuple[int, Batch] | None:
+    def _usable(self, group: Group) -> None:
+        for s in group.trained:
+            if s.text is not None and (why := lacking(s.text, self.log_prob_kind)):
+                raise EventError(f"{group.uid} #{s.member['sample_index']}: {why}")
+
+    async def _fill(self) -> tuple[int, Batch | None] | None:
         """As many groups as were asked for."""
         groups: list[Group] = []
         seq = 0
@@ -198,10 +212,10 @@ class Batches(_Reader):
                 return None
             seq, group = read
             if group is not None and not group.trained:
-                self._leave(group.uid, "no sample with an advantage and a stochastic step")
+                self._leave(group.uid, "no sample with an advantage and something to train on")
             elif group is not None:
                 groups.append(group)
-        return seq, Batch(groups, cursor=self.cursor.place(seq))
+        return seq, self._batch(groups, "", self.cursor.place(seq))
 
     async def _whole(self) -> tuple[int, Batch | None] | None:
         """A batch as its prompts named it. One whose groups are all left out has size 0."""
@@ -216,7 +230,18 @@ class Batches(_Reader):
             self._garbage(m, e)
             return seq, None
         groups = [g for uid in event["uids"] if (g := await self._group(event["run"], uid, place)) is not None]
-        return seq, Batch(groups, event["batch"], place)
+        return seq, self._batch(groups, event["batch"], place)
+
+    def _batch(self, groups: list[Group], name: str, place: str) -> Batch | None:
+        """The groups as a batch; None where they are none, which is counted and said."""
+        try:
+            return batch_of(groups, name, place, self.log_prob_kind)
+        except EventError as e:
+            if self.faults == "raise":
+                raise
+            self.health.left_out["fault: images and texts in one batch"] += len(groups)
+            _log.warning("%s", e)
+            return None
 
     async def _check(self, batch: Batch) -> None:
         """The ratio of the first batch must be 1: its log-probs, made again with the same weights, are those of the sampler."""

@@ -13,6 +13,8 @@ import pytest
 import meander
 
 ROOT = pathlib.Path(__file__).parents[4]
+SIGNS = ROOT / "deploy/models/signs"
+SUMS = ROOT / "deploy/models/sums"
 BINARY = pathlib.Path(os.environ.get("MEANDER_BIN") or ROOT / "bin/meander")
 
 
@@ -43,15 +45,15 @@ def listens(port, process):
 class Up:
     """meander up, on a store of its own."""
 
-    def __init__(self, folder, port=None, *args):
-        self.folder, self.port, self.args, self.process = folder, port or free_port(), args, None
+    def __init__(self, folder, port=None, *args, model="synthetic"):
+        self.folder, self.port, self.args, self.model, self.process = folder, port or free_port(), args, model, None
 
     @property
     def url(self):
         return f"nats://127.0.0.1:{self.port}"
 
     def start(self):
-        command = [str(BINARY), "up", "--model", "synthetic", "--store", str(self.folder / "store"), "--listen", f"127.0.0.1:{self.port}", *self.args]
+        command = [str(BINARY), "up", "--model", str(self.model), "--store", str(self.folder / "store"), "--listen", f"127.0.0.1:{self.port}", *self.args]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, env=ENVIRONMENT)
         listens(self.port, self.process)
@@ -79,6 +81,42 @@ def url(request, tmp_path_factory):
     up = Up(tmp_path_factory.mktemp("up")).start()
     yield up.url
     up.stop()
+
+
+@pytest.fixture(scope="session")
+def signs(binary, tmp_path_factory):
+    """The address of a pipeline that serves the model signs, which takes adapters."""
+    up = Up(tmp_path_factory.mktemp("signs"), None, "--batch", "16", model=SIGNS).start()
+    asyncio.run(announced(up.url))
+    yield up.url
+    up.stop()
+
+
+@pytest.fixture(scope="session")
+def sums(binary, tmp_path_factory):
+    """The address of a pipeline that serves the language model sums and, where its program is there, images of the synthetic model."""
+    folder = tmp_path_factory.mktemp("sums")
+    up, processes = Up(folder, None, "--batch", "16", model=SUMS).start(), []
+    if (sampler := binary.with_name("meander-sampler")).is_file():
+        with open(folder / "sampler", "wb") as log:
+            command = [str(sampler), "--nats-url", up.url, "--health-addr", "", "--model", "synthetic"]
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=ENVIRONMENT))
+    asyncio.run(announced(up.url, "sums"))
+    yield up.url
+    for process in processes:
+        process.terminate()
+        process.wait(30)
+    up.stop()
+
+
+async def announced(url, lane=""):
+    """Waits for the first sampler."""
+    async with meander.connect(url) as client:
+        while True:
+            try:
+                return await asyncio.wait_for(meander.policy.policy(client, lane), 60)
+            except meander.policy.NoPolicy:
+                await asyncio.sleep(0.05)
 
 
 @pytest.fixture

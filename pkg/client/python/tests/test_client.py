@@ -1,6 +1,8 @@
 """The client against a real pipeline that serves the model synthetic (conftest.py)."""
 
 import asyncio
+import json
+import pathlib
 import struct
 
 import msgpack
@@ -9,7 +11,14 @@ import pytest
 
 import meander
 from conftest import first
-from meander.events import decode
+from meander.events import decode, payload_digest
+
+
+def test_payload_digest():
+    folder = pathlib.Path(__file__).parents[4] / "schemas/testdata"
+    want = {name.removesuffix(" payload"): digest for name, digest in json.loads((folder / "digests.json").read_text()).items() if name.endswith(" payload")}
+    assert len(want) > 5
+    assert {name: payload_digest((folder / f"golden/{name}.msgpack").read_bytes()) for name in want} == want
 
 
 def test_group(run):

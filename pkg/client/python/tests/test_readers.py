@@ -288,8 +288,9 @@ def test_left_out(run):
         assert [g.uid async for g in reader] == ["new"] and reader.health.left_out == {"too old": 1, "status cancelled": 1}
         group = await client.group(name, "new")
         assert meander.fresh(min_policy_version=1)(group).startswith("policy version 0")
+        assert "a span of 1" in meander.fresh(max_policy_span=0)(group)
         assert "s ago" in meander.fresh(max_age=1e-9)(group) and "weights" in meander.fresh(weights_digest="0" * 64)(group)
-        assert meander.fresh(max_age=3600, max_policy_span=0, weights_digest=group.samples[0].trajectory["weights_digest"])(group) == ""
+        assert meander.fresh(max_age=3600, max_policy_span=1, weights_digest=group.samples[0].trajectory["weights_digest"])(group) == ""
 
     run(test)
 

@@ -13,6 +13,7 @@ pytest.importorskip("peft")
 import meander.loss as reference  # noqa: E402
 from meander.batch import Batch, Group, Sample  # noqa: E402
 from meander.train import prompts, records  # noqa: E402
+from meander.train.__main__ import table  # noqa: E402
 from meander.train.alarms import COLLAPSE, HACKING, RATIO, Alarms  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
@@ -191,14 +192,14 @@ def test_prompts_are_drawn_the_same_and_each_once_an_epoch(tmp_path):
 
 def test_alarms():
     def update(**changed):
-        return {"ratio_off": [1e-8, math.nan], "behind": 0, "kl": [1e-4], "reward": 0.8, "zero_std": 0.1} | changed
+        return {"ratio_off": [1e-8, math.nan], "behind": 0, "kl": [1e-4], "reader": 0.8, "zero_std": 0.1} | changed
 
     alarms = Alarms(Config(prompts="p"))
     assert alarms.update(update()) == []
     assert [k for k, _ in alarms.update(update(ratio_off=[1e-8, 1e-5]))] == [RATIO]
     assert alarms.update(update(ratio_off=[1e-5], behind=1)) == []  # older weights are elsewhere by right
     for _ in range(8):
-        found = alarms.update(update(reward=0.5))
+        found = alarms.update(update(reader=0.5))
         if found:
             break
     assert [k for k, _ in found] == [COLLAPSE]
@@ -209,7 +210,10 @@ def test_alarms():
     assert evaluation(0.7, 0.6, 0.14) == evaluation(0.9, 0.75, 0.13) == evaluation(0.9, 0.69, 0.13) == []
     (kind, text), = evaluation(0.95, 0.6, 0.13)
     assert kind == HACKING and "0.750" in text
+    assert alarms.held() == 0
     assert "diversity" in evaluation(0.95, 0.75, 0.09)[0][1]
+    assert alarms.held() == round(20 * (0.9 - 0.09 / 0.14), 3), "what is missing of 90 % of the start's is rewarded"
+    assert evaluation(0.95, 0.75, 0.13) == [] and alarms.held() == 0
 
 
 def test_a_log_cut_off_by_a_crash_goes_on(tmp_path):
@@ -235,6 +239,17 @@ def test_settings_are_checked():
         with pytest.raises(ValueError, match="sde-steps"):
             Config(prompts="p", sde_steps=steps).trained  # noqa: B018
     assert Config(prompts="p", sde_steps="0,2-3").trained == [0, 2, 3]
+
+
+def test_summary_is_a_table():
+    def measured(update, glyph):
+        return {"update": update, "rates": {"glyph": glyph, "ocr": 0.5}, "diversity": None}
+
+    summary = {"updates": 9, "stopped": "hacking: so it is", "seconds": {"rollout": 12.3}}
+    assert table(summary).splitlines() == ["9 updates; seconds: rollout 12", "stopped: hacking: so it is"]
+    lines = table(summary | {"before": measured(0, 0.25), "best": measured(6, 0.75), "last": measured(9, 0.5)}).splitlines()
+    assert lines[0].split() == ["before", "best,", "6", "last,", "9"]
+    assert lines[1].split() == ["glyph", "0.250", "0.750", "0.500"] and len(lines) == 5 and max(map(len, lines)) < 60
 
 
 def test_kernel_needs_one_schedule(folder):

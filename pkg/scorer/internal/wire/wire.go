@@ -36,18 +36,30 @@ const jpegQuality = 95
 // maxQuote bounds what an error shows of somebody else's text, in bytes.
 const maxQuote = 200
 
-// Sample is one image and what was asked for, as it is sent.
+// Sample is one image or text and what was asked for, as it is sent.
 type Sample struct {
 	Prompt      string            `json:"prompt" msgpack:"prompt"`
 	GroundTruth string            `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
-	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack.
-	Image       []byte `json:"image" msgpack:"image"`
-	ImageFormat string `json:"image_format" msgpack:"image_format"`
+	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Of a text both are absent.
+	Image       []byte `json:"image,omitempty" msgpack:"image,omitempty"`
+	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format,omitempty"`
+	// Text is an answer of a language model, Messages the conversation that it is to, and Trajectory the subject that the sample is
+	// stored under, with its log-probs and logits. Of an image all are absent.
+	Text       *string          `json:"text,omitempty" msgpack:"text,omitempty"`
+	Messages   []scorer.Message `json:"messages,omitempty" msgpack:"messages,omitempty"`
+	Trajectory string           `json:"trajectory,omitempty" msgpack:"trajectory,omitempty"`
 }
 
-// NewSample encodes an image in RGB, blended over black where it is not opaque.
+// NewSample encodes a text, or an image in RGB, blended over black where it is not opaque.
 func NewSample(in scorer.Input, format string) (Sample, error) {
+	params := in.Params
+	if params == nil {
+		params = map[string]string{} // an empty map, never null: one case less for the other side
+	}
+	if x := in.Text; x != nil {
+		return Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Text: &x.Answer, Messages: x.Messages, Trajectory: x.Trajectory}, nil
+	}
 	if in.Image == nil || in.Image.Rect.Empty() {
 		return Sample{}, errors.New("no image")
 	}
@@ -64,10 +76,6 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 	}
 	if err != nil {
 		return Sample{}, fmt.Errorf("encode image: %w", err)
-	}
-	params := in.Params
-	if params == nil {
-		params = map[string]string{} // an empty map, never null: one case less for the other side
 	}
 	return Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: params, Image: file.Bytes(), ImageFormat: format}, nil
 }

@@ -8,8 +8,10 @@
 #define SHARED __attribute__((shared))
 #ifdef __clang__
 #define KERNEL(threads) extern "C" __attribute__((global, launch_bounds(threads))) void
+#define RESIDENT(threads, blocks) extern "C" __attribute__((global, launch_bounds(threads, blocks))) void
 #else
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define RESIDENT(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #endif
 
 typedef unsigned int u32;

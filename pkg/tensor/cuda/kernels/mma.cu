@@ -169,12 +169,12 @@ KERNEL(256) conv_bf16(void* dst, const bf16* x, const bf16* weights, int n, int 
 }
 
 // Flash attention. A block of 8 warps takes up to 128 queries that see the first of one
-// list of keys, and one head; a warp 16 queries, keys in chunks of 32, as many as fit the
-// memory of the queries twice. As in
+// list of keys, one head, and V columns of its values; a warp 16 queries, keys in chunks of K,
+// as many as fit the memory of V columns of the queries twice. As in
 // attention_f32 the maximum moves from chunk to chunk; weights of keys are bf16 when they
 // meet the values, float32 in their sum: lane 4r+c adds keys 8i+2c, 8i+2c+1 of a chunk in
 // their order, then the four lanes of a row are added as warp_sum does.
-enum { QUERIES = 128, KEYS = QUERIES / 4 };
+enum { QUERIES = 128 };
 
 // Rows of a head to shared memory; bytes beyond d, and rows that are not there, are zeros.
 template <int D>
@@ -186,83 +186,89 @@ DEVICE void load_rows(bf16 (*tile)[D + 8], const bf16* p, int stride, const int*
   }
 }
 
-template <int D, class T>
-DEVICE void write_row(T* out, const float (&acc)[D / 8][4], int half, int d, float factor) {
+template <int V, class T>
+DEVICE void write_row(T* out, const float (&acc)[V / 8][4], int half, int d, float factor) {
 #pragma unroll
-  for (int i = 0; i < D / 8; i++)
+  for (int i = 0; i < V / 8; i++)
     if (i * 8 < d)
 #pragma unroll
       for (int e = 0; e < 2; e++) put(out + i * 8 + thread_x() % 4 * 2 + e, acc[i][2 * half + e] * factor);
 }
 
-template <int D>
-DEVICE void flash(bf16 (*shared)[D + 8], void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v,
+template <int D, int V, int K>
+DEVICE void flash(bf16* shared, void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride, const bf16* v,
                   int v_stride, const int* tiles, const int* queries, const int* keys, int heads, int kv_heads, int d, float scale, int types) {
-  int lane = thread_x() % 32, warp = thread_x() / 32, head = block_y(), kv = head * kv_heads / heads;
+  int lane = thread_x() % 32, warp = thread_x() / 32, part = D > V ? block_y() / heads : 0, head = block_y() - part * heads;
+  int kv = head * kv_heads / heads, values = d - part * V; // columns from the first of this block on
   int first_query = tiles[2 * block_x()], n = tiles[2 * block_x() + 1];
   queries += 3 * first_query;
   keys += queries[1];
   int most = queries[3 * n - 1]; // counts do not fall
   q += head * d;
   k += kv * d;
-  v += kv * d;
+  v += kv * d + part * V;
 
   u32 qf[D / 16][4];
-  load_rows<D>(shared, q, q_stride, queries, 3, n, QUERIES, d);
-  commit();
-  wait<0>();
-  sync_block();
 #pragma unroll
-  for (int i = 0; i < D / 16; i++) load_matrices(qf[i], in_shared(&shared[warp * 16 + lane % 16][i * 16 + lane / 16 * 8]));
-  sync_block();
+  for (int from = 0; from < D; from += V) {
+    bf16(*slab)[V + 8] = (bf16(*)[V + 8])shared;
+    load_rows<V>(slab, q + from, q_stride, queries, 3, n, QUERIES, d - from);
+    commit();
+    wait<0>();
+    sync_block();
+#pragma unroll
+    for (int i = 0; i < V / 16; i++) load_matrices(qf[from / 16 + i], in_shared(&slab[warp * 16 + lane % 16][i * 16 + lane / 16 * 8]));
+    sync_block();
+  }
 
   int mine = warp * 16 + lane / 4; // and mine + 8
   int count[2] = {mine < n ? queries[3 * mine + 2] : 0, mine + 8 < n ? queries[3 * (mine + 8) + 2] : 0};
-  float top[2] = {0, 0}, total[2] = {0, 0}, acc[D / 8][4];
+  float top[2] = {0, 0}, total[2] = {0, 0}, acc[V / 8][4];
 #pragma unroll
-  for (int i = 0; i < D / 8; i++)
+  for (int i = 0; i < V / 8; i++)
 #pragma unroll
     for (int e = 0; e < 4; e++) acc[i][e] = 0;
   scale = scale * 1.44269504088896341f; // powers of 2 from here on
 
-  int chunks = (most + KEYS - 1) / KEYS;
+  enum { STAGE = K * (D + 8 + V + 8) };
+  int chunks = (most + K - 1) / K;
   for (int c = -1; c < chunks; c++) {
     // stage c & 1: keys, then values
     if (c + 1 < chunks) {
-      bf16(*stage)[D + 8] = shared + ((c + 1) & 1) * 2 * KEYS;
-      int from = (c + 1) * KEYS, left = most - from;
-      load_rows<D>(stage, k, k_stride, keys + from, 1, left, KEYS, d);
-      load_rows<D>(stage + KEYS, v, v_stride, keys + from, 1, left, KEYS, d);
+      bf16* stage = shared + ((c + 1) & 1) * STAGE;
+      int from = (c + 1) * K, left = most - from;
+      load_rows<D>((bf16(*)[D + 8])stage, k, k_stride, keys + from, 1, left, K, d);
+      load_rows<V>((bf16(*)[V + 8])(stage + K * (D + 8)), v, v_stride, keys + from, 1, left, K, values);
     }
     commit();
     if (c < 0) continue;
     wait<1>();
     sync_block();
-    u64 ks = in_shared(shared + (c & 1) * 2 * KEYS), vs = ks + KEYS * (D + 8) * 2;
-    float s[4][4];
+    u64 ks = in_shared(shared + (c & 1) * STAGE), vs = ks + K * (D + 8) * 2;
+    float s[K / 8][4];
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+    for (int j = 0; j < K / 8; j++)
 #pragma unroll
       for (int e = 0; e < 4; e++) s[j][e] = 0;
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
+      for (int j = 0; j < K / 16; j++) {
         u32 b[4];
         load_matrices(b, ks + ((j * 16 + lane % 8 + lane / 16 * 8) * (D + 8) + i * 16 + lane / 8 % 2 * 8) * 2);
         mma(s[2 * j], qf[i], b[0], b[1]);
         mma(s[2 * j + 1], qf[i], b[2], b[3]);
       }
 
-    u32 p[2][4];
+    u32 p[K / 16][4];
 #pragma unroll
     for (int half = 0; half < 2; half++) { // rows lane/4 and lane/4 + 8
       float here = -__builtin_inff();
 #pragma unroll
-      for (int j = 0; j < 4; j++)
+      for (int j = 0; j < K / 8; j++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          int key = c * KEYS + j * 8 + lane % 4 * 2 + e;
+          int key = c * K + j * 8 + lane % 4 * 2 + e;
           float x = s[j][2 * half + e] * scale;
           s[j][2 * half + e] = key < count[half] ? x : -__builtin_inff();
           here = larger(here, s[j][2 * half + e]);
@@ -276,7 +282,7 @@ DEVICE void flash(bf16 (*shared)[D + 8], void* dst, int dst_stride, const bf16* 
       top[half] = now;
       float sum = 0;
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
+      for (int j = 0; j < K / 8; j++) {
         float p0 = any ? exp2_approx(s[j][2 * half] - now) : 0.0f, p1 = any ? exp2_approx(s[j][2 * half + 1] - now) : 0.0f;
         sum = sum + p0;
         sum = sum + p1;
@@ -284,17 +290,17 @@ DEVICE void flash(bf16 (*shared)[D + 8], void* dst, int dst_stride, const bf16* 
       }
       total[half] = fma(total[half], shrink, sum);
 #pragma unroll
-      for (int i = 0; i < D / 8; i++) {
+      for (int i = 0; i < V / 8; i++) {
         acc[i][2 * half] = acc[i][2 * half] * shrink;
         acc[i][2 * half + 1] = acc[i][2 * half + 1] * shrink;
       }
     }
 #pragma unroll
-    for (int j = 0; j < 2; j++)
+    for (int j = 0; j < K / 16; j++)
 #pragma unroll
-      for (int i = 0; i < D / 16; i++) {
+      for (int i = 0; i < V / 16; i++) {
         u32 b[4];
-        load_transposed(b, vs + ((j * 16 + lane % 16) * (D + 8) + i * 16 + lane / 16 * 8) * 2);
+        load_transposed(b, vs + ((j * 16 + lane % 16) * (V + 8) + i * 16 + lane / 16 * 8) * 2);
         mma(acc[2 * i], p[j], b[0], b[1]);
         mma(acc[2 * i + 1], p[j], b[2], b[3]);
       }
@@ -307,24 +313,27 @@ DEVICE void flash(bf16 (*shared)[D + 8], void* dst, int dst_stride, const bf16* 
     sum = sum + from_partner(sum, 1);
     int row = mine + 8 * half;
     if (row < n) {
-      u64 out = (u64)queries[3 * row] * dst_stride + head * d;
+      u64 out = (u64)queries[3 * row] * dst_stride + head * d + part * V;
       float one = count[half] > 0 ? divide(1.0f, sum) : 0.0f;
-      if (types & DST_BF16) write_row<D>((bf16*)dst + out, acc, half, d, one);
-      else write_row<D>((float*)dst + out, acc, half, d, one);
+      if (types & DST_BF16) write_row<V>((bf16*)dst + out, acc, half, values, one);
+      else write_row<V>((float*)dst + out, acc, half, values, one);
     }
   }
 }
 
 // attention_bf16_D is for heads of at most D columns, a multiple of 8. tiles are pairs:
-// the first query, and how many; queries and keys are those of attention_f32.
-#define ATTENTION(D)                                                                                                             \
-  KERNEL(2 * QUERIES) attention_bf16_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride,    \
-                                         const bf16* v, int v_stride, const int* tiles, const int* queries, const int* keys,     \
-                                         int heads, int kv_heads, int d, float scale, int types) {                               \
-    SHARED __attribute__((aligned(16))) bf16 shared[4 * KEYS][D + 8];                                                            \
-    flash<D>(shared, dst, dst_stride, q, q_stride, k, k_stride, v, v_stride, tiles, queries, keys, heads, kv_heads, d, scale, types); \
+// the first query, and how many; queries and keys are those of attention_f32. Beyond 128
+// columns a head has a block for each 128 of its values, all of the first ones before the next.
+// A thread has the registers that BLOCKS of a multiprocessor leave: an assembler that is not told spills to have one more.
+#define ATTENTION(D, V, K, BLOCKS)                                                                                                          \
+  RESIDENT(2 * QUERIES, BLOCKS) attention_bf16_##D(void* dst, int dst_stride, const bf16* q, int q_stride, const bf16* k, int k_stride,     \
+                                         const bf16* v, int v_stride, const int* tiles, const int* queries, const int* keys,                \
+                                         int heads, int kv_heads, int d, float scale, int types) {                                          \
+    SHARED __attribute__((aligned(16))) bf16 shared[QUERIES * (V + 8)];                                                                     \
+    flash<D, V, K>(shared, dst, dst_stride, q, q_stride, k, k_stride, v, v_stride, tiles, queries, keys, heads, kv_heads, d, scale, types); \
   }
 
-ATTENTION(32)
-ATTENTION(64)
-ATTENTION(128)
+ATTENTION(32, 32, 32, 2)
+ATTENTION(64, 64, 32, 2)
+ATTENTION(128, 128, 32, 1)
+ATTENTION(384, 128, 16, 1)

@@ -305,7 +305,7 @@ func (g *gpu) attention(kernel string, a attention) error {
 	args := append(c.out(rows, cols), g.factors(kernel, q, cols+8)...)
 	args = append(args, g.factors(kernel, k, kvCols)...)
 	args = append(args, g.factors(kernel, v, kvCols+16)...)
-	grid := driver.Grid{Blocks: driver.Dim{X: len(tiles) / 2, Y: a.heads}, Threads: driver.Dim{X: 256}}
+	grid := driver.Grid{Blocks: driver.Dim{X: len(tiles) / 2, Y: a.heads * ceil(a.d, 128)}, Threads: driver.Dim{X: 256}}
 	if kernel == "attention_f32" {
 		most = 0x1p-18 * large
 		grid = driver.Grid{Blocks: driver.Dim{X: ceil(len(queries)/3*a.heads, 4), Y: ceil(a.d, 128)}, Threads: driver.Dim{X: 128}}
@@ -348,8 +348,11 @@ func (g *gpu) attention(kernel string, a attention) error {
 
 // kernel is the one in bf16 for the size of the heads, where there is one.
 func (a attention) kernel() string {
-	if a.d > 128 || a.d%8 != 0 {
+	switch {
+	case a.d > 384 || a.d%8 != 0:
 		return "attention_f32"
+	case a.d > 128:
+		return "attention_bf16_384"
 	}
 	size := 32
 	for size < a.d {
@@ -389,10 +392,14 @@ func attentions() []attention {
 		{3, 3, 120, true, []int{40}, 0},
 		{2, 2, 7, false, []int{9}, 0},
 		{1, 1, 130, true, []int{35}, 0},
+		{1, 1, 384, false, []int{40}, 0},
+		{2, 1, 136, true, []int{17, 16}, 64},
+		{1, 1, 264, true, []int{33}, 0},
 	}
 	if soak() {
 		for n := 1; n <= 130; n += 1 + n/70*8 {
-			cases = append(cases, attention{2, 1, 8 * (1 + n%16), n%2 == 0, []int{n, (n*7)%64 + 1}, float64(n & 64)})
+			cases = append(cases, attention{2, 1, 8 * (1 + n%16), n%2 == 0, []int{n, (n*7)%64 + 1}, float64(n & 64)},
+				attention{1, 1, 8 * (17 + n*5%32), n%2 == 1, []int{n, n % 33}, float64(n & 64)})
 		}
 	}
 	return cases

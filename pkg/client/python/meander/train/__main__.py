@@ -7,8 +7,11 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import sys
 from pathlib import Path
+
+import nats.errors
 
 from .config import Config, add_flags
 
@@ -18,6 +21,10 @@ between two steps, and evaluates on held-out prompts through the same pipeline.
 
   meander up &
   meander-train --prompts deploy/learn/prompts.txt --held-out deploy/models/signs/held_out.txt --out meander-out/learn
+
+Several processes, on one machine or several that share --out (--run-name, for torchrun has a --run of its own):
+
+  torchrun --nproc-per-node 4 -m meander.train --run-name learn --prompts ...
 
 Run again with the same --out it goes on where it was, after a crash too. --follow reads a run that another trainer publishes, for a second opinion.
 
@@ -39,16 +46,33 @@ def main() -> None:
     except ImportError as e:
         sys.exit(f"meander-train: {e}; pip install 'meander-client[train]' has what it needs")
     out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "config.json").write_text(json.dumps(dataclasses.asdict(config) | {"token": ""}, indent=1) + "\n")
+    if os.environ.get("RANK", "0") == "0":
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "config.json").write_text(json.dumps(dataclasses.asdict(config) | {"token": ""}, indent=1) + "\n")
     try:
         summary = asyncio.run(train(config))
     except KeyboardInterrupt:
         sys.exit(f"\ninterrupted; the same command goes on from {out}/checkpoint")
-    except (ValueError, RuntimeError, TimeoutError, OSError, FloatingPointError) as e:
-        sys.exit(f"meander-train: {e}")
+    except (ValueError, RuntimeError, TimeoutError, OSError, FloatingPointError, nats.errors.Error) as e:
+        sys.exit(f"meander-train: {e or type(e).__name__}")
     if summary:
-        print(json.dumps(summary, indent=1))
+        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        print(table(summary))
+
+
+def table(summary: dict) -> str:
+    """The summary for people: what was measured before, at the best and at the last update, and where the time went."""
+    lines = []
+    if "best" in summary:
+        columns = [summary["before"], summary["best"], summary["last"]]
+        lines.append(f"{'':12}{'before':>10}{'best, ' + str(columns[1]['update']):>12}{'last, ' + str(columns[2]['update']):>12}")
+        rows = {name: [c["rates"].get(name) for c in columns] for name in columns[0]["rates"]} | {"diversity": [c["diversity"] for c in columns]}
+        for name, values in rows.items():
+            if None not in values:
+                lines.append(f"{name:12}{values[0]:>10.3f}{values[1]:>12.3f}{values[2]:>12.3f}")
+    seconds = ", ".join(f"{name} {s:.0f}" for name, s in summary["seconds"].items())
+    lines.append(f"{summary['updates']} updates; seconds: {seconds}" + (f"\nstopped: {summary['stopped']}" if summary["stopped"] else ""))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import math
 
 from .config import Config
 
-HACKING, COLLAPSE, RATIO, STALE, STILL = "hacking", "collapse", "ratio", "stale", "no variance"
+HACKING, COLLAPSE, RATIO, STALE, EMPTY, STILL = "hacking", "collapse", "ratio", "stale", "empty", "no variance"
 # Those that a run cannot get out of by itself.
 FATAL = (HACKING, COLLAPSE)
 
@@ -28,10 +28,10 @@ class Alarms:
             out.append((RATIO, f"|log_prob - old| is up to {off:.1e} before any step, more than {c.ratio_limit:g}: the sampler's weights are not the trainer's"))
         if (kl := record["kl"][0]) > c.kl_limit:
             out.append((HACKING, f"the divergence from the base at the first trained step is {kl:.1e}, more than {c.kl_limit:g}"))
-        self.rewards.append(record["reward"])
+        self.rewards.append(record["reader"])
         means = [sum(self.rewards[i : i + 5]) / 5 for i in range(len(self.rewards) - 4)]
         if means and means[-1] < max(means) - c.reward_drop:
-            out.append((COLLAPSE, f"the mean reward of five updates is {means[-1]:.3f}, and was {max(means):.3f}: the steps are too large"))
+            out.append((COLLAPSE, f"what {c.reader} gives in five updates is {means[-1]:.3f}, and was {max(means):.3f}: the steps are too large"))
         if record["zero_std"] == 1:
             out.append((STILL, "all rewards of each group are equal: the batch has no gradient"))
         return self._new(out)
@@ -39,6 +39,10 @@ class Alarms:
     def stale(self, batch: str, behind: int) -> list[tuple[str, str]]:
         """A batch of weights that are further behind than --ahead allows."""
         return [(STALE, f"batch {batch} is of weights {behind} updates old, or of others, more than --ahead {self.config.ahead}: it is left out")]
+
+    def empty(self, batch: str) -> list[tuple[str, str]]:
+        """A batch whose groups all failed, or were cancelled."""
+        return [(EMPTY, f"no sample of batch {batch} has an advantage: it is left out; `meander show` says what its groups ended as")]
 
     def evaluated(self, record: dict) -> list[tuple[str, str]]:
         """Alarms of an evaluation's record."""
@@ -55,6 +59,12 @@ class Alarms:
         """Whether an evaluation has lost too much of the first one's diversity."""
         start, now = self.evaluations[0].get("diversity"), record.get("diversity")
         return start is not None and now is not None and now < self.config.diversity_floor * start
+
+    def held(self) -> float:
+        """The weight of diversity in the reward: above 0 while the last evaluation found too little."""
+        start, now = (self.evaluations[i].get("diversity") if self.evaluations else None for i in (0, -1))
+        missing = self.config.hold_diversity - now / start if start and now is not None else 0.0
+        return round(max(0.0, 20 * missing), 3)
 
     def _new(self, found: list[tuple[str, str]]) -> list[tuple[str, str]]:
         out = [f for f in found if f[0] not in self.raised]

@@ -21,12 +21,12 @@ class Config:
 
     nats: str = _setting("nats://127.0.0.1:4222", "the server of the pipeline", _PIPE)
     token: str = _setting("", "its token", _PIPE)
+    credentials: str = _setting("", "file of credentials for it, as of meander auth", _PIPE)
+    ca: str = _setting("", "PEM file of the authority that signed its certificate", _PIPE)
     run: str = _setting("learn", "run to publish to and read from", _PIPE)
     trainer: str = _setting("trainer", "name of this trainer: of its cursor, and of who pushes policies", _PIPE)
     follow: bool = _setting(False, "only read the run that another trainer publishes, and push nothing", _PIPE)
     lane: str = _setting("", "lane to train; default the only one there is", _PIPE)
-
-    meander: str = _setting("meander", "the program meander, which pushes the policies", _PIPE)
 
     model: str = _setting("deploy/models/signs", "folder in the diffusers layout: the checkpoint that the samplers serve", _ROLL)
     prompts: str = _setting("", "file of prompts to train on: a text a line, or JSON lines with fields of a prompt", _ROLL)
@@ -39,13 +39,14 @@ class Config:
     initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
     guidance: float = _setting(1.0, "true_cfg_scale; 1 for none", _ROLL)
     reward: str = _setting("glyph", "reward functions to train on, as glyph or glyph=1,diversity=0.2", _ROLL)
+    hold_diversity: float = _setting(0.9, "diversity is rewarded, too, while an evaluation finds less than this share of the start's: 20 times what is missing; 0: never", _ROLL)
     estimator: str = _setting("flow_grpo", "what turns rewards into advantages", _ROLL)
     ahead: int = _setting(0, "batches published before the weights that they shall be followed by: 0 trains on-policy", _ROLL)
 
     loss: str = _setting("ppo", "ppo, the clipped ratio, or grpo_guard", _LOSS)
     clip: float = _setting(1e-4, "how far ratios count; log-probs are means over elements, so about 0.2 / elements", _LOSS)
     adv_clip_max: float = _setting(5.0, "advantages are clamped to plus or minus this", _LOSS)
-    beta: float = _setting(0.0, "weight of the divergence from the base", _LOSS)
+    beta: float = _setting(0.005, "weight of the divergence from the base", _LOSS)
     is_threshold: float = _setting(2.0, "importance weights of older batches are cut at this (--ahead)", _LOSS)
     rank: int = _setting(16, "rank of the LoRA", _LOSS)
     alpha: int = _setting(16, "its alpha: it is scaled by alpha / rank", _LOSS)
@@ -55,12 +56,12 @@ class Config:
     max_grad_norm: float = _setting(1.0, "longer gradients are cut to this", _LOSS)
     minibatches: int = _setting(1, "optimizer steps of a batch", _LOSS)
     micro_batch: int = _setting(64, "samples of one forward pass; gradients of several are accumulated", _LOSS)
-    ema: float = _setting(0.0, "keep a running average of the adapter with this decay, and evaluate it; 0: none", _LOSS)
+    ema: float = _setting(0.9, "keep a running average of the adapter with this decay, and evaluate it; 0: none", _LOSS)
     dtype: str = _setting("float32", "of the frozen network: float32, bfloat16", _LOSS)
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N", _LOSS)
     checkpointing: bool = _setting(False, "recompute activations in the backward pass", _LOSS)
 
-    updates: int = _setting(60, "policy updates", _RUN)
+    updates: int = _setting(96, "policy updates", _RUN)
     seed: int = _setting(2, "of prompts, noise and the adapter", _RUN)
     threads: int = _setting(1, "of torch on a CPU", _RUN)
     out: str = _setting("meander-out/learn", "folder of checkpoints, logs, the curve and the sheets", _RUN)
@@ -69,7 +70,7 @@ class Config:
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
 
     held_out: str = _setting("", "file of prompts to evaluate on; none: no evaluation", _EVAL)
-    eval_every: int = _setting(5, "updates between evaluations", _EVAL)
+    eval_every: int = _setting(4, "updates between evaluations", _EVAL)
     eval_samples: int = _setting(2, "samples of a held-out prompt", _EVAL)
     eval_steps: int = _setting(0, "their denoising steps, all ode; default --steps", _EVAL)
     eval_seed: int = _setting(100, "their seed, the same each time", _EVAL)
@@ -91,6 +92,8 @@ class Config:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be above 0")
         if self.ahead < 0:
             raise ValueError(f"--ahead: {self.ahead}; must be at least 0")
+        if not 0 <= self.hold_diversity <= 1:
+            raise ValueError(f"--hold-diversity: {self.hold_diversity}; must be from 0 to 1")
         if not 0 <= self.ema < 1:
             raise ValueError(f"--ema: {self.ema}; must be at least 0 and below 1")
         if self.minibatches > self.groups:
@@ -111,11 +114,11 @@ class Config:
             raise ValueError(f"--sde-steps: {self.sde_steps!r}; must be steps from 0 to {self.steps - 1}")
         return sorted(out)
 
-    def rewards(self) -> list[dict]:
-        """Those of training, with diversity beside them to look at."""
+    def rewards(self, diversity: float = 0.0) -> list[dict]:
+        """Those of training, with diversity beside them: to look at, or with a weight."""
         out = weighted(self.reward)
         if all(r["name"] != "diversity" for r in out) and self.group_size > 1:
-            out.append({"name": "diversity", "weight": 0.0})
+            out.append({"name": "diversity", "weight": diversity})
         return out
 
     @property
@@ -151,4 +154,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--{flag(f.name)}", action=argparse.BooleanOptionalAction, default=f.default, help=text)
             continue
         shown = f" (default {f.default})" if f.default != "" else ""
-        group.add_argument(f"--{flag(f.name)}", type=kind, default=f.default, metavar=kind.__name__, help=text + shown)
+        # torchrun takes --run for the begin of its own --run-path, whoever it is meant for.
+        names = [f"--{flag(f.name)}"] + (["--run-name"] if f.name == "run" else [])
+        group.add_argument(*names, dest=f.name, type=kind, default=f.default, metavar=kind.__name__, help=text + shown)

@@ -15,8 +15,17 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
+def device(name: str) -> str:
+    """The device of this process: of several on one machine each has a GPU of its own, where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name
+
+
 def begin(device: str) -> None:
     """Joins the processes that torchrun started."""
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import nats.errors
@@ -43,35 +45,53 @@ class Evaluation:
         return {"exact": self.exact, "gold": self.gold, "rates": self.rates, "diversity": self.diversity, "samples": self.samples}
 
 
-async def evaluate(client: Client, config: Config, held_out: list[dict], name: str, version: int) -> Evaluation:
-    """Publishes the held-out prompts under the name and waits for their rewards; version is the least that may make them."""
-    run = f"{config.run}-eval"
-    asked = prompts.held_out(config, f"{name}-read", held_out, version)
-    varied = prompts.variety(config, f"{name}-vary", held_out, version) if config.variety else []
-    await publish(client, run, asked + varied)
-    rewards = await _rewards(client, config, run, f"{name}-read", len(asked) * config.eval_samples)
+Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[], object]]]
+
+
+async def evaluate(client: Client, config: Config, held_out: list[dict], name: str, version: int, progress: Progress) -> Evaluation:
+    """Publishes the held-out prompts under the name and waits for their rewards; version is the least that may make them.
+
+    progress(samples) is open while it waits, and what it gives is called with each sample.
+    """
+    # A run of its own: noise is drawn of seed and uid, and shall be the same in every evaluation.
+    run = f"{config.run}-{name}"
+    asked = prompts.held_out(config, "read", held_out, version)
+    varied = prompts.variety(config, "vary", held_out, version) if config.variety else []
+    expected, apart = len(asked) * config.eval_samples, 8 * len(varied)
+    with progress(expected + apart) as seen:
+        await publish(client, run, asked + varied, config.patience)
+        rewards = await _rewards(client, config, run, "read", expected, seen)
+        spaced = await _rewards(client, config, run, "vary", apart, seen) if varied else []
     rates = {}
     for k, reader in enumerate(asked[0]["reward"]):
         values = [r["scores"][k]["value"] for r in rewards]
         if None in values:
             raise RuntimeError(f"{reader['name']} gave no score to {values.count(None)} of {len(values)} samples: {next(r['scores'][k]['error'] for r in rewards if r['scores'][k]['value'] is None)}")
-        exact = [r["scores"][k].get("exact") for r in rewards]
-        rates[reader["name"]] = sum(v == 1 if e is None else e for e, v in zip(exact, values)) / len(values)
-    diversity = None
-    if varied:
-        apart = await _rewards(client, config, run, f"{name}-vary", 8 * len(varied))
-        diversity = sum(r["reward"] for r in apart) / len(apart)
+        rates[reader["name"]] = _exact(rewards, k)
+    diversity = sum(r["reward"] for r in spaced) / apart if varied else None
     shown = [await _shown(client, run, r) for r in _spaced(rewards, config.sheet)]
     return Evaluation(rates[config.reader], rates.get(config.gold), rates, diversity, shown, len(rewards))
 
 
-async def publish(client: Client, run: str, bodies: list[dict], timeout: float = 60) -> None:
+async def full_marks(client: Client, config: Config, batch: str, scored: int) -> dict:
+    """What the rewarded reader gives a training batch: the share of the scored samples that it reads exactly, and its mean."""
+    rewards = await _rewards(client, config, config.run, batch, scored, lambda: None, strict=False)
+    return {"full": _exact(rewards, 0), "reader": sum(r["scores"][0]["value"] for r in rewards) / len(rewards)}
+
+
+def _exact(rewards: list[dict], k: int) -> float:
+    """The share that score k says is exact; of functions that do not say it, those of 1."""
+    scores = [r["scores"][k] for r in rewards]
+    return sum(s["exact"] if s.get("exact") is not None else s["value"] == 1 for s in scores) / len(scores)
+
+
+async def publish(client: Client, run: str, bodies: list[dict], patience: float) -> None:
     """Publishes prompts side by side; one that was published before, by a trainer that died, is the same once more."""
 
     async def one(body: dict) -> None:
         body = dict(body)
         try:
-            await client.publish(run, body.pop("prompt"), timeout=timeout, **body)
+            await client.publish(run, body.pop("prompt"), timeout=patience, **body)
         except Refused as e:
             if e.code != "uid_conflict":  # it asked for older weights then
                 raise
@@ -79,20 +99,24 @@ async def publish(client: Client, run: str, bodies: list[dict], timeout: float =
     await asyncio.gather(*(one(b) for b in bodies))
 
 
-async def _rewards(client: Client, config: Config, run: str, batch: str, count: int) -> list[dict]:
-    """The rewards of a batch's samples, by uid and index, once all are there."""
+async def _rewards(client: Client, config: Config, run: str, batch: str, count: int, seen: Callable[[], object], strict: bool = True) -> list[dict]:
+    """The rewards of a batch's samples, by uid and index, once all are there; strict: one without a reward is an error."""
     found: dict[tuple[str, int], dict] = {}
     # The server puts the partition in; the stream must be named, for nobody publishes on these subjects.
     events = await client.js.subscribe(f"mdr.v1.reward.*.{run}.{batch}.*.*", stream="MDR_REWARDS", ordered_consumer=True)
     try:
         while len(found) < count:
             r = decode((await events.next_msg(timeout=config.patience)).data)
+            if r["reward"] is None and not strict:
+                continue
             if r["reward"] is None:
                 raise RuntimeError(f"sample {r['sample_index']} of {r['uid']} has no reward: {r.get('error') or r['status']}")
+            if (r["uid"], r["sample_index"]) not in found:
+                seen()
             found[r["uid"], r["sample_index"]] = r
         return [found[k] for k in sorted(found)]
     except nats.errors.TimeoutError:
-        raise TimeoutError(f"evaluation {batch}: {len(found)} of {count} samples have a reward, and none came for {config.patience:g} s; are the sampler and the reward service up?") from None
+        raise TimeoutError(f"run {run}, batch {batch}: {len(found)} of {count} samples have a reward, and none came for {config.patience:g} s; are the sampler and the reward service up?") from None
     finally:
         await events.unsubscribe()
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
+import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from ..client import Client, connect
+from ..events import EventError
 from . import distributed, evaluate, prompts, records
 from .alarms import FATAL, Alarms
 from .config import Config
@@ -18,18 +24,22 @@ from .learner import Learner, Report
 from .model import Network
 from .objective import Loss
 from .rollouts import Rollouts
-from .stream import Stream
+from .stream import Stream, Task
 
 _log = logging.getLogger("meander.train")
+
+T = TypeVar("T")
+
+# Batches one after the other that nobody can train on end a run: beyond --ahead, that many.
+_LEFT_OUT = 5
 
 
 class Trainer:
     """One training run: its network, its place in the stream, its files."""
 
-    def __init__(self, config: Config, client: Client):
-        self.config, self.client, self.out = config, client, Path(config.out)
-        self.device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=self.device, dtype=getattr(torch, config.dtype),
+    def __init__(self, config: Config, client: Client, beside: Executor):
+        self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
+        self.network = Network(config.model, config.rank, config.alpha, seed=config.seed, device=distributed.device(config.device), dtype=getattr(torch, config.dtype),
                                checkpointing=config.checkpointing)  # fmt: skip
         self.learner = Learner(self.network, Loss(config.loss, config.clip, config.adv_clip_max, config.beta), config.lr, config.adam_beta2, config.weight_decay,
                                config.max_grad_norm, config.minibatches, config.micro_batch, config.ema, config.is_threshold)  # fmt: skip
@@ -41,6 +51,7 @@ class Trainer:
         self.updated = 0  # updates taken
         self.taken, self.cursor = 0, ""  # batches read, and the place of the last one
         self.made: dict[str, int] = {}  # by digest of weights: the update that they are of
+        self.left_out = 0  # batches one after the other
         self.resumed = False
         self.version = 0  # of the policy that the samplers have, or are about to
         self.best: tuple[float, int] | None = None
@@ -52,27 +63,29 @@ class Trainer:
 
     async def run(self) -> dict:
         """Trains to the end, or to an alarm, and returns the summary."""
-        self._resume()
-        if self.first:
-            await self._begin()
-        self.version = distributed.share(self.version)
-        progress = _Progress(self.config, self.updated) if self.first else None
+        self._resume(await self._share(records.load_checkpoint(self.out) if self.first else None))
         stopped = ""
-        while self.updated < self.config.updates and not stopped:
-            stopped = await self._update(progress)
-        if progress:
-            progress.close()
+        with _Progress(self.config, self.updated, self.first) as self.progress:
+            if self.first:
+                await self._begin()
+            while self.updated < self.config.updates and not stopped:
+                stopped = await self._update()
         return await self._end(stopped) if self.first else {}
 
-    def _resume(self) -> None:
-        if (found := records.load_checkpoint(self.out)) is None:
+    async def _share(self, value: T) -> T:
+        """What the first process has, in all of them."""
+        return await _in(self.beside, distributed.share, value)
+
+    def _resume(self, found: tuple[dict, dict] | None) -> None:
+        if found is None:
             return
         state, keep = found
         self.resumed = True
         self.learner.load(state)
         self.updated, self.taken, self.cursor, self.made, self.best = (keep[k] for k in ("updated", "taken", "cursor", "made", "best"))
         self.alarms.rewards, self.alarms.evaluations = keep["rewards"], keep["evaluations"]
-        _log.warning("going on at update %d, from %s", self.updated, self.out / "checkpoint")
+        if self.first:
+            _log.warning("going on at update %d, from %s", self.updated, self.out / "checkpoint")
 
     async def _begin(self) -> None:
         self.records.begin(self.updated)
@@ -96,56 +109,71 @@ class Trainer:
         self.made[self.stream.weights] = self.updated
         return time.monotonic() - start
 
-    async def _update(self, progress: "_Progress | None") -> str:
+    async def _update(self) -> str:
         """One update; returns why the run stops, if it does."""
         clock = _Clock()
-        batch, behind = await self._next(clock)
+        whole, batch, behind = await self._next(clock)
         if batch is None:
             return ""
-        report = self.learner.update(batch, behind)
+        marks = asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)) if whole else None
+        report = await _in(self.beside, self.learner.update, batch, behind)
         clock.lap("update")
         self.updated += 1
         why = ""
         if self.first:
             clock.seconds["push"] = await self._push()
-            record = self._record(batch, behind, report, clock)
+            assert whole is not None and marks is not None, "the first process has both"
+            record = self._record(whole, behind, report, clock) | await marks
             found = self.alarms.update(record)
             self.records.add(record)
-            if progress:
-                progress.step(record)
+            self.progress.step(record)
             if self.held_out and not self.config.follow and (self.updated % self.config.eval_every == 0 or self.updated == self.config.updates):
                 found += await self._evaluate()
             why = self._raise(found)
             if self.updated % self.config.checkpoint_every == 0 or why or self.updated == self.config.updates:
                 self._checkpoint()
-        return distributed.share(why)
+        return await self._share(why)
 
-    async def _next(self, clock: "_Clock") -> tuple[Rollouts | None, int]:
-        """The next batch, and how many updates its weights are behind; no batch: it is not to be trained on."""
-        whole = None
+    async def _next(self, clock: "_Clock") -> tuple[Rollouts | None, Rollouts | None, int]:
+        """The next batch, in the first process; what this one trains on, None where nobody shall; how many updates its weights are behind."""
+        whole, task = None, None
         if self.first:
             if self.draw is not None and not self.config.follow:
                 for number in range(self.taken, self.taken + min(self.config.ahead + 1, self.config.updates - self.updated)):
-                    await self.stream.ask(prompts.training(self.config, number, self.draw.batch(number), self.draw.epoch(number), self.version), number)
-            whole = await self.stream.next()
-        batch = Rollouts(await self.stream.share(whole))
+                    await self.stream.ask(prompts.training(self.config, number, self.draw.batch(number), self.draw.epoch(number), self.version, self.alarms.held()), number)
+            found = await self.stream.next()
+            # By weights, not by version: after a crash the same weights have another one. The samplers never have a follower's but the first ones.
+            made = 0 if self.config.follow else min((self.made.get(w, -1) for w in set(found["weights_digest"].tolist())), default=self.updated)
+            behind = self.updated - made
+            left_out = []
+            if not found.size:
+                left_out = self.alarms.empty(found.name)
+            elif behind > self.config.ahead and not self.config.follow:
+                left_out = self.alarms.stale(found.name, behind)
+            else:
+                whole = Rollouts(found)
+            task = Task(found.name, found.cursor, [g.uid for g in found.groups], behind, left_out)
+        task = await self._share(task)
+        assert task is not None, "the first process has one"
         clock.lap("rollout")
-        self.whole_digest = distributed.share(whole.digest() if whole is not None else "")
-        self.taken, self.cursor = self.taken + 1, batch.batch.cursor
-        if self.config.follow:
-            return batch, self.updated  # the samplers never have a follower's weights but the first ones
-        # By weights, not by version: after a crash the same weights have another one.
-        behind = distributed.share(self.updated - min(self.made.get(w, -1) for w in set(batch.batch["weights_digest"].tolist())))
-        if behind > self.config.ahead:
-            self._raise(self.alarms.stale(batch.name, behind))
-            return None, behind
-        return batch, behind
+        self.taken, self.cursor = self.taken + 1, task.cursor
+        self.left_out = self.left_out + 1 if task.left_out else 0
+        if task.left_out:
+            self._raise(task.left_out)
+            if self.left_out == _LEFT_OUT + self.config.ahead:
+                raise EventError(f"run {self.config.run}: {self.left_out} batches one after the other cannot be trained on; the last: {task.left_out[0][1]}")
+            return None, None, task.behind
+        mine = whole
+        if mine is None or distributed.world() > 1:
+            mine = Rollouts(await self.stream.mine(task, whole.batch if whole else None))
+        clock.lap("read")
+        return whole, mine, task.behind
 
     def _record(self, batch: Rollouts, behind: int, report: Report, clock: "_Clock") -> dict:
         groups = batch.by_group(batch.rewards)
         return {
-            "kind": "update", "update": self.updated, "batch": batch.name, "batch_digest": self.whole_digest, "reward": float(batch.rewards.mean()),
-            "full": float((batch.rewards == 1).mean()), "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(), "samples": batch.size,
+            "kind": "update", "update": self.updated, "batch": batch.name, "batch_digest": batch.batch.digest(), "reward": float(batch.rewards.mean()),
+            "zero_std": sum(r.max() == r.min() for r in groups) / len(groups), "spread": batch.spread(), "samples": batch.size,
             "used": report.used, "ratio_off": report.ratio_off, "moved": report.moved, "clipped": report.clipped, "loss": report.loss,
             "grad_norm": report.grad_norm, "kl": report.kl, "weight": report.weight, "behind": behind, "lr": self.config.lr,
             "policy_version": int(batch.batch["policy_version"].max()), "made_by": sorted(set(batch.batch["weights_digest"].tolist())), "pushed": self.version,
@@ -157,10 +185,12 @@ class Trainer:
         if not self.held_out:
             return []
         start = time.monotonic()
-        if self.learner.average is not None and not self.config.follow:
-            await self.stream.push(self.network, self.learner.average, f"running average at update {self.updated}")
-        got = await evaluate.evaluate(self.client, self.config, self.held_out, f"e{self.updated:06d}", self.stream.version)
-        if self.learner.average is not None and not self.config.follow:
+        # Before the first update the average is the base, which the samplers have.
+        average = self.learner.average if self.updated > 0 and not self.config.follow else None
+        if average is not None:
+            await self.stream.push(self.network, average, f"running average at update {self.updated}")
+        got = await evaluate.evaluate(self.client, self.config, self.held_out, f"e{self.updated:06d}", self.stream.version, self.progress.evaluation)
+        if average is not None:
             await self._push()
         record = {"kind": "evaluation", "update": self.updated, **got.record(), "seconds": {"evaluation": round(time.monotonic() - start, 3)}}
         self.records.add(record)
@@ -185,10 +215,9 @@ class Trainer:
     def _raise(self, found: list[tuple[str, str]]) -> str:
         """Says the alarms; returns why the run stops."""
         why = ""
-        for kind, text in found:
+        for kind, text in found if self.first else ():
             _log.warning("ALARM %s: %s", kind, text)
-            if self.first:
-                self.records.add({"kind": "alarm", "update": self.updated, "alarm": kind, "text": text})
+            self.records.add({"kind": "alarm", "update": self.updated, "alarm": kind, "text": text})
             if kind in FATAL and self.config.stop:
                 why = why or f"{kind}: {text}"
         return why
@@ -230,37 +259,62 @@ class _Clock:
 
 
 class _Progress:
-    """A bar on a terminal, a line an update elsewhere."""
+    """Bars on a terminal, a line an update elsewhere."""
 
-    def __init__(self, config: Config, begun: int):
-        import sys
+    def __init__(self, config: Config, begun: int, shown: bool):
+        self.config, self.begun, self.shown = config, begun, shown
+        self.bar: Any = None
+        self.open = contextlib.ExitStack()
 
+    def __enter__(self) -> "_Progress":
+        if self.shown:
+            c = self.config
+            _log.warning("run %s: %s %d updates%s of %d x %d samples in %d steps, loss %s, rewarded by %s; all of it in %s", c.run, "follows" if c.follow else "takes", c.updates,
+                         f", {self.begun} of them taken," if self.begun else "", c.groups, c.group_size, c.steps, c.loss, c.reward, c.out)  # fmt: skip
+        if self.shown and sys.stderr.isatty():
+            from tqdm import tqdm
+            from tqdm.contrib.logging import logging_redirect_tqdm
+
+            self.open.enter_context(logging_redirect_tqdm())
+            self.bar = self.open.enter_context(tqdm(total=self.config.updates, initial=self.begun, unit="update", dynamic_ncols=True, smoothing=0.1))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.open.close()
+
+    @contextlib.contextmanager
+    def evaluation(self, samples: int) -> Iterator[Callable[[], object]]:
+        """While held-out samples are waited for: what it gives is called with each that is there."""
+        if self.bar is None:
+            _log.warning("evaluating %d samples", samples)
+            yield lambda: None
+            return
         from tqdm import tqdm
 
-        self.config, self.bar = config, None
-        if sys.stderr.isatty():
-            self.bar = tqdm(total=config.updates, initial=begun, unit="update", dynamic_ncols=True, smoothing=0.1)
+        with tqdm(total=samples, desc="evaluating", unit="sample", dynamic_ncols=True, leave=False, position=1) as bar:
+            yield bar.update
 
     def step(self, r: dict) -> None:
         off = max((x for x in r["ratio_off"] if x is not None and not math.isnan(x)), default=0.0)
         if self.bar is not None:
-            self.bar.set_postfix_str(f"reward {r['reward']:.3f}, full {r['full']:.2f}, off {off:.0e}, v{r['pushed']}")
+            self.bar.set_postfix_str(f"reward {r['reward']:.3f}, full marks {r['full']:.2f}, ratio off {off:.0e}, version {r['pushed']}")
             self.bar.update()
             return
         seconds = " ".join(f"{k} {v:.1f}" for k, v in r["seconds"].items())
         _log.warning("update %d/%d: reward %.3f, full marks %.2f, off %.1e, kl %.1e, seconds %s", r["update"], self.config.updates, r["reward"], r["full"], off, max(r["kl"]), seconds)
 
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
 
 async def train(config: Config) -> dict:
     """Trains as the configuration says; returns the summary, {} in all processes but the first."""
-    torch.set_num_threads(config.threads)
-    distributed.begin(config.device)
-    try:
-        async with connect(config.nats, token=config.token or None) as client:
-            return await Trainer(config, client).run()
-    finally:
-        distributed.end()
+    # What computes, or waits for other processes, does so in a thread beside the connection, which has pings to answer.
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(config.threads,)) as beside:
+        await _in(beside, distributed.begin, distributed.device(config.device))
+        try:
+            async with connect(config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None) as client:
+                return await (await _in(beside, Trainer, config, client, beside)).run()
+        finally:
+            await _in(beside, distributed.end)
+
+
+async def _in(beside: Executor, f: Callable[..., T], *args: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(beside, f, *args)

@@ -48,8 +48,8 @@ class Draw:
         return out
 
 
-def training(config: Config, batch: int, drawn: list[dict], epoch: int, version: int) -> list[dict]:
-    """The prompts of a batch to train on, made by weights of version or newer."""
+def training(config: Config, batch: int, drawn: list[dict], epoch: int, version: int, diversity: float = 0.0) -> list[dict]:
+    """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the reward."""
     trained = config.trained
     kept = sorted({i for s in trained for i in (s, s + 1)})
     return [
@@ -62,7 +62,7 @@ def training(config: Config, batch: int, drawn: list[dict], epoch: int, version:
                 "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained, "return_step_indices": kept,
                 "return_conditioning": True, "latents_dtype": "F32",
             },
-            "reward": config.rewards(),
+            "reward": config.rewards(diversity),
             "advantage": {"estimator": config.estimator},
             "batch": {"id": batch_id(batch), "groups": len(drawn), "step": batch, "epoch": epoch},
             "min_policy_version": version,

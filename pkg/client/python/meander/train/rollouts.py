@@ -9,6 +9,7 @@ import torch
 
 from ..batch import Batch
 from ..events import EventError
+from ..textbatch import TextBatch
 from .model import Texts
 from .objective import Kernel
 
@@ -22,6 +23,8 @@ class Rollouts:
     def __init__(self, batch: Batch):
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
+        if isinstance(batch, TextBatch):
+            raise EventError(f"batch {batch.name}: it is of texts; this trainer's must be of images (for texts see examples/grpo_sums.py)")
         first = batch.samples[0].trajectory or {}
         if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any() or (batch["noise_std"] != batch["noise_std"][0]).any():
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")

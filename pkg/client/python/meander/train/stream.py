@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from asyncio.subprocess import PIPE
+import dataclasses
+import time
 from pathlib import Path
 
+from nats.js.errors import NotFoundError
+
+from .. import policy
 from ..batch import Batch
 from ..client import Client
 from . import distributed
 from .config import Config
 from .evaluate import publish
 from .model import Network, digest
+
+
+@dataclasses.dataclass
+class Task:
+    """A batch as the first process tells the others of it: its groups, how many updates its weights are behind, and why nobody trains on it."""
+
+    name: str
+    cursor: str
+    uids: list[str]
+    behind: int
+    left_out: list[tuple[str, str]]
 
 
 class Stream:
@@ -32,55 +45,51 @@ class Stream:
 
     async def used(self) -> bool:
         """Whether the run has groups."""
-        info = await self.client.js.stream_info("MDR_GROUPS", subjects_filter=f"mdr.v1.group.{self.config.run}.*")
+        try:
+            info = await self.client.js.stream_info("MDR_GROUPS", subjects_filter=f"mdr.v1.group.{self.config.run}.*")
+        except NotFoundError:  # a pipeline that has just been started
+            return False
         return bool(info.state.subjects)
 
     async def ask(self, bodies: list[dict], batch: int) -> None:
         """Publishes a batch's prompts, once."""
         if batch > self.asked:
-            await publish(self.client, self.config.run, bodies)
+            await publish(self.client, self.config.run, bodies, self.config.patience)
             self.asked = batch
 
     async def next(self) -> Batch:
         """The next batch, whole."""
         return await anext(self.batches)
 
-    async def share(self, batch: Batch | None) -> Batch:
-        """The groups of the first process's batch that this process is to train on; alone: all."""
-        if batch is not None and distributed.world() == 1:
-            return batch
-        name, cursor, uids = distributed.share((batch.name, batch.cursor, [g.uid for g in batch.groups]) if batch is not None else ("", "", [""]))
-        mine = uids[distributed.rank() :: distributed.world()]
-        if batch is not None:
-            return Batch([g for g in batch.groups if g.uid in mine], name, cursor)
-        return Batch(await asyncio.gather(*(self.client.group(self.config.run, uid) for uid in mine)), name, cursor)
+    async def mine(self, task: Task, batch: Batch | None) -> Batch:
+        """The groups of a batch that this process is to train on; the first one has the batch already."""
+        uids = task.uids[distributed.rank() :: distributed.world()]
+        groups = [g for g in batch.groups if g.uid in uids] if batch else await asyncio.gather(*(self.client.group(self.config.run, uid) for uid in uids))
+        return Batch(groups, task.name, task.cursor)
 
     async def base(self) -> int:
-        """Has the samplers serve the checkpoint without an adapter, unless they do; returns its version."""
-        now = await self._policy("show")
-        if now.get("adapter"):
-            first = (await self._policy("ls"))["policy_version"]  # the oldest: what the samplers began with
-            now = await self._policy("rollback", str(first), "--by", self.config.trainer, "--note", "a new training run")
-        return self._serving(now)
+        """Has the samplers serve the checkpoint without an adapter, unless they do, and returns its version. Waits for the first sampler."""
+        end = time.monotonic() + self.config.patience
+        while True:
+            try:
+                return await self._serve(None, "a new training run")
+            except policy.NoPolicy:
+                if time.monotonic() > end:
+                    raise
+            await asyncio.sleep(0.2)
 
     async def push(self, network: Network, state: dict, note: str) -> int:
         """Pushes an adapter, waits until the samplers make samples with it, and returns its version."""
         folder = Path(self.config.out) / "pushed"
         network.save(folder, state)
         self.digest = digest(state)
-        return self._serving(await self._policy("push", str(folder), "--by", self.config.trainer, "--note", note))
+        return await self._serve(folder, note)
 
-    def _serving(self, policy: dict) -> int:
-        self.version, self.weights = policy["policy_version"], policy["weights_digest"]
+    async def _serve(self, adapter: Path | None, note: str) -> int:
+        pushed = await policy.push_policy(self.client, adapter, self.config.lane, by=self.config.trainer, note=note)
+        for sampler in await policy.taken(self.client, pushed, self.config.patience):
+            answer = sampler["answer"]
+            if answer and answer["state"] == "refused":
+                raise RuntimeError(f"{sampler['instance']} refuses version {pushed['policy_version']}: {answer.get('error', '')}")
+        self.version, self.weights = pushed["policy_version"], pushed["weights_digest"]
         return self.version
-
-    async def _policy(self, command: str, *args: str) -> dict:
-        """One object that meander policy prints."""
-        c = self.config
-        flags = ["--nats", c.nats, "--json", *(["--lane", c.lane] if c.lane else [])]
-        env = os.environ | ({"MEANDER_NATS_TOKEN": c.token} if c.token else {})
-        p = await asyncio.create_subprocess_exec(c.meander, "policy", command, *args, *flags, stdout=PIPE, stderr=PIPE, env=env)
-        out, err = await p.communicate()
-        if p.returncode:
-            raise RuntimeError(f"{c.meander} policy {command}: {(err or out).decode().strip()}")
-        return json.loads(out.splitlines()[0])

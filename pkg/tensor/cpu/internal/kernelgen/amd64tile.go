@@ -12,6 +12,8 @@ type vectors struct {
 	panels   int    // most panels of a tile
 	b, a     int    // first register for the right and the left operand
 	regs     int
+	half     bool   // b is bf16
+	name     string // of the kernel
 }
 
 var (
@@ -25,22 +27,33 @@ var (
 //	CX k, DX c, R13 ldc, AX scratch; strides in bytes
 func tilesAMD64(w *writer) {
 	for _, v := range []vectors{avx2, avx512} {
+		v.name = "tile"
 		v.tile(w)
 		v.peak(w)
+		v.name, v.half = "tileHalf", true
+		v.tile(w)
 	}
+}
+
+// element is the size of a number of b, in bytes.
+func (v vectors) element() int {
+	if v.half {
+		return 2
+	}
+	return 4
 }
 
 func (v vectors) tile(w *writer) {
 	w.line("")
-	w.line("// func tile%s(t *tile)", v.suffix)
-	w.line("TEXT ·tile%s(SB), NOSPLIT, $0-8", v.suffix)
+	w.line("// func %s%s(t *tile)", v.name, v.suffix)
+	w.line("TEXT ·%s%s(SB), NOSPLIT, $0-8", v.name, v.suffix)
 	w.op("MOVQ t+0(FP), DI")
 	w.op("MOVQ 0(DI), SI")
 	w.op("MOVQ 8(DI), R8")
 	w.op("SHLQ $2, R8")
 	w.op("MOVQ 16(DI), BX")
 	w.op("MOVQ 24(DI), R12")
-	w.op("LEAQ (BX)(R12*4), R12")
+	w.op("LEAQ (BX)(R12*%d), R12", v.element())
 	w.op("MOVQ 32(DI), DX")
 	w.op("MOVQ 40(DI), R13")
 	w.op("SHLQ $2, R13")
@@ -160,7 +173,13 @@ func (v vectors) variant(w *writer, rows, panels int) {
 func (v vectors) step(w *writer, rows, panels, u int) {
 	for p := range panels {
 		for h := range v.perPanel {
-			w.op("VMOVUPS %d(%s), %s", u*64+h*v.bytes, []string{"BX", "R12"}[p], v.r(v.b+p*v.perPanel+h))
+			from, to := []string{"BX", "R12"}[p], v.r(v.b+p*v.perPanel+h)
+			if v.half { // the upper half of a float32
+				w.op("VPMOVZXWD %d(%s), %s", u*32+h*v.bytes/2, from, to)
+				w.op("VPSLLD $16, %s, %s", to, to)
+				continue
+			}
+			w.op("VMOVUPS %d(%s), %s", u*64+h*v.bytes, from, to)
 		}
 	}
 	width := panels * v.perPanel
@@ -184,9 +203,9 @@ func (v vectors) advance(w *writer, rows, panels, n int) {
 			w.op("ADDQ $%d, %s", 4*n, base)
 		}
 	}
-	w.op("ADDQ $%d, BX", 64*n)
+	w.op("ADDQ $%d, BX", 16*v.element()*n)
 	if panels > 1 {
-		w.op("ADDQ $%d, R12", 64*n)
+		w.op("ADDQ $%d, R12", 16*v.element()*n)
 	}
 }
 

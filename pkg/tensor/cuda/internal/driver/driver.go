@@ -31,6 +31,14 @@ type Driver interface {
 	// launches before them; the host memory is the caller's again when they return.
 	CopyIn(dst Pointer, src []byte) error
 	CopyOut(dst []byte, src Pointer) error
+	// Send is CopyIn of memory of Host in its turn among the launches: src is not to change until
+	// Sync, or the Wait for a later Fetch, has returned.
+	Send(dst Pointer, src []byte) error
+	// Fetch copies what src is after the launches so far to memory of Host, beside launches that
+	// come later. Both are its own until the Wait for it has returned.
+	Fetch(dst []byte, src Pointer) (Event, error)
+	// Wait waits for what Fetch returned, once. It alone may be called while another call is made.
+	Wait(e Event) error
 	// Launch enqueues a kernel. Launches run one after another.
 	Launch(f Function, g Grid, args ...Arg) error
 	// Sync waits for all launches and returns the fault of one that failed.
@@ -47,6 +55,9 @@ type Module interface {
 
 // Function is a kernel of a module; only its driver knows what it is.
 type Function any
+
+// Event is what Fetch has yet to do; only its driver knows what it is.
+type Event any
 
 // Pointer is an address in device memory; 0 is none.
 type Pointer uint64

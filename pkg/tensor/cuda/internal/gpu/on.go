@@ -54,13 +54,23 @@ func Open(index int) (driver.Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open GPU %d, %s: %w", index, name, result(err))
 	}
-	return &device{cu: d, name: name, context: context}, nil
+	g := &device{cu: d, name: name, context: context}
+	release, err := g.Bind()
+	if err == nil {
+		g.copies, err = cu.MakeStream(cu.NonBlocking)
+		release()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open GPU %d, %s: %w", index, name, result(err)), result(d.ReleasePrimaryCtx()))
+	}
+	return g, nil
 }
 
 type device struct {
 	cu      cu.Device
 	name    string
 	context cu.CUContext
+	copies  cu.Stream // of Fetch; all else is on the stream that there is
 }
 
 type module struct {
@@ -147,6 +157,39 @@ func (d *device) CopyOut(dst []byte, src driver.Pointer) error {
 	return result(cu.MemcpyDtoH(unsafe.Pointer(unsafe.SliceData(dst)), cu.DevicePtr(src), int64(len(dst))))
 }
 
+func (d *device) Send(dst driver.Pointer, src []byte) error {
+	if len(src) == 0 {
+		return nil
+	}
+	return result(cu.MemcpyHtoDAsync(cu.DevicePtr(dst), unsafe.Pointer(unsafe.SliceData(src)), int64(len(src)), cu.NoStream))
+}
+
+func (d *device) Fetch(dst []byte, src driver.Pointer) (driver.Event, error) {
+	e, err := cu.MakeEvent(cu.DisableTiming)
+	if err != nil {
+		return nil, result(err)
+	}
+	if err = e.Record(cu.NoStream); err == nil {
+		err = d.copies.Wait(e, 0)
+	}
+	if err == nil && len(dst) > 0 {
+		err = cu.MemcpyDtoHAsync(unsafe.Pointer(unsafe.SliceData(dst)), cu.DevicePtr(src), int64(len(dst)), d.copies)
+	}
+	if err == nil {
+		err = e.Record(d.copies)
+	}
+	if err != nil {
+		return nil, errors.Join(result(err), result(cu.DestroyEvent(&e)))
+	}
+	return e, nil
+}
+
+func (d *device) Wait(e driver.Event) error {
+	event := e.(cu.Event)
+	err := result(event.Synchronize())
+	return errors.Join(err, result(cu.DestroyEvent(&event)))
+}
+
 func (d *device) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) error {
 	k, ok := f.(*function)
 	if !ok {
@@ -172,4 +215,14 @@ func (d *device) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) er
 
 func (d *device) Sync() error { return result(cu.Synchronize()) }
 
-func (d *device) Close() error { return result(d.cu.ReleasePrimaryCtx()) }
+func (d *device) Close() error {
+	release, err := d.Bind()
+	if err == nil {
+		err = result(d.copies.Destroy())
+		release()
+	}
+	if code, ok := errors.AsType[driver.Code](err); ok && code.Lost() {
+		err = nil // it went with the GPU
+	}
+	return errors.Join(err, result(d.cu.ReleasePrimaryCtx()))
+}

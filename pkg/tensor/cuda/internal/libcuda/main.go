@@ -51,7 +51,10 @@ type gpu struct {
 	mu   sync.Mutex
 	vm   *ptxvm.VM
 	lost driver.Code // what all calls answer from now on; 0: they work
-	host map[unsafe.Pointer]bool
+	host map[unsafe.Pointer]int
+
+	launches int
+	queues   // of streams and events
 }
 
 var (
@@ -84,7 +87,7 @@ func cuInit(flags C.uint) C.int {
 	}
 	for range setting("PTXVM_GPUS", 1) {
 		o := ptxvm.Options{Memory: setting("PTXVM_MEMORY", 0), Unchecked: os.Getenv("PTXVM_UNCHECKED") != ""}
-		gpus = append(gpus, &gpu{vm: ptxvm.New(o), host: map[unsafe.Pointer]bool{}})
+		gpus = append(gpus, &gpu{vm: ptxvm.New(o), host: map[unsafe.Pointer]int{}, queues: newQueues()})
 	}
 	if len(gpus) == 0 {
 		return noDevice
@@ -186,8 +189,9 @@ func cuDevicePrimaryCtxRetain(context *C.uintptr_t, device C.int) C.int {
 
 //export cuDevicePrimaryCtxRelease_v2
 func cuDevicePrimaryCtxRelease_v2(device C.int) C.int {
-	if used := gpus[device].vm.Used(); used != 0 && gpus[device].lost == 0 {
-		fmt.Fprintf(os.Stderr, "libcuda of ptxvm: %d bytes are still taken\n", used)
+	g := gpus[device]
+	if used, n := g.vm.Used(), len(g.host)+len(g.streams)+len(g.events); used+n != 0 && g.lost == 0 {
+		fmt.Fprintf(os.Stderr, "libcuda of ptxvm: %d bytes, and %d of memory of the host, streams and events, are still taken\n", used, n)
 	}
 	return 0
 }
@@ -240,7 +244,7 @@ func cuMemFree_v2(p C.uint64_t) C.int {
 func cuMemHostAlloc(p *unsafe.Pointer, size C.size_t, _ C.uint) C.int {
 	return on(false, func(g *gpu) error {
 		*p = C.malloc(size)
-		g.host[*p] = true
+		g.host[*p] = int(size)
 		return nil
 	})
 }
@@ -248,7 +252,7 @@ func cuMemHostAlloc(p *unsafe.Pointer, size C.size_t, _ C.uint) C.int {
 //export cuMemFreeHost
 func cuMemFreeHost(p unsafe.Pointer) C.int {
 	return on(false, func(g *gpu) error {
-		if !g.host[p] {
+		if _, ok := g.host[p]; !ok {
 			return driver.ErrInvalidValue
 		}
 		delete(g.host, p)
@@ -303,6 +307,7 @@ func cuLaunchKernel(function C.uintptr_t, bx, by, bz, tx, ty, tz, shared C.uint,
 			args = append(args, driver.Arg(C.param(params, C.int(i), C.int(size))))
 		}
 		dim := func(x, y, z C.uint) driver.Dim { return driver.Dim{X: int(x), Y: int(y), Z: int(z)} }
+		g.launches++
 		return g.vm.Launch(f, driver.Grid{Blocks: dim(bx, by, bz), Threads: dim(tx, ty, tz), Shared: int(shared)}, args...)
 	})
 }

@@ -119,10 +119,8 @@ func (c *compiler) symbol(name string) (uint64, bool) {
 		}
 		return uint64(sharedStart + v.offset), true
 	}
-	if v := c.p.variables[name]; v != nil && v.region != nil {
-		return v.region.base, true
-	}
-	return 0, false
+	address, ok := c.p.addresses[name]
+	return address, ok
 }
 
 // source returns the slot of an operand to read.

@@ -3,6 +3,8 @@ package ptxvm
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -18,6 +20,19 @@ const (
 type program struct {
 	variables map[string]*variable
 	kernels   map[string]*kernel
+	addresses map[string]uint64 // of const and global memory, once loaded
+}
+
+// clone has instructions of its own.
+func (p *program) clone() *program {
+	c := *p
+	c.kernels = maps.Clone(p.kernels)
+	for name, k := range c.kernels {
+		own := *k
+		own.code = slices.Clone(k.code)
+		c.kernels[name] = &own
+	}
+	return &c
 }
 
 // variable is memory that the text declares.
@@ -27,7 +42,6 @@ type variable struct {
 	offset      int // in its space; of shared and local memory
 	data        []byte
 	extern      bool
-	region      *region // of const and global memory, once loaded
 }
 
 // kernel is a .entry function.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
+	"sync/atomic"
 
 	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
 )
@@ -82,17 +83,34 @@ type module struct {
 	p  *program
 }
 
+// decoded is what a text is on every device whose memory goes on at the same address. Only copies
+// of it run: instructions note where they found memory last.
+type decoded struct {
+	text string
+	at   uint64
+	p    *program
+}
+
+// latest spares whoever makes many devices the work of decoding the same text for each.
+var latest atomic.Pointer[decoded]
+
 // LoadModule parses a text and decodes all of its kernels.
 func (vm *VM) LoadModule(ptx []byte) (driver.Module, error) {
 	if vm.lost != nil {
 		return nil, vm.lost
 	}
-	text := strings.TrimRight(string(ptx), "\x00")
+	text, at := strings.TrimRight(string(ptx), "\x00"), vm.heap.next
+	if d := latest.Load(); d != nil && d.text == text && d.at == at {
+		if _, err := vm.place(d.p); err != nil {
+			return nil, fmt.Errorf("load module: %w", err)
+		}
+		return &module{vm, d.p.clone()}, nil
+	}
 	p, err := parse(text)
 	if err != nil {
 		return nil, fmt.Errorf("load module: %w: %w", driver.ErrInvalidPTX, err)
 	}
-	if err := vm.place(p); err != nil {
+	if p.addresses, err = vm.place(p); err != nil {
 		return nil, fmt.Errorf("load module: %w", err)
 	}
 	lines := strings.Split(text, "\n")
@@ -101,11 +119,14 @@ func (vm *VM) LoadModule(ptx []byte) (driver.Module, error) {
 			return nil, fmt.Errorf("load module: kernel %s: %w: %w", name, driver.ErrInvalidPTX, err)
 		}
 	}
-	return &module{vm, p}, nil
+	latest.Store(&decoded{text, at, p})
+	return &module{vm, p.clone()}, nil
 }
 
-// place gives the constants and global variables of a text memory, until the end.
-func (vm *VM) place(p *program) error {
+// place gives the constants and global variables of a text memory, until the end. It returns where
+// each lies.
+func (vm *VM) place(p *program) (map[string]uint64, error) {
+	addresses := map[string]uint64{}
 	for _, name := range sortedKeys(p.variables) {
 		v := p.variables[name]
 		if v.space != "const" && v.space != "global" || v.extern {
@@ -113,18 +134,19 @@ func (vm *VM) place(p *program) error {
 		}
 		r, err := vm.heap.alloc(max(v.size, 1), "variable "+name)
 		if err != nil {
-			return fmt.Errorf("variable %s: %w", name, err)
+			return nil, fmt.Errorf("variable %s: %w", name, err)
 		}
-		if v.data == nil {
-			v.data = make([]byte, v.size)
+		data := v.data
+		if data == nil {
+			data = make([]byte, v.size)
 		}
-		if err := vm.heap.copyIn(r.base, v.data); err != nil {
-			return err
+		if err := vm.heap.copyIn(r.base, data); err != nil {
+			return nil, err
 		}
 		r.readOnly = v.space == "const"
-		v.region = r
+		addresses[name] = r.base
 	}
-	return nil
+	return addresses, nil
 }
 
 // Function finds a kernel.
@@ -180,6 +202,17 @@ func (vm *VM) CopyOut(dst []byte, src driver.Pointer) error {
 	}
 	return vm.heap.copyOut(dst, uint64(src))
 }
+
+// Send is CopyIn: launches are done when they return.
+func (vm *VM) Send(dst driver.Pointer, src []byte) error { return vm.CopyIn(dst, src) }
+
+// Fetch is CopyOut.
+func (vm *VM) Fetch(dst []byte, src driver.Pointer) (driver.Event, error) {
+	return nil, vm.CopyOut(dst, src)
+}
+
+// Wait has nothing to wait for.
+func (vm *VM) Wait(driver.Event) error { return nil }
 
 // Sync returns the fault of an earlier launch.
 func (vm *VM) Sync() error { return vm.lost }

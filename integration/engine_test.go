@@ -1,0 +1,236 @@
+package integration_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// sums is the folder that the recorded servers serve.
+func sums(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../deploy/models/sums")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Tokens of a server become the same events and trajectories as those of a sampler, with the numbers that it gives and its
+// name on them, and verify computes these again.
+func TestEngine_Recorded(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		mode, values string
+		args         []string
+		logits       bool
+	}{
+		{remotelmtest.Logits, schemas.EngineLogits, []string{"--logits", "topk:3:F16", "--temperature", "0.7"}, true},
+		{remotelmtest.LogProbs, schemas.EngineRaw, nil, false},
+		{remotelmtest.Completions, schemas.EngineRaw, []string{"--temperature", "0.5", "--top-p", "0.9"}, false},
+		{remotelmtest.SGLang, schemas.EngineTempered, nil, false},
+	} {
+		t.Run(c.mode, func(t *testing.T) {
+			t.Parallel()
+			s, dir := remotelmtest.New(t, c.mode), t.TempDir()
+			groups, sum := textRun(t, dir, sums(t), append([]string{"--engine", s.Engine(), "--run", "r", remotelmtest.Prompt}, c.args...)...)
+			if sum.Complete != 1 || len(s.Asked()) != 4 {
+				t.Fatalf("%+v, %d requests; want a group of 4", sum, len(s.Asked()))
+			}
+			for _, m := range groups[0].Members {
+				x := m.Text
+				if x.Answer != "305" || x.FinishReason != "stop" || x.Tokens != 4 || x.Drawn == nil || x.Drawn.Engine.Values != c.values || len(x.Drawn.Weights) == 0 != (c.mode == remotelmtest.Completions) {
+					t.Errorf("sample %d: %q, %s, %d tokens, drawn by %+v", m.SampleIndex, x.Answer, x.FinishReason, x.Tokens, x.Drawn)
+				}
+				if tempered := strings.Contains(fmt.Sprint(c.args), "temperature"); len(x.LogProbs) != len(x.IDs) || (len(x.Entropies) > 0) != c.logits || len(x.ProcessedLogProbs) == 0 != (tempered && !c.logits) {
+					t.Errorf("sample %d: %d tokens, %d log-probs, %d processed, %d entropies", m.SampleIndex, len(x.IDs), len(x.LogProbs), len(x.ProcessedLogProbs), len(x.Entropies))
+				}
+			}
+			r := proven(t, dir, sums(t), "r")
+			if r.Tokens != 0 || r.Drawn != 16 || len(r.DrawnBy) != 1 || r.MaxDrawnDifference == 0 || r.MaxDrawnDifference > 1e-3 || (r.Logits == 16) != c.logits {
+				t.Errorf("verify: %+v; want 16 tokens that were drawn elsewhere, a small difference", r)
+			}
+			out := meander(t, dir, "verify", "--json", "--run", "r", "--model", sums(t), "--engine-tolerance", "1e-9").must(t, 1)
+			var strict verify.Report
+			if err := json.Unmarshal([]byte(out.stdout), &strict); err != nil || strict.EngineTolerance != 1e-9 {
+				t.Errorf("verify with no tolerance: %+v, %v", strict, err)
+			}
+			if shown := meander(t, dir, "show", "--run", "r", string(groups[0].UID)).must(t, 0); !strings.Contains(shown.stdout, "cannot be replayed") || !strings.Contains(shown.stdout, "305") {
+				t.Errorf("show does not say who drew:\n%s", shown.stdout)
+			}
+		})
+	}
+}
+
+// What a server cannot give is refused where it is asked for, with what to do.
+func TestEngine_Refuses(t *testing.T) {
+	t.Parallel()
+	vllm, sglang := remotelmtest.New(t, remotelmtest.LogProbs), remotelmtest.New(t, remotelmtest.SGLang)
+	for _, c := range []struct {
+		s    *remotelmtest.Server
+		args []string
+		says string
+	}{
+		{vllm, []string{"--logits", "topk:5"}, "--logprobs-mode raw_logits --max-logprobs -1"},
+		{vllm, []string{"--reward", "entropy_mean"}, "entropies"},
+		{vllm, []string{"--reward", "topk_mass"}, "text.logits"},
+		{sglang, []string{"--logits", "full"}, "without --engine"},
+		{sglang, []string{"--temperature", "0.7", "--top-p", "0.9"}, "temperature"},
+	} {
+		out := meander(t, t.TempDir(), append([]string{"run", "--model", sums(t), "--engine", c.s.Engine(), "-n", "2", remotelmtest.Prompt}, c.args...)...)
+		if out.code == 0 || !strings.Contains(out.stderr, c.says) {
+			t.Errorf("%v: exit %d, %s; want %q", c.args, out.code, out.stderr, c.says)
+		}
+	}
+	for _, args := range [][]string{{"--engine", "llama=http://x"}, {"--engine", vllm.Engine(), "--adapter", "x"}, {"--engine", vllm.Engine(), "--model", "signs"}} {
+		if out := meander(t, t.TempDir(), append([]string{"run", "--model", sums(t), remotelmtest.Prompt}, args...)...); out.code == 0 || !strings.Contains(out.stderr, "engine") && !strings.Contains(out.stderr, "no such model") {
+			t.Errorf("%v: exit %d, %s", args, out.code, out.stderr)
+		}
+	}
+	if asked := len(vllm.Asked()) + len(sglang.Asked()); asked != 0 {
+		t.Errorf("%d requests for tokens of what was refused", asked)
+	}
+}
+
+// Answers that break off are gone on with, stop texts end them here, and what the server refuses fails its sample by name.
+func TestEngine_States(t *testing.T) {
+	t.Parallel()
+	run := func(s *remotelmtest.Server, code int, args ...string) output {
+		return meander(t, t.TempDir(), append([]string{"run", "--model", sums(t), "--engine", s.Engine(), "--engine-patience", "1s", "-n", "1", "--json", "--out", "-", remotelmtest.Prompt}, args...)...).must(t, code)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		play func(s *remotelmtest.Server) []remotelmtest.Answer
+		says []string
+	}{
+		{"cut", nil, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
+			return []remotelmtest.Answer{remotelmtest.Cut(s.Stream(), 2), remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 2))}
+		}, []string{`"answer":"305"`, `"resumed":1`}},
+		{"hangs", nil, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
+			return []remotelmtest.Answer{s.Hang(s.Stream(), 1), remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 1))}
+		}, []string{`"answer":"305"`, `"resumed":1`}},
+		{"split", nil, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
+			return []remotelmtest.Answer{remotelmtest.Bytewise(s.Stream())}
+		}, []string{`"answer":"305"`}},
+		{"stop text over tokens", []string{"--stop", "05"}, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
+			return []remotelmtest.Answer{s.Hang(s.Stream(), 3)}
+		}, []string{`"answer":"3"`, `"matched":"05"`, `"tokens":3`}},
+		{"no tokens", []string{"--max-new-tokens", "0"}, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
+			return []remotelmtest.Answer{remotelmtest.Fail(500, "nobody should ask")}
+		}, []string{`"answer":""`, `"finish_reason":"length"`}},
+		{"refused", nil, 1, func(*remotelmtest.Server) []remotelmtest.Answer {
+			return []remotelmtest.Answer{remotelmtest.Fail(400, `{"error":{"message":"seed: not in this mode","code":400}}`)}
+		}, []string{"seed: not in this mode"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := remotelmtest.New(t, remotelmtest.LogProbs)
+			s.Then(c.play(s)...)
+			out := run(s, c.code, c.args...)
+			for _, says := range c.says {
+				if !strings.Contains(out.stdout+out.stderr, says) {
+					t.Errorf("says no %s:\n%s\n%s", says, out.stdout, out.stderr)
+				}
+			}
+		})
+	}
+}
+
+// A sampler is not ready while its server is not, says why, and takes up what waited when the server is back.
+func TestEngine_Away(t *testing.T) {
+	t.Parallel()
+	s := remotelmtest.New(t, remotelmtest.LogProbs)
+	s.Down(true)
+	var mu sync.Mutex
+	checks := map[string]func() error{}
+	c := defaults()
+	c.sampler.Model, c.sampler.Engine = sums(t), s.Engine()
+	c.sampler.Health = func(name string, check func() error) {
+		mu.Lock()
+		defer mu.Unlock()
+		checks[name] = check
+	}
+	w := newWorld(t)
+	for _, name := range stages {
+		w.Serve(t, c.run(name))
+	}
+	// says waits until readiness says something of the engine; nothing: that it is there.
+	says := func(what string) {
+		t.Helper()
+		bustest.Until(t, fmt.Sprintf("readiness: %q", what), func() error {
+			mu.Lock()
+			check := checks["engine"]
+			mu.Unlock()
+			if check == nil {
+				return errors.New("no condition yet")
+			}
+			err := check()
+			if (err == nil) != (what == "") || err != nil && !strings.Contains(err.Error(), what) {
+				return errors.New("it is " + fmt.Sprint(err))
+			}
+			return nil
+		})
+	}
+	publish := func(uid schemas.UID) {
+		t.Helper()
+		if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{UID: uid, Model: "sums", Prompt: remotelmtest.Prompt, GroupSize: new(int64(2))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says("the engine is dead")
+	s.Down(false)
+	says("")
+	publish("a")
+	w.advantages(t, "r", 1)
+	s.Down(true)
+	says("the engine is dead")
+	publish("b")
+	before := len(s.Asked())
+	s.Down(false)
+	w.advantages(t, "r", 2)
+	if after := len(s.Asked()); after != before+2 {
+		t.Errorf("%d requests for the group that waited; want 2", after-before)
+	}
+}
+
+// A real server, where MEANDER_ENGINE names one (vllm=URL or sglang=URL) that serves deploy/models/sums in float32, gives what
+// the recorded ones do: its numbers are those of the model here.
+func TestEngine_Real(t *testing.T) {
+	t.Parallel()
+	engine := os.Getenv("MEANDER_ENGINE")
+	if engine == "" {
+		t.Skip("MEANDER_ENGINE names no server (vllm=http://127.0.0.1:8000) of deploy/models/sums: nothing was asked of a real one")
+	}
+	dir := t.TempDir()
+	prompts := []string{"347+58=?", "12+30=?", "999-1=?", "1+1=?"}
+	groups, sum := textRun(t, dir, sums(t), slices.Concat([]string{"--engine", engine, "-n", "8", "--run", "r"}, prompts)...)
+	if sum.Complete != 4 {
+		t.Fatalf("%+v", sum)
+	}
+	answers := &bytes.Buffer{}
+	for _, g := range groups {
+		for _, m := range g.Members {
+			fmt.Fprintf(answers, "%s ", m.Text.Answer)
+		}
+	}
+	if r := proven(t, dir, sums(t), "r"); r.Drawn == 0 || r.MaxDrawnDifference > 1e-4 {
+		t.Errorf("verify: %+v", r)
+	}
+	if !strings.Contains(answers.String(), "405") || !strings.Contains(answers.String(), "42") {
+		t.Errorf("no answer is right: %s", answers)
+	}
+}

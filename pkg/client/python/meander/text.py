@@ -1,0 +1,135 @@
+"""What a language model made of a sample: its tokens, what is known of each, and its turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .events import Event, EventError, tensor
+
+Array = npt.NDArray[Any]
+
+# What there may be of each token that was generated, as a trajectory has it.
+NUMBERS = ("log_probs", "processed_log_probs", "entropies", "top_log_probs")
+
+
+@dataclasses.dataclass
+class Logits:
+    """The logits that are stored of a sequence's n tokens, k of each: zero, and False in there, where none are.
+
+    form is topk (ids [n, k], of each token its k likeliest, falling), ids (the same k tokens everywhere) or full (ids is None: all of
+    the vocabulary); kind is raw, or processed: after temperature and filters. log_sum_exps [n] are those of all V logits of that kind, so that
+    values - log_sum_exps are log-probs.
+    """
+
+    form: str
+    kind: str
+    values: npt.NDArray[np.float32]
+    ids: npt.NDArray[np.int64] | None
+    log_sum_exps: npt.NDArray[np.float32]
+    there: npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass
+class Text:
+    """A sequence of n tokens: the prompt in its template, then answers and what was said to them.
+
+    ids [n] int32; mask [n] uint8, 1 where a token was generated; turn [n] int64, 0 of the prompt; numbers [n] float32 by name, nats, 0 where a
+    token was given: log_probs are by the model, before temperature and filters, processed_log_probs those that the token was
+    drawn with, entropies and top_log_probs (of the likeliest token) go with log_probs. A server that draws the tokens may leave
+    some out. policy_versions [n] are the weights of each token, -1 where it was given.
+    """
+
+    settings: Event
+    turns: list[Event]
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.uint8]
+    turn: npt.NDArray[np.int64]
+    numbers: dict[str, npt.NDArray[np.float32]]
+    policy_versions: npt.NDArray[np.int64]
+    logits: Logits | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        """The tokens before the first answer."""
+        return int(self.turns[0]["end"])
+
+    @property
+    def generated(self) -> int:
+        return int(self.mask.sum())
+
+    @property
+    def answer(self) -> str:
+        """What the last turn says."""
+        return str(self.turns[-1].get("text", ""))
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The whole conversation: what was asked, each answer, and what was said to it."""
+        out = [{"role": m["role"], "content": m["content"]} for m in self.settings["messages"]]
+        for i, t in enumerate(self.turns[1:], 1):
+            if t["generated"]:
+                out.append({"role": "assistant", "content": t.get("text", "")})
+                if i < len(self.turns) - 1:
+                    out.append({"role": "user", "content": t.get("reply", "")})
+        return out
+
+
+def text_of(trajectory: Event) -> Text:
+    """The text of a completed trajectory whose tensors are loaded. EventError: its parts do not fit together."""
+    t, name = trajectory["text"], f"{trajectory['uid']} #{trajectory['sample_index']}"
+    if t.get("ids") is None or t.get("mask") is None or not t.get("turns"):
+        raise EventError(f"{name}: no text: it {trajectory['stop_reason']}")
+    ids, mask = tensor(t["ids"]), tensor(t["mask"])
+    numbers = {k: tensor(t[k]) for k in NUMBERS if t.get(k)}
+    for field, a, dtype in [("ids", ids, np.int32), ("mask", mask, np.uint8), *((k, a, np.float32) for k, a in numbers.items())]:
+        if a.shape != (len(ids),) or a.dtype != dtype:
+            raise EventError(f"{name}: text.{field}: {a.dtype} {list(a.shape)}; must be {np.dtype(dtype)} [{len(ids)}]")
+    turn, end = np.full(len(ids), -1, np.int64), 0
+    for i, u in enumerate(t["turns"]):
+        if u["begin"] != end or u["end"] < end or u["generated"] != (i % 2 == 1):
+            raise EventError(f"{name}: text.turns[{i}]: {u['begin']} to {u['end']}; must begin at {end}, what was given and what was generated in turns")
+        turn[end : u["end"]], end = i, u["end"]
+    if end != len(ids) or len(t["turns"]) % 2 or not np.array_equal(mask, turn % 2):
+        raise EventError(f"{name}: text.turns: {end} tokens; must be those of ids, {len(ids)}, and the last turn generated, as mask has it")
+    versions = np.where(mask == 1, trajectory["policy_version_max"], -1)
+    return Text(t["settings"], t["turns"], ids, mask, turn, numbers, versions)
+
+
+def add_events(text: Text, events: list[Event], name: str) -> None:
+    """Takes from the events of a text what its trajectory does not have: the weights of each token, and stored logits."""
+    at = 0
+    for e in events:
+        n = len(e["ids"])
+        if e["position"] != at or not np.array_equal(text.ids[at : at + n], e["ids"]) or not (text.mask[at : at + n] == e["generated"]).all():
+            raise EventError(f"{name}: event {e['n']} of tokens: position {e['position']}; must be the tokens of the sequence from {at} on")
+        if e["generated"]:
+            text.policy_versions[at : at + n] = e["policy_version"]
+        if e.get("logits"):
+            _add_logits(text, e, at, name)
+        at += n
+    if at != len(text.ids):
+        raise EventError(f"{name}: events of {at} tokens; must be all {len(text.ids)}")
+
+
+def _add_logits(text: Text, e: Event, at: int, name: str) -> None:
+    of, n = e["logits"], len(e["ids"])
+    values = tensor(of["values"]).astype(np.float32)
+    if values.ndim != 2 or values.shape[0] != n or len(e.get("log_sum_exps") or []) != n:
+        raise EventError(f"{name}: event {e['n']} of tokens: logits {list(values.shape)} and their log-sum-exps; must be of {n} tokens")
+    if text.logits is None:
+        shape, total = values.shape[1:], len(text.ids)
+        ids = None if of["form"] == "full" else np.full((total, *shape), -1, np.int64)
+        text.logits = Logits(of["form"], e["logits_kind"], np.zeros((total, *shape), np.float32), ids, np.zeros(total, np.float32), np.zeros(total, bool))
+    logits, rows = text.logits, slice(at, at + n)
+    ids = tensor(of["ids"]) if of.get("ids") else None
+    if of["form"] != logits.form or e["logits_kind"] != logits.kind or values.shape[1:] != logits.values.shape[1:] or (ids is None) != (logits.ids is None):
+        raise EventError(f"{name}: event {e['n']} of tokens: logits of another form than those before")
+    logits.values[rows], logits.log_sum_exps[rows], logits.there[rows] = values, e["log_sum_exps"], True
+    if ids is not None and logits.ids is not None:
+        if ids.shape[-1:] != values.shape[1:] or ids.ndim == 2 and len(ids) != n or ids.ndim > 2:
+            raise EventError(f"{name}: event {e['n']} of tokens: ids of logits {list(ids.shape)}; must be those of {list(values.shape)}")
+        logits.ids[rows] = ids

@@ -1,0 +1,241 @@
+"""Batches of texts as arrays, under the names of trainers of language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Batch, Group, Ratio, Sample
+from .events import EventError
+from .text import NUMBERS, Text
+
+Array = npt.NDArray[Any]
+
+KINDS = {"raw": "log_probs", "processed": "processed_log_probs"}
+_IGNORED = -100  # labels that transformers takes no loss of
+
+
+class TextBatch(Batch):
+    """Whole groups of texts as arrays: B samples with an advantage, prompts of P tokens at most, responses of R, L = P + R.
+
+    A response is all that follows the prompt: in a conversation the answers and what was given between them. Prompts are padded on the left, responses
+    on the right, so that column P of input_ids begins every response; padding is pad_token_id, 0 unless set, and masked everywhere.
+
+    | name | shape | |
+    |---|---|---|
+    | prompts, responses | [B, P], [B, R] int64 | token ids, padded left and right |
+    | input_ids, attention_mask, position_ids | [B, L] int64 | as transformers takes them; positions count what is attended to |
+    | response_mask | [B, R] int64 | 1 where a token was generated, 0 where it was given, or is padding |
+    | loss_mask, labels | [B, L] int64 | the same over the whole sequence; labels are -100 outside it |
+    | turn_indices | [B, R] int64 | 1 the first answer, 2 what was said to it, and so on; -1 padding |
+    | log_probs | [B, R] float32 | those that ratios are of, nats, 0 outside response_mask: of log_prob_kind raw by the model alone, log_softmax(logits); processed: those that tokens were drawn with, after temperature and filters |
+    | processed_log_probs | [B, R] float32 | where all samples have them |
+    | entropies, top_log_probs | [B, R] float32 | of the model's distribution, and of its likeliest token; where all samples have them |
+    | policy_versions | [B, R] int64 | of each token; -1 outside response_mask |
+    | advantages | [B, R] float64 | 0 outside response_mask |
+    | rewards, temperature | [B] float64 | |
+    | uid, prompt, weights_digest | [B] str | |
+    | sample_index, policy_version, group_index | [B] int64 | |
+    | response_length, num_turns | [B] int64 | tokens of the response; turns, the prompt included |
+    | sample_seed | [B] uint64 | |
+    | logits | [B, R, K] float32 | read with logits=True: what is stored, 0 where logits_mask is |
+    | logit_ids | [B, R, K] int64 | the tokens that they are of, -1 where there are none; absent of form full |
+    | log_sum_exps, logits_mask | [B, R] float32, bool | of all V logits, of logits_kind: logits - log_sum_exps are log-probs |
+
+    `texts` has the last answers, `messages` the conversations.
+    """
+
+    unit = "turn"
+    why_off = "other weights, another temperature than 1 (see log_prob_kind), another template or a lower precision than the sampler's"
+
+    def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = "", log_prob_kind: str = "raw", pad_token_id: int = 0):
+        check_kind(log_prob_kind)
+        self.log_prob_kind, self.pad_token_id = log_prob_kind, pad_token_id
+        super().__init__(groups, name, cursor)
+
+    def _collate(self) -> dict[str, Array]:
+        rows = [(g, s, _text(g, s)) for g in self.groups for s in g.trained]
+        if not rows:
+            return {}
+        for g, s, t in rows:
+            if why := lacking(t, self.log_prob_kind):
+                raise ValueError(f"{g.uid} #{s.member['sample_index']}: {why}")
+            if t.settings["vocabulary"] != rows[0][2].settings["vocabulary"]:
+                raise ValueError(f"{g.uid}: a vocabulary of {t.settings['vocabulary']}, of other groups {rows[0][2].settings['vocabulary']}; the texts of a batch must be of one model")
+        out = self._sequences([t for _, _, t in rows])
+        texts, n = [t for _, _, t in rows], out["responses"].shape[1]
+        for k in NUMBERS:
+            if all(k in t.numbers for t in texts):
+                out[k] = _right(texts, n, 0, np.float32, lambda t, k=k: t.numbers[k])  # type: ignore[misc]
+        out["log_probs"] = out[KINDS[self.log_prob_kind]]
+        out["policy_versions"] = _right(texts, n, -1, np.int64, lambda t: t.policy_versions)
+        out["advantages"] = _advantages(rows, out["response_mask"] == 1)
+        out["temperature"] = np.array([t.settings["temperature"] for t in texts], np.float64)
+        out["response_length"] = np.array([len(t.ids) - t.prompt_length for t in texts], np.int64)
+        out["num_turns"] = np.array([len(t.turns) for t in texts], np.int64)
+        return out | _logits(texts, n) | self._facts()
+
+    def _sequences(self, texts: list[Text]) -> dict[str, Array]:
+        p, r = (max(f(t) for t in texts) for f in (lambda t: t.prompt_length, lambda t: len(t.ids) - t.prompt_length))
+        prompts = np.full((len(texts), p), self.pad_token_id, np.int64)
+        attention = np.zeros((len(texts), p), np.int64)
+        for i, t in enumerate(texts):
+            prompts[i, p - t.prompt_length :], attention[i, p - t.prompt_length :] = t.ids[: t.prompt_length], 1
+        responses = _right(texts, r, self.pad_token_id, np.int64, lambda t: t.ids)
+        turns = _right(texts, r, -1, np.int64, lambda t: t.turn)
+        mask = _right(texts, r, 0, np.int64, lambda t: t.mask)
+        attention = np.concatenate([attention, (turns >= 0).astype(np.int64)], axis=1)
+        ids, loss = np.concatenate([prompts, responses], axis=1), np.concatenate([np.zeros_like(prompts), mask], axis=1)
+        return {
+            "prompts": prompts, "responses": responses, "input_ids": ids, "attention_mask": attention, "position_ids": (attention.cumsum(axis=1) - 1).clip(0),
+            "response_mask": mask, "loss_mask": loss, "labels": np.where(loss == 1, ids, _IGNORED), "turn_indices": turns,
+        }
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        return self["response_mask"] == 1
+
+    def ratio(self, log_probs: npt.ArrayLike, tolerance: float = 1e-5) -> Ratio:
+        off, turns = self._distances(log_probs), self["turn_indices"]
+        per_turn = {int(i): float(off[(turns == i) & self.mask].mean()) for i in np.unique(turns[self.mask])}
+        return Ratio(max(per_turn.values(), default=0.0), per_turn, tolerance, float(off.max(initial=0)))
+
+    @property
+    def _written(self) -> list[Text]:
+        return [s.text for s in self.samples if s.text is not None]
+
+    @property
+    def texts(self) -> list[str]:
+        """The last answer of each sample, without what ended it."""
+        return [t.answer for t in self._written]
+
+    @property
+    def messages(self) -> list[list[dict[str, str]]]:
+        """The conversation of each sample, as chat templates take it."""
+        return [t.messages for t in self._written]
+
+    @property
+    def logits_kind(self) -> str:
+        """Of the logits that are there: raw, or processed; empty without any."""
+        return next((t.logits.kind for t in self._written if t.logits), "")
+
+    def recompute_log_prob(self, logits: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """The log-probs [B, R] under logits [B, R, V], row r those that token r of the response was drawn from; 0 outside response_mask.
+
+        Of log_prob_kind processed they are divided by the temperature first; ValueError where filters took part, too.
+        """
+        z = np.asarray(logits)
+        if z.shape[:2] != self["responses"].shape or z.ndim != 3:
+            raise ValueError(f"logits: shape {list(z.shape)}; must be {[*self['responses'].shape, 'V']}")
+        out = np.zeros(self["responses"].shape)
+        for b, t in enumerate(self._written):
+            divisor = 1.0
+            if self.log_prob_kind == "processed":
+                x = t.settings
+                if x["temperature"] == 0 or x["top_k"] or x["top_p"] < 1 or x["min_p"] > 0:
+                    raise ValueError(f"{self['uid'][b]}: its tokens were drawn with filters or greedily; recompute raw log-probs, or ask for none of temperature 0, top_k, top_p, min_p")
+                divisor = x["temperature"]
+            rows = np.flatnonzero(self.mask[b])
+            y = z[b, rows].astype(np.float64) / divisor
+            top = y.max(axis=1, keepdims=True)
+            lse = top[:, 0] + np.log(np.exp(y - top).sum(axis=1))
+            out[b, rows] = y[np.arange(len(rows)), self["responses"][b, rows]] - lse
+        return out
+
+    def dataproto(self) -> dict[str, dict[str, Any]]:
+        """The batch under the names that verl's trainers of language models read: {batch, non_tensor_batch, meta_info}, in numpy.
+
+        rm_scores and token_level_rewards [B, R] have the reward at the last token that was generated.
+        """
+        scores = np.zeros(self.mask.shape, np.float32)
+        last = self.mask.shape[1] - 1 - self.mask[:, ::-1].argmax(axis=1)
+        scores[np.arange(len(scores)), last] = self["rewards"]
+        names = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask", "loss_mask")
+        advantages, log_probs = self["advantages"].astype(np.float32), self["log_probs"]
+        batch = {name: self[name] for name in names} | {
+            "rollout_log_probs": log_probs, "old_log_probs": log_probs, "advantages": advantages, "returns": advantages, "rm_scores": scores,
+            "token_level_scores": scores, "token_level_rewards": scores,
+        }
+        raw = np.empty(self.size, object)
+        for i, t in enumerate(self._written):
+            raw[i] = t.settings["messages"]
+        other = {
+            "uid": self["uid"].astype(object), "raw_prompt": raw, "sample_index": self["sample_index"], "global_steps": self["policy_version"],
+            "__num_turns__": self["num_turns"].astype(np.int32),
+        }
+        meta = {"batch": self.name, "cursor": self.cursor, "digest": self.digest(), "log_prob_kind": self.log_prob_kind, "pad_token_id": self.pad_token_id}
+        if len(set(self["temperature"])) == 1:
+            meta["temperature"] = float(self["temperature"][0])
+        return {"batch": batch, "non_tensor_batch": other, "meta_info": meta}
+
+
+def check_kind(log_prob_kind: str) -> None:
+    if log_prob_kind not in KINDS:
+        raise ValueError(f"log_prob_kind: {log_prob_kind!r}; must be raw or processed")
+
+
+def lacking(text: Text, log_prob_kind: str) -> str:
+    """Why there are no log-probs of that kind; empty: there are."""
+    if KINDS[log_prob_kind] in text.numbers:
+        return ""
+    other = next((k for k in KINDS if KINDS[k] in text.numbers), "")
+    return f"no {log_prob_kind} log-probs: the server that drew the tokens gives none" + (f"; it gives {other} ones: log_prob_kind={other!r}" if other else "")
+
+
+def batch_of(groups: Sequence[Group], name: str, cursor: str, log_prob_kind: str) -> Batch:
+    """The groups as one batch, of images or of texts. EventError: they are some of each."""
+    kinds = {g.kind: g.uid for g in groups}
+    if len(kinds) > 1:
+        raise EventError(f"batch {name or 'of groups'}: {kinds['image']} is of images, {kinds['text']} of texts; must be one, in runs or batches of their own, or "
+                         "leave out the others with keep: lambda g: '' if g.kind == 'text' else 'an image'")
+    return TextBatch(groups, name, cursor, log_prob_kind) if "text" in kinds else Batch(groups, name, cursor)
+
+
+def _text(group: Group, sample: Sample) -> Text:
+    if sample.text is None:
+        raise ValueError(f"{group.uid} #{sample.member['sample_index']}: an image; a batch of texts must have texts alone")
+    return sample.text
+
+
+def _right(texts: list[Text], length: int, padding: int, dtype: Any, of: Callable[[Text], Array]) -> Array:
+    """What there is of the tokens behind the prompt, [B, length], padded on the right."""
+    out = np.full((len(texts), length), padding, dtype)
+    for i, t in enumerate(texts):
+        row = of(t)[t.prompt_length :]
+        out[i, : len(row)] = row
+    return out
+
+
+def _advantages(rows: list[tuple[Group, Sample, Text]], mask: npt.NDArray[np.bool_]) -> Array:
+    out = np.zeros(mask.shape)
+    for i, (g, s, t) in enumerate(rows):
+        each = s.member.get("step_advantages")
+        if each and len(each) != t.generated:
+            raise ValueError(f"{g.uid} #{s.member['sample_index']}: {len(each)} advantages; must be one for each of the {t.generated} tokens that were generated")
+        out[i, mask[i]] = each or s.advantage
+    return out
+
+
+def _logits(texts: list[Text], length: int) -> dict[str, Array]:
+    """What is stored of the logits; empty unless it was read."""
+    having = [(i, t, t.logits) for i, t in enumerate(texts) if t.logits]
+    if not having:
+        return {}
+    first = having[0][2]
+    for _, _, x in having:
+        if (x.form, x.kind, x.values.shape[1]) != (first.form, first.kind, first.values.shape[1]):
+            raise ValueError(f"logits: {x.kind} {x.form}, {x.values.shape[1]} of a token, and {first.kind} {first.form}, {first.values.shape[1]}; the texts of a batch must store one form")
+    shape = (len(texts), length, first.values.shape[1])
+    out: dict[str, Array] = {"logits": np.zeros(shape, np.float32), "log_sum_exps": np.zeros(shape[:2], np.float32), "logits_mask": np.zeros(shape[:2], bool)}
+    if first.ids is not None:
+        out["logit_ids"] = np.full(shape, -1, np.int64)
+    for i, t, x in having:
+        rows = slice(t.prompt_length, None)
+        n = len(t.ids) - t.prompt_length
+        out["logits"][i, :n], out["log_sum_exps"][i, :n], out["logits_mask"][i, :n] = x.values[rows], x.log_sum_exps[rows], x.there[rows]
+        if x.ids is not None:
+            out["logit_ids"][i, :n] = x.ids[rows]
+    return out

@@ -1,0 +1,215 @@
+"""The whole loop on the model signs: meander up, trainers beside it, a few small updates."""
+
+import asyncio
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+import meander  # noqa: E402
+from conftest import ENVIRONMENT, ROOT, SIGNS  # noqa: E402
+from meander.train import evaluate, prompts  # noqa: E402
+from meander.train.config import Config  # noqa: E402
+from meander.train.loop import train  # noqa: E402
+from meander.train.model import digest  # noqa: E402
+
+HERE = pathlib.Path(__file__).parents[1]
+PROMPTS = ROOT / "deploy/learn/prompts.txt"
+SMALL = {"prompts": str(PROMPTS), "model": str(SIGNS), "groups": 2, "group_size": 4, "rank": 4, "updates": 3, "tensorboard": False, "patience": 120.0}
+
+
+def config(url, out, **fields):
+    return Config(**(SMALL | {"nats": url, "out": str(out), "run": out.name} | fields))
+
+
+def trained(url, out, **fields):
+    """Trains in this process, and returns the log's updates."""
+    out.mkdir(parents=True, exist_ok=True)
+    asyncio.run(asyncio.wait_for(train(config(url, out, **fields)), 300))
+    return updates(out)
+
+
+def updates(out):
+    lines = (out / "log.jsonl").read_text().splitlines() if (out / "log.jsonl").exists() else []
+    return [r for r in map(json.loads, lines) if r["kind"] == "update"]
+
+
+def started(url, out, *launcher, **fields):
+    """A trainer as a process of its own."""
+    flags = []
+    for name, value in (SMALL | {"nats": url, "out": str(out), "run_name": out.name} | fields).items():
+        name = name.replace("_", "-")
+        flags += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+    out.mkdir(parents=True, exist_ok=True)
+    env = ENVIRONMENT | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with open(out / "stderr", "ab") as err:
+        return subprocess.Popen([sys.executable, "-m", *launcher, "meander.train", *flags], stdout=err, stderr=err, env=env)
+
+
+def ended(process, out):
+    assert process.wait(300) == 0, (out / "stderr").read_text()[-3000:]
+
+
+async def until(process, out, count):
+    """Waits for that many updates in the log of a process."""
+    while len(updates(out)) < count:
+        assert process.poll() is None, (out / "stderr").read_text()[-3000:]
+        await asyncio.sleep(0.02)
+
+
+def adapter(out):
+    from safetensors.torch import load_file
+
+    return load_file(out / "checkpoint/adapter/adapter_model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def whole(signs, tmp_path_factory):
+    """A run that nothing happened to."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    return out, trained(signs, out)
+
+
+def test_ratio_is_one_and_again_after_each_push(whole):
+    _, log = whole
+    assert [r["behind"] for r in log] == [0, 0, 0]
+    assert len({r["made_by"][0] for r in log}) == 3, "each batch is made by the weights of the update before"
+    assert max(max(r["ratio_off"]) for r in log) < 1e-6 and all(len(r["ratio_off"]) == 2 for r in log)
+    assert len({r["pushed"] for r in log}) == 3
+
+
+def test_same_seeds_give_the_same_run_even_if_it_is_killed(signs, whole, tmp_path):
+    out = tmp_path / "killed"
+    process = started(signs, out)
+    asyncio.run(asyncio.wait_for(until(process, out, 1), 300))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = len(updates(out))
+    assert 1 <= before <= 2
+    log = trained(signs, out)
+    assert [r["batch"] for r in log] == ["u000000", "u000001", "u000002"], "none is lost, none is learned from twice"
+    for r, want in zip(log, whole[1], strict=True):
+        assert [r[k] for k in ("batch_digest", "made_by", "adapter_digest")] == [want[k] for k in ("batch_digest", "made_by", "adapter_digest")]
+    assert digest(adapter(out)) == digest(adapter(whole[0]))
+    with pytest.raises(ValueError, match="--run"):
+        trained(signs, tmp_path / "other", run="killed")
+
+
+def test_two_trainers_read_one_run_and_one_is_killed(signs, tmp_path):
+    """A second trainer, of another loss, follows; it dies in the middle, and reads on behind a place of its own."""
+    first, second = tmp_path / "two", tmp_path / "second"
+    follower = {"run_name": "two", "trainer": "second", "follow": True, "loss": "grpo_guard"}
+    process = started(signs, second, **follower)
+
+    async def side_by_side():
+        first.mkdir()
+        leader = asyncio.ensure_future(train(config(signs, first, updates=4)))
+        await until(process, second, 2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        await leader
+
+    asyncio.run(asyncio.wait_for(side_by_side(), 300))
+    again = trained(signs, second, run="two", trainer="second", follow=True, loss="grpo_guard", updates=4)
+    log = updates(first)
+    assert [r["batch"] for r in log] == [r["batch"] for r in again] == [f"u{i:06d}" for i in range(4)]
+    assert [r["batch_digest"] for r in log] == [r["batch_digest"] for r in again]
+    assert digest(adapter(first)) != digest(adapter(second))
+    assert all(p.get("by") != "second" for p in asyncio.run(history(signs))), "a follower pushes nothing"
+
+
+async def history(url):
+    async with meander.connect(url) as client:
+        return await meander.policy.policy_history(client)
+
+
+def test_processes_of_one_trainer(signs, tmp_path):
+    """Two processes halve each batch and add their gradients: what one process makes of the same batches."""
+    two, one = tmp_path / "processes", tmp_path / "one"
+    before = len(asyncio.run(history(signs)))
+    ended(started(signs, two, "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", updates=2), two)
+    pushed = [p["by"] for p in asyncio.run(history(signs))[before:]]
+    assert pushed.count("trainer") == len(pushed) in (2, 3), "the first process alone pushes: perhaps the base, and each update once"
+    log = trained(signs, one, run="processes", trainer="one", follow=True, updates=2)
+    for r, want in zip(updates(two), log, strict=True):
+        assert [r[k] for k in ("batch", "batch_digest", "samples", "used")] == [want[k] for k in ("batch", "batch_digest", "samples", "used")]
+        assert r["ratio_off"] and max(r["ratio_off"]) < 1e-6 and r["reward"] == want["reward"]
+        assert r["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
+    got, want = adapter(two), adapter(one)
+    # The second matrices begin at 0. AdamW makes steps of equal length from gradients that differ in their last bits only.
+    seconds = [k for k in want if "lora_B" in k]
+    assert length(got[k] - want[k] for k in seconds) < 1e-3 * length(want[k] for k in seconds)
+
+
+def length(tensors):
+    return sum(float(v.double().square().sum()) for v in tensors) ** 0.5
+
+
+def test_ahead(signs, tmp_path):
+    """One batch is asked for before the weights for it are there: it is older, and has importance weights."""
+    log = trained(signs, tmp_path / "ahead", ahead=1, updates=4)
+    assert [r["behind"] for r in log] == [0, 1, 1, 1]
+    assert log[0]["weight"] == 1 and all(r["weight"] != 1 and abs(r["weight"] - 1) < 0.01 for r in log[1:])
+    assert [r["batch"] for r in log] == [f"u{i:06d}" for i in range(4)]
+    assert max(max(r["ratio_off"]) for r in log[1:]) > 1e-6 > max(log[0]["ratio_off"]), "the ratio is 1 under the weights of the batch alone"
+
+
+def test_batches_that_are_cancelled_are_left_out(signs, tmp_path):
+    """A trainer goes on with the next one; when none has an advantage, it ends and says why."""
+    c = config(signs, tmp_path / "cancelled", follow=True, updates=1)
+    draw = prompts.Draw(prompts.read(c.prompts), c.groups, c.seed)
+
+    async def ask(batches, cancelled=False):
+        async with meander.connect(signs) as client:
+            for number in batches:
+                bodies = prompts.training(c, number, draw.batch(number), 0, 0)
+                for body in bodies if cancelled else ():  # nobody gives verdicts before they are cancelled
+                    body["reward"] = [{"name": "external"}]
+                await evaluate.publish(client, c.run, bodies, c.patience)
+                for body in bodies if cancelled else ():
+                    await client.cancel(c.run, body["uid"])
+
+    asyncio.run(ask([0], cancelled=True))
+    asyncio.run(ask([1]))
+    log = trained(signs, tmp_path / "cancelled", follow=True, updates=1)
+    assert [r["batch"] for r in log] == ["u000001"]
+    lines = [json.loads(line) for line in (tmp_path / "cancelled/log.jsonl").read_text().splitlines()]
+    assert [r["text"] for r in lines if r["kind"] == "alarm" and r["alarm"] == "empty"] == ["no sample of batch u000000 has an advantage: it is left out; `meander show` says what its groups ended as"]
+    asyncio.run(ask(range(2, 7), cancelled=True))
+    with pytest.raises(meander.EventError, match="run cancelled: 5 batches one after the other cannot be trained on; the last: no sample of batch u"):
+        trained(signs, tmp_path / "cancelled", follow=True, updates=2)
+    lines = [json.loads(line) for line in (tmp_path / "cancelled/log.jsonl").read_text().splitlines()]
+    left_out = {r["text"].split()[4] for r in lines if r["kind"] == "alarm" and r["alarm"] == "empty"}
+    assert left_out == {"u000000", *(f"u{i:06d}" for i in range(2, 7))}, "in whatever order they were closed"
+
+
+def test_evaluations_begin_with_the_same_noise(signs, tmp_path):
+    """With steps that are next to nothing all evaluations measure the same; what they are made of is in the folder."""
+    held = tmp_path / "held_out"
+    held.write_text('a red sign that says "7"\na blue sign that says "HELLO"\n')
+    out = tmp_path / "evaluated"
+    trained(signs, out, updates=2, lr=1e-6, held_out=str(held), eval_every=1, gold="", variety=2)
+    found = [r for r in map(json.loads, (out / "log.jsonl").read_text().splitlines()) if r["kind"] == "evaluation"]
+    assert [r["update"] for r in found] == [0, 1, 2] and all(r["samples"] == 4 and set(r["rates"]) == {"glyph"} for r in found)
+    assert len({r["exact"] for r in found}) == 1
+    assert found[0]["diversity"] > 0 and all(r["diversity"] == pytest.approx(found[0]["diversity"], rel=1e-3) for r in found)
+    for name in ("before.png", "after.png", "curve.png", "best/adapter_model.safetensors"):
+        assert (out / name).stat().st_size > 1000
+
+
+def test_own_loop(signs, tmp_path):
+    """The small example, with fewer and smaller updates."""
+    code = (HERE / "examples/own_loop.py").read_text()
+    small = code.replace("20, 8, 16, 1e-4", "2, 2, 4, 1e-4")
+    assert small != code
+    out = subprocess.run([sys.executable, "-c", small], cwd=ROOT, env=ENVIRONMENT | {"PYTHONPATH": str(HERE), "MEANDER_URL": signs, "OUT": str(tmp_path)}, capture_output=True, text=True, timeout=300)
+    assert out.returncode == 0, out.stderr
+    lines = out.stdout.splitlines()
+    assert len(lines) == 2 and lines[1].startswith("update 2: reward "), out.stdout

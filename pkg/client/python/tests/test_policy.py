@@ -1,0 +1,188 @@
+"""Adapters from Python, against a pipeline that serves the model signs."""
+
+import asyncio
+import json
+import struct
+
+import numpy as np
+import pytest
+
+import meander
+from conftest import SIGNS, first
+from meander import policy
+
+MODULE = "transformer_blocks.0.attn.to_q"
+
+
+def lora(module=MODULE, d=64, rank=2, fill=0.05, wide=0, again=()):
+    """The file of a LoRA on one projection of d x d (or d x d + wide), constant; again are other names of its lora_A."""
+    a, b = np.full((rank, d + wide), fill, np.float32), np.full((d, rank), fill, np.float32)
+    header, data = {}, b""
+    for name, x in ((f"base_model.model.{module}.lora_A.weight", a), (f"base_model.model.{module}.lora_B.weight", b), *((name, a) for name in again)):
+        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [len(data), len(data) + x.nbytes]}
+        data += x.tobytes()
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def put(folder, data, rank=2):
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(data)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": rank, "peft_type": "LORA", "target_modules": ["to_q"]}))
+    return folder
+
+
+async def width(client):
+    """The side of MODULE's weight."""
+    table = json.loads(await client.blob((await policy.policy(client))["modules"]))
+    n, k = table[MODULE]
+    assert n == k
+    return n
+
+
+def test_push_and_rollback(run, signs, tmp_path):
+    async def test(client, name):
+        base = await policy.push_policy(client, None)
+        digests = []
+        for fill in (0.05, 0.1):
+            adapter = put(tmp_path / str(fill), lora(d=await width(client), fill=fill))
+            pushed = await policy.push_policy(client, adapter, by="lin", note=name, base=base["base_digest"])
+            assert (pushed["by"], pushed["note"], pushed["rule"]) == ("lin", name, "finish")
+            (sampler,) = await policy.taken(client, pushed)
+            assert sampler["answer"]["state"] == "applied" and sampler["answer"]["weights_digest"] == pushed["weights_digest"]
+            assert sampler["answer"]["canary"]["norm"] > 0
+            digests.append(pushed["weights_digest"])
+            assert (await policy.push_policy(client, adapter))["policy_version"] == pushed["policy_version"], "the lane has these weights"
+        assert len({base["base_digest"], *digests}) == 3
+        back = await policy.rollback_policy(client, pushed["policy_version"] - 1, by="lin")
+        assert (back["weights_digest"], back["rollback"], back["policy_version"]) == (digests[0], pushed["policy_version"] - 1, pushed["policy_version"] + 1)
+        await policy.taken(client, back)
+        await client.publish(name, 'a red sign that says "7"', uid="fox", group_size=2, num_inference_steps=2, reward=[{"name": "glyph"}], min_policy_version=back["policy_version"])
+        await first(client.advantages(name))
+        group = await client.group(name, "fox")
+        assert {s.trajectory["weights_digest"] for s in group.samples} == {digests[0]}, "samples are made with it, and the digests agree"
+        again = await policy.push_policy(client, None, rule="switch")
+        assert "adapter" not in again and "rollback" not in again and again["weights_digest"] == base["base_digest"]
+        history = [p["policy_version"] for p in await policy.policy_history(client)]
+        assert history == sorted(history) and history[-4:] == [pushed["policy_version"] - 1, *(pushed["policy_version"] + k for k in (0, 1, 2))]
+        with pytest.raises(policy.PolicyRefused, match="version: 4711; the history"):
+            await policy.rollback_policy(client, 4711)
+
+    run(test, signs)
+
+
+def test_wrong_adapters_are_refused_by_name(run, signs, tmp_path):
+    async def test(client, _):
+        d = await width(client)
+        wrong = {
+            "lora_A .* and lora_B .* do not fit|must be at most": lora(d=d, rank=d + 1),
+            f"module {MODULE}: changes a weight of {d} x {d + 1}, here {d} x {d}": lora(d=d, wide=1),
+            "module blocks.0.q: the transformer has none": lora("blocks.0.q", d),
+            f"module {MODULE}: not finite": lora(d=d, fill=np.nan),
+            "truncated": lora(d=d)[:-100],
+            "a header of .* truncated": lora(d=d)[:100],
+            "no tensor of a LoRA": lora(d=d).replace(b".lora_A.weight", b".lora_Z.weight"),
+            "lora_A or lora_B is missing": lora(d=d).replace(b"0.attn.to_q.lora_A.weight", b"1.attn.to_q.lora_A.weight"),
+            f"module {MODULE}: transformer.* is given under another name": lora(d=d, again=[f"transformer.{MODULE}.lora_A.weight"]),
+            "F99; must be": lora(d=d).replace(b'"F32"', b'"F99"'),
+            "shape: .*must be a list": lora(d=d).replace(b"[2, %d]" % d, b'"2, %d"' % d),
+            f"must be the {4 * 3 * d} of F32": lora(d=d).replace(b"[2, %d]" % d, b"[3, %d]" % d),
+            "adapter: no safetensors file": b"not a file of tensors",
+        }
+        before = await policy.policy(client)
+        for fault, data in wrong.items():
+            with pytest.raises(policy.PolicyRefused, match=fault):
+                await policy.push_policy(client, put(tmp_path / "a", data))
+        good = put(tmp_path / "a", lora(d=d))
+        for fault, fields in {
+            "rule: 'later'; must be one of": {"rule": "later"}, "scale: nan": {"scale": float("nan")}, "base: f00; must be of the checkpoint": {"base": "f00"},
+            "version: 0; must be above": {"version": 0},
+        }.items():
+            with pytest.raises(policy.PolicyRefused, match=fault):
+                await policy.push_policy(client, good, **fields)
+        with pytest.raises(policy.PolicyRefused, match="No such file"):
+            await policy.push_policy(client, tmp_path / "nowhere")
+        with pytest.raises(policy.NoPolicy, match="lane: 'other'"):
+            await policy.push_policy(client, good, "other")
+        assert await policy.policy(client) == before, "nothing is stored of them"
+
+    run(test, signs)
+
+
+def shard(path, tensors):
+    """Writes tensors {name: (info, bytes)} as a safetensors file."""
+    header, data = {}, b""
+    for name, (info, x) in tensors.items():
+        header[name] = info | {"data_offsets": [len(data), len(data) + len(x)]}
+        data += x
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def test_weights_of_a_whole_transformer(run, signs, tmp_path):
+    """In shards, half of one matrix of the checkpoint; what no sampler could use is refused before it is stored."""
+    file = (SIGNS / "transformer/diffusion_pytorch_model.safetensors").read_bytes()
+    header, data = policy._header("weights", file)
+    header.pop("__metadata__", None)
+    tensors = {name: (info, data[slice(*info["data_offsets"])]) for name, info in header.items()}
+    name, (info, x) = next((n, t) for n, t in tensors.items() if n.endswith("attn.to_q.weight") and t[0]["dtype"] == "BF16")
+    changed = tensors | {name: (info, x[: len(x) // 2] + bytes(len(x) - len(x) // 2))}
+    names = sorted(changed)
+
+    async def test(client, _):
+        halves = [shard(tmp_path / f"{i}.safetensors", {n: changed[n] for n in names[i::2]}) for i in range(2)]
+        (tmp_path / "empty").mkdir()
+        cut = tmp_path / "cut"
+        cut.write_bytes(halves[1].read_bytes()[:-10])
+        before = await policy.policy(client)
+        for fault, files in {
+            "tensors are missing": halves[:1], "is in two files": [halves[0], halves[0]],
+            "the transformer has none": [*halves, shard(tmp_path / "more", {"more": changed[names[0]]})],
+            "must be \\[": shard(tmp_path / "flat", {n: ((t[0] | {"shape": [len(t[1]) // 2]}) if n == name else t[0], t[1]) for n, t in changed.items()}),
+            "not finite": shard(tmp_path / "nan", changed | {name: (info, b"\xc0\x7f" * (len(x) // 2))}),
+            "no safetensors file": tmp_path / "empty", "truncated": [halves[0], cut],
+        }.items():
+            with pytest.raises(policy.PolicyRefused, match=fault):
+                await policy.push_weights(client, files)
+        assert await policy.policy(client) == before
+        pushed = await policy.push_weights(client, halves, by="lin")
+        (sampler,) = await policy.taken(client, pushed)
+        assert sampler["answer"]["state"] == "applied" and sampler["answer"]["weights_digest"] == pushed["weights_digest"]
+        (tmp_path / "model/transformer").mkdir(parents=True)
+        for i, half in enumerate(halves):
+            (tmp_path / f"model/transformer/{i}.safetensors").write_bytes(half.read_bytes())
+        assert (await policy.push_weights(client, tmp_path / "model"))["policy_version"] == pushed["policy_version"], "the lane has these weights"
+        await policy.taken(client, await policy.push_policy(client, None))
+
+    run(test, signs)
+
+
+def test_other_bytes_under_a_digest_are_refused(run, signs, tmp_path):
+    """What the store gives for an adapter must be what the policy names."""
+
+    async def test(client, _):
+        data = lora(d=await width(client), fill=0.07)
+        pushed = await policy.push_policy(client, put(tmp_path / "a", data))
+        await policy.taken(client, pushed)
+        forged = pushed | {"adapter": pushed["adapter"] | {"file": pushed["adapter"]["file"] | {"size": len(data) - 1}}}
+        with pytest.raises(meander.EventError, match="not those of digest"):
+            await client.blob(forged["adapter"]["file"])
+        forged |= {"policy_version": pushed["policy_version"] + 1, "parent": pushed["policy_version"], "weights_digest": "0" * 64}
+        assert await policy._store(client, forged)
+        (sampler,) = await policy.taken(client, forged)
+        assert sampler["answer"]["state"] == "refused" and sampler["answer"]["serving"] == pushed["policy_version"]
+        await policy.taken(client, await policy.push_policy(client, None))
+
+    run(test, signs)
+
+
+def test_two_who_push_at_once(run, signs, tmp_path):
+    async def test(client, _):
+        before, d = await policy.policy(client), await width(client)
+        folders = [put(tmp_path / str(i), lora(d=d, fill=0.01 * (i + 1))) for i in range(4)]
+        pushed = await asyncio.gather(*(policy.push_policy(client, f) for f in folders))
+        assert sorted(p["policy_version"] for p in pushed) == [before["policy_version"] + 1 + i for i in range(4)]
+        await policy.taken(client, max(pushed, key=lambda p: p["policy_version"]))
+
+    run(test, signs)

@@ -1,0 +1,287 @@
+package decoding
+
+import (
+	"container/heap"
+	"math"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/flow"
+)
+
+// streamTokens is the third word of the counter of draws of tokens; others are in pkg/flow.
+const streamTokens = 3
+
+// leastExp is where e^x is taken for 0, as far below the likeliest token as no draw reaches.
+const leastExp = -700
+
+// Distribution is what logits and parameters say of the next token. The zero value is ready
+// for Reset, which may be called again: memory is kept. Not for concurrent use.
+type Distribution struct {
+	logits []float32
+	params Params
+	masked int
+
+	best        int32     // the likeliest token, of equal ones the lowest
+	top         float64   // its logit
+	lse         float64   // of the logits
+	entropy     float64   // of the softmax of the logits
+	temperature float64   // 1 where greedy
+	weight      []float64 // e^((z - top)/T)
+	kept        []bool    // nil: all
+	total       float64   // of the weights that are kept
+	totalLn     float64
+	count       int // how many are kept
+
+	memory     []bool // of kept
+	list       []int32
+	candidates candidates
+}
+
+// Choice is what is recorded of a token.
+type Choice struct {
+	ID int32
+	// LogProb is ln of the token's share of the softmax of the logits as they are, LSE their log
+	// of the sum of exponentials, Entropy that of the softmax, in nats.
+	LogProb, LSE, Entropy float32
+	// Processed is ln of the probability that the token was drawn with: after temperature and
+	// filters. -Inf is a token that they leave out.
+	Processed float32
+	// ProcessedLSE is the log of the sum of exponentials of the processed logits: divided by
+	// the temperature, without the tokens that are left out.
+	ProcessedLSE float32
+}
+
+// Reset takes logits, which must stay as they are while the distribution is in use, and
+// valid parameters.
+func (d *Distribution) Reset(logits []float32, p Params) error {
+	masked, err := Check(logits)
+	if err != nil {
+		return err
+	}
+	d.logits, d.params, d.masked = logits, p, masked
+	d.best = 0
+	for i, z := range logits {
+		if z > logits[d.best] {
+			d.best = int32(i)
+		}
+	}
+	d.top = float64(logits[d.best])
+	d.weight = slices.Grow(d.weight[:0], len(logits))[:len(logits)]
+	sum := d.weigh(1)
+	d.lse = d.top + flow.Ln(sum)
+	mean := 0.0
+	for i, w := range d.weight {
+		if w > 0 {
+			mean += float64(w * (float64(logits[i]) - d.top))
+		}
+	}
+	d.entropy = flow.Ln(sum) - mean/sum
+	d.process(sum)
+	return nil
+}
+
+// weigh fills the weights at a temperature and returns their sum.
+func (d *Distribution) weigh(t float64) float64 {
+	sum := 0.0
+	for i, z := range d.logits {
+		w := 0.0
+		if x := (float64(z) - d.top) / t; x > leastExp {
+			w = flow.Exp(x)
+		}
+		d.weight[i] = w
+		sum += w
+	}
+	return sum
+}
+
+// process applies temperature and filters; sum is that of the weights at temperature 1.
+func (d *Distribution) process(sum float64) {
+	p := d.params
+	d.kept, d.total, d.count, d.temperature = nil, sum, len(d.logits)-d.masked, 1
+	switch {
+	case p.Greedy():
+		d.keep(d.best)
+		return
+	case p.Temperature != 1:
+		d.temperature = p.Temperature
+		d.total = d.weigh(p.Temperature)
+	}
+	if p.filters() {
+		d.filter()
+	}
+	d.totalLn = flow.Ln(d.total)
+}
+
+// keep leaves tokens, and adds up their weights in the order of ids.
+func (d *Distribution) keep(ids ...int32) {
+	d.memory = slices.Grow(d.memory[:0], len(d.logits))[:len(d.logits)]
+	clear(d.memory)
+	for _, id := range ids {
+		d.memory[id] = true
+	}
+	d.kept, d.total, d.count = d.memory, 0, len(ids)
+	for i, w := range d.weight {
+		if d.kept[i] {
+			d.total += w
+		}
+	}
+	d.totalLn = flow.Ln(d.total)
+}
+
+// filter applies top-k, top-p and min-p, in this order, to tokens sorted by their logit, the
+// largest first, and of equal ones by their id. What is left is a beginning of that list.
+func (d *Distribution) filter() {
+	p := d.params
+	h := &d.candidates
+	h.logits, h.ids = d.logits, h.ids[:0]
+	for i, z := range d.logits {
+		if !math.IsInf(float64(z), -1) {
+			h.ids = append(h.ids, int32(i))
+		}
+	}
+	heap.Init(h)
+	most := h.Len()
+	if p.TopK > 0 {
+		most = min(most, p.TopK)
+	}
+	// The list comes off the heap as far as it is needed.
+	list := d.list[:0]
+	at := func(n int) float64 {
+		for n >= len(list) {
+			list = append(list, heap.Pop(h).(int32))
+		}
+		return d.weight[list[n]]
+	}
+	limit := math.Inf(1)
+	if p.TopP > 0 && p.TopP < 1 {
+		left := d.total
+		if most == p.TopK {
+			left = 0
+			for n := range most {
+				left += at(n)
+			}
+		}
+		limit = float64(p.TopP * left)
+	}
+	mass, n := at(0), 1
+	for ; n < most && mass < limit && at(n) >= p.MinP; n++ {
+		mass += at(n)
+	}
+	d.list = list
+	d.keep(list[:n]...)
+}
+
+// candidates is a heap of ids, the likeliest first.
+type candidates struct {
+	logits []float32
+	ids    []int32
+}
+
+func (h *candidates) Len() int { return len(h.ids) }
+
+func (h *candidates) Less(i, j int) bool { return before(h.logits, h.ids[i], h.ids[j]) }
+
+func before(logits []float32, a, b int32) bool {
+	if logits[a] != logits[b] {
+		return logits[a] > logits[b]
+	}
+	return a < b
+}
+
+func (h *candidates) Swap(i, j int) { h.ids[i], h.ids[j] = h.ids[j], h.ids[i] }
+
+func (h *candidates) Push(x any) { h.ids = append(h.ids, x.(int32)) }
+
+func (h *candidates) Pop() any {
+	last := len(h.ids) - 1
+	id := h.ids[last]
+	h.ids = h.ids[:last]
+	return id
+}
+
+// Draw returns the token at a position of a sequence, which counts from its first token, the
+// prompt's included: the inverse of the cumulated probability over the tokens that are left,
+// in the order of their ids.
+func (d *Distribution) Draw(seed uint64, position uint32) int32 {
+	if d.params.Greedy() {
+		return d.best
+	}
+	w := flow.Philox4x32([4]uint32{0, position, streamTokens, 0}, [2]uint32{uint32(seed), uint32(seed >> 32)})
+	u := float64((uint64(w[1])<<32|uint64(w[0]))>>11) * 0x1p-53
+	target := float64(u * d.total)
+	last := d.best
+	sum := 0.0
+	for i, weight := range d.weight {
+		if weight == 0 || d.kept != nil && !d.kept[i] {
+			continue
+		}
+		last = int32(i)
+		if sum += weight; sum > target {
+			return last
+		}
+	}
+	return last // roundings: u is next to 1
+}
+
+// At returns what is recorded of a token, drawn or given, in [0, vocabulary).
+func (d *Distribution) At(id int32) Choice {
+	z := float64(d.logits[id])
+	c := Choice{ID: id, LogProb: float32(z - d.lse), LSE: float32(d.lse), Entropy: float32(d.entropy), Processed: float32(math.Inf(-1))}
+	c.ProcessedLSE = float32(d.top/d.temperature + d.totalLn)
+	if d.kept == nil || d.kept[id] {
+		c.Processed = float32((z-d.top)/d.temperature - d.totalLn)
+	}
+	return c
+}
+
+// Masked is how many logits are -Inf.
+func (d *Distribution) Masked() int { return d.masked }
+
+// Kept is how many tokens are left after the filters.
+func (d *Distribution) Kept() int { return d.count }
+
+// Process writes the processed logits: divided by the temperature, -Inf where a token is left
+// out. dst may be the logits.
+func (d *Distribution) Process(dst []float32) {
+	for i, z := range d.logits {
+		if d.kept != nil && !d.kept[i] {
+			dst[i] = float32(math.Inf(-1))
+			continue
+		}
+		dst[i] = float32(float64(z) / d.temperature)
+	}
+}
+
+// Top returns the k likeliest tokens of logits, the likeliest first, and of equal ones the
+// lowest id first. Masked ones are among them only where there are too few others.
+func Top(logits []float32, k int) []int32 {
+	k = min(k, len(logits))
+	if k <= 0 {
+		return nil
+	}
+	// The worst of the k best is at the root.
+	worst := worstFirst{candidates{logits: logits, ids: make([]int32, k)}}
+	for i := range worst.ids {
+		worst.ids[i] = int32(i)
+	}
+	heap.Init(&worst)
+	least := logits[worst.ids[0]]
+	for i, z := range logits[k:] {
+		if z > least { // of equal ones the earlier stays
+			worst.ids[0] = int32(k + i)
+			heap.Fix(&worst, 0)
+			least = logits[worst.ids[0]]
+		}
+	}
+	slices.SortFunc(worst.ids, func(a, b int32) int {
+		if before(logits, a, b) {
+			return -1
+		}
+		return 1
+	})
+	return worst.ids
+}
+
+type worstFirst struct{ candidates }
+
+func (h *worstFirst) Less(i, j int) bool { return h.candidates.Less(j, i) }

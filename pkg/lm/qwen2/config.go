@@ -1,0 +1,146 @@
+package qwen2
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/decoding"
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/model/tokenizer"
+	"github.com/meander-rl/meander/pkg/safetensors"
+)
+
+// idList is a field that holds an id, a list of them, or null.
+type idList []int32
+
+func (l *idList) UnmarshalJSON(b []byte) error {
+	var one *int32
+	if json.Unmarshal(b, &one) == nil {
+		if one != nil {
+			*l = idList{*one}
+		}
+		return nil
+	}
+	return json.Unmarshal(b, (*[]int32)(l))
+}
+
+// generation is generation_config.json, as far as it can be followed.
+type generation struct {
+	EOS          idList   `json:"eos_token_id"`
+	Sample       bool     `json:"do_sample"`
+	Temperature  *float64 `json:"temperature"`
+	TopK         *int     `json:"top_k"`
+	TopP         float64  `json:"top_p"`
+	MinP         float64  `json:"min_p"`
+	MaxNewTokens int      `json:"max_new_tokens"`
+	Repetition   float64  `json:"repetition_penalty"`
+}
+
+// What transformers takes where a generation_config.json leaves a field out.
+const (
+	defaultTopK         = 50
+	defaultMaxNewTokens = 128
+)
+
+// params are how tokens are drawn where a prompt does not say.
+func (g *generation) params() decoding.Params {
+	p := decoding.Params{TopP: g.TopP, MinP: g.MinP, Temperature: 1, TopK: defaultTopK}
+	if g.Temperature != nil {
+		p.Temperature = *g.Temperature
+	}
+	if g.TopK != nil {
+		p.TopK = *g.TopK
+	}
+	if !g.Sample {
+		return decoding.Params{}
+	}
+	return p
+}
+
+// configs is everything that a folder says besides its tensors.
+type configs struct {
+	decoder    *nn.DecoderConfig
+	generation generation
+	notes      []string
+	reward     []string
+}
+
+func readConfigs(folder *safetensors.Folder) (*configs, error) {
+	c := &configs{decoder: nn.NewDecoderConfig()}
+	var top struct {
+		Architectures []string `json:"architectures"`
+		Type          string   `json:"model_type"`
+		EOS           idList   `json:"eos_token_id"`
+		Quant         any      `json:"quantization_config"`
+	}
+	if err := errors.Join(nn.ReadJSON(folder, lm.ConfigFile, c.decoder), nn.ReadJSON(folder, lm.ConfigFile, &top)); err != nil {
+		return nil, err
+	}
+	var f nn.Faults
+	f.Check(slices.Contains(top.Architectures, class), "architectures: %q; must have %s", top.Architectures, class)
+	f.Check(top.Type == "qwen2", "model_type: %q; must be qwen2", top.Type)
+	f.Check(top.Quant == nil, "quantization_config: not supported")
+	c.decoder.Check(&f, 1)
+	if err := f.Of(lm.ConfigFile); err != nil {
+		return nil, err
+	}
+	const file = "generation_config.json"
+	switch err := nn.ReadJSON(folder, file, &c.generation); {
+	case errors.Is(err, fs.ErrNotExist):
+		c.generation = generation{Sample: true, TopK: new(int)}
+	case err != nil:
+		return nil, err
+	}
+	if c.generation.EOS == nil {
+		c.generation.EOS = top.EOS
+	}
+	if r := c.generation.Repetition; r != 0 && r != 1 {
+		c.notes = append(c.notes, fmt.Sprintf("%s: repetition_penalty: %g is not followed: tokens are drawn without", file, r))
+	}
+	for _, id := range c.generation.EOS {
+		f.Check(id >= 0 && int(id) < c.decoder.Vocabulary, "eos_token_id: %d; must be below vocab_size = %d", id, c.decoder.Vocabulary)
+	}
+	f.Check(len(c.generation.EOS) > 0, "eos_token_id: none; must be there, or in %s", lm.ConfigFile)
+	f.Check(c.generation.MaxNewTokens >= 0, "max_new_tokens: %d; must be at least 0", c.generation.MaxNewTokens)
+	f.Check(c.generation.params().Validate() == nil, "%w", c.generation.params().Validate())
+	if err := f.Of(file); err != nil {
+		return nil, err
+	}
+	var defaults nn.Defaults
+	err := defaults.Read(folder)
+	c.reward = defaults.Reward
+	return c, err
+}
+
+// card is that of the model without what only its weights tell.
+func (c *configs) card(dir string, positions, cacheTokens int) lm.Card {
+	newTokens := c.generation.MaxNewTokens
+	if newTokens == 0 {
+		newTokens = defaultMaxNewTokens
+	}
+	return lm.Card{
+		Name: model.NameOf(dir), Family: familyName, Vocabulary: c.decoder.Vocabulary,
+		MaxPositions: positions, EOS: c.generation.EOS, Decoding: c.generation.params(), MaxNewTokens: newTokens,
+		Reward: c.reward, Notes: c.notes, CacheTokens: cacheTokens,
+	}
+}
+
+// fitTokenizer checks that every token has an embedding.
+func (c *configs) fitTokenizer(t *tokenizer.Tokenizer) error {
+	if t.Size() > c.decoder.Vocabulary {
+		return fmt.Errorf("tokenizer: %d tokens; must be at most vocab_size, %d", t.Size(), c.decoder.Vocabulary)
+	}
+	return nil
+}
+
+// newDigest starts with all but the weights that decides what ids and logits are.
+func newDigest(folder *safetensors.Folder) (*safetensors.Digest, error) {
+	d := safetensors.NewDigest()
+	return d, d.Files(folder, tokenizer.MaxFile, lm.ConfigFile, "chat_template.jinja",
+		"tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json")
+}

@@ -1,0 +1,249 @@
+// Package qwen2 is the Qwen2 family of language models: Qwen1.5, Qwen2 and Qwen2.5, from
+// folders in the layout of transformers.
+package qwen2
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// Model is a checkpoint of the family, computed in float32.
+//
+// Memory: projections in bf16 where the files have them so and the device can, all else in float32; the embedding of a tied
+// checkpoint twice; the cache; and, for each thread, activations of at most passTokens tokens.
+type Model struct {
+	*shared
+	card    lm.Card
+	decoder *nn.Decoder
+	head    nn.Linear // [vocabulary, width]
+	cache   cache
+	closed  sync.Once
+}
+
+// shared is what a model has in common with those derived from it by adapters.
+type shared struct {
+	users      atomic.Int32
+	base       *nn.Decoder // without adapters
+	baseDigest string
+	script
+	device    tensor.Device
+	ownDevice bool // it ends with the last model
+}
+
+var _ lm.Adaptable = (*Model)(nil)
+
+// Card describes the model.
+func (m *Model) Card() lm.Card { return m.card }
+
+// NewSequence is an empty sequence.
+func (m *Model) NewSequence() lm.Sequence { return &sequence{&m.cache, m.cache.pages.NewSpan()} }
+
+// MemoryBytes returns the memory of the weights, and that of sessions and cache.
+func (m *Model) MemoryBytes() (weights, working int) {
+	return m.decoder.Bytes() + m.head.Bytes(), m.device.WorkingBytes() + m.cache.bytes()
+}
+
+// Close stops the threads. A model and those made from it by WithAdapters share them: the
+// last Close counts.
+func (m *Model) Close() error {
+	var err error
+	m.closed.Do(func() {
+		if m.users.Add(-1) == 0 {
+			err = m.closeDevice()
+		}
+	})
+	return err
+}
+
+func (s *shared) closeDevice() error {
+	if !s.ownDevice {
+		return nil
+	}
+	return s.device.Close()
+}
+
+// WithAdapters returns the checkpoint plus the adapters, whatever adapters m has, with a cache
+// of its own. Both models must be closed.
+func (m *Model) WithAdapters(adapters ...lora.Weighted) (*Model, error) {
+	d := m.base.Clone()
+	if err := nn.Adapt(m.device, d.Places("model."), adapters); err != nil {
+		return nil, err
+	}
+	n := &Model{shared: m.shared, card: m.card, decoder: d, head: m.head}
+	n.cache.init(m.device, m.cache.cols, 4*m.cache.cols*m.cache.pages.Tokens())
+	n.card.WeightsDigest = lora.WeightsDigest(m.baseDigest, adapters...)
+	m.users.Add(1)
+	return n, nil
+}
+
+// BaseDigest names the checkpoint without adapters.
+func (m *Model) BaseDigest() string { return m.baseDigest }
+
+// Modules is what adapters can change.
+func (m *Model) Modules() lora.Table { return nn.Table(m.base.Places("model.")) }
+
+// Adapted is WithAdapters for any family.
+func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
+	n, err := m.WithAdapters(adapters...)
+	if err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// passTokens is the most tokens of one pass: what activations take is bounded by it.
+const passTokens = 512
+
+// splitBytes is the weights below which rows are worth more, to a thread each, than threads
+// to a product: larger ones would all be read by each.
+const splitBytes = 16 << 20
+
+// Forward appends ids to sequences, in passes of at most passTokens.
+func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
+	if err := m.check(rows); err != nil {
+		return err
+	}
+	before := make([]int, len(rows))
+	for i, r := range rows {
+		before[i] = r.Sequence.Len()
+	}
+	defer func() {
+		if err != nil {
+			for i, r := range rows {
+				r.Sequence.(*sequence).Cut(before[i])
+			}
+		}
+	}()
+	for i, r := range rows {
+		if err := r.Sequence.(*sequence).Grow(len(r.IDs)); err != nil {
+			return fmt.Errorf("row %d: %w", i, err)
+		}
+	}
+	if err := m.cache.ensure(ctx); err != nil {
+		return err
+	}
+	var parts []part
+	taken := 0
+	flush := func() error {
+		if len(parts) == 0 {
+			return nil
+		}
+		err := m.round(ctx, parts)
+		parts, taken = parts[:0], 0
+		return err
+	}
+	for i, r := range rows {
+		for from := 0; from < len(r.IDs); {
+			n := min(len(r.IDs)-from, passTokens-taken)
+			p := part{rows: r.Sequence.(*sequence).Rows()[:before[i]+from+n], ids: r.IDs[from : from+n]}
+			if from += n; from == len(r.IDs) {
+				p.logits = r.Logits
+			}
+			parts = append(parts, p)
+			if taken += n; taken == passTokens {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return flush()
+}
+
+// check says what is wrong with the rows of a call.
+func (m *Model) check(rows []lm.Row) error {
+	seen := make(map[*sequence]bool, len(rows))
+	for i, r := range rows {
+		s, ok := r.Sequence.(*sequence)
+		switch {
+		case !ok || s.cache != &m.cache:
+			return fmt.Errorf("row %d: a sequence of another model; must be of this one", i)
+		case seen[s]:
+			return fmt.Errorf("row %d: a sequence that is in the call already; must be there once", i)
+		case len(r.IDs) == 0:
+			return fmt.Errorf("row %d: no ids; must be at least one", i)
+		case s.Len()+len(r.IDs) > m.card.MaxPositions:
+			return fmt.Errorf("row %d: %w: %d tokens; must be at most %d", i, lm.ErrLong, s.Len()+len(r.IDs), m.card.MaxPositions)
+		case r.Logits != nil && len(r.Logits) != m.card.Vocabulary:
+			return fmt.Errorf("row %d: logits of %d elements; must be %d", i, len(r.Logits), m.card.Vocabulary)
+		}
+		seen[s] = true
+		for _, id := range r.IDs {
+			if id < 0 || int(id) >= m.card.Vocabulary {
+				return fmt.Errorf("row %d: %w: id %d; must be below %d", i, lm.ErrPrompt, id, m.card.Vocabulary)
+			}
+		}
+	}
+	return nil
+}
+
+// part is some tokens of a sequence: rows are those of the cache, up to the last of ids.
+type part struct {
+	rows   []int32
+	ids    []int32
+	logits []float32
+}
+
+// round computes parts, side by side where that is faster.
+func (m *Model) round(ctx context.Context, parts []part) error {
+	m.cache.mu.RLock()
+	defer m.cache.mu.RUnlock()
+	if len(parts) > 1 && m.decoder.Bytes() < splitBytes {
+		return nn.Split(ctx, m.device, len(parts), func(s tensor.Session, from, to int) error { return m.pass(ctx, s, parts[from:to]) })
+	}
+	return m.device.Run(ctx, true, func(s tensor.Session) error { return m.pass(ctx, s, parts) })
+}
+
+// pass runs the network once.
+func (m *Model) pass(ctx context.Context, s tensor.Session, parts []part) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	tokens := 0
+	for _, p := range parts {
+		tokens += len(p.ids)
+	}
+	lists := make([]int32, 4*tokens) // ids, rows, positions, tokens of the pass
+	ids, rows, positions, order := lists[:0:tokens], lists[tokens:tokens:2*tokens], lists[2*tokens:2*tokens:3*tokens], lists[3*tokens:]
+	past := &nn.Past{Cache: m.cache.matrix, Queries: make([][]int32, len(parts)), Keys: make([][]int32, len(parts))}
+	var last []int32
+	for i, p := range parts {
+		from, n := len(ids), len(p.ids)
+		ids = append(ids, p.ids...)
+		rows = append(rows, p.rows[len(p.rows)-n:]...)
+		for j := range n {
+			positions = append(positions, int32(len(p.rows)-n+j))
+			order[from+j] = int32(from + j)
+		}
+		past.Queries[i], past.Keys[i] = order[from:from+n], p.rows
+		if p.logits != nil {
+			last = append(last, int32(from+n-1))
+		}
+	}
+	past.Rows, past.Positions = rows, positions
+	d := m.decoder.Config.Width
+	x := tensor.NewMatrix(s, tokens, d)
+	m.decoder.Forward(s, x, ids, past)
+	if len(last) == 0 {
+		return nil
+	}
+	ends, logits := tensor.NewFactors(s, len(last), d), tensor.NewMatrix(s, len(last), m.card.Vocabulary)
+	s.Gather(ends, x, last)
+	m.decoder.Norm(s, ends, ends)
+	m.head.Apply(s, logits, ends, tensor.Epilogue{})
+	i := 0
+	for _, p := range parts {
+		if p.logits != nil {
+			s.CopyOutLater(p.logits, logits.SliceRows(i, i+1))
+			i++
+		}
+	}
+	return nil
+}

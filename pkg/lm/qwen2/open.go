@@ -1,0 +1,143 @@
+package qwen2
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/model/nn"
+	"github.com/meander-rl/meander/pkg/safetensors"
+	"github.com/meander-rl/meander/pkg/tensor/cpu"
+)
+
+const (
+	familyName = "qwen2"
+	class      = "Qwen2ForCausalLM"
+)
+
+// Family opens folders of the Qwen2ForCausalLM class.
+func Family() lm.Family {
+	return lm.Family{
+		Name: familyName, Class: class,
+		Open: func(dir string, o lm.Options) (lm.Model, error) {
+			m, err := openAdapted(dir, o)
+			if err != nil {
+				return nil, err
+			}
+			return m, nil
+		},
+		Language: openLanguage,
+		Inspect:  inspect,
+	}
+}
+
+func openAdapted(dir string, o lm.Options) (*Model, error) {
+	base, err := Open(dir, o)
+	if err != nil {
+		return nil, err
+	}
+	return nn.Adapted(base, o.Adapter, o.AdapterScale, base.WithAdapters)
+}
+
+// Bounds where options say nothing.
+const (
+	defaultCacheBytes = 1 << 30
+	mostPositions     = 1 << 15
+)
+
+// Open loads a checkpoint in the layout of transformers: config.json, generation_config.json,
+// a tokenizer, a chat template, and weights in F32, F16 or BF16, whole or in shards. Nothing
+// outside dir is read. Whatever is missing, unexpected, mis-shaped or not supported is named in
+// the error. Its options' adapter is not added.
+func Open(dir string, o lm.Options) (*Model, error) {
+	return nn.Open(dir, func(folder *safetensors.Folder) (*Model, error) { return open(folder, dir, o) })
+}
+
+func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) {
+	c, err := readConfigs(folder)
+	if err != nil {
+		return nil, err
+	}
+	positions := min(c.decoder.MaxPositions, mostPositions)
+	if o.MaxPositions != 0 {
+		var f nn.Faults
+		f.Within("MaxPositions", o.MaxPositions, 1, positions)
+		if err := f.Of("model options"); err != nil {
+			return nil, err
+		}
+		positions = o.MaxPositions
+	}
+	s := &shared{device: o.Device}
+	if s.script, err = readScript(folder, c); err != nil {
+		return nil, err
+	}
+	digest, err := newDigest(folder)
+	if err != nil {
+		return nil, err
+	}
+	if s.device == nil {
+		if s.device, err = cpu.NewDevice(cpu.Options{Threads: o.Threads}); err != nil {
+			return nil, err
+		}
+		s.ownDevice = true
+	}
+	m := &Model{shared: s}
+	err = nn.LoadPart(folder, s.device, ".", digest, o.Progress, func(l *nn.Loader) { m.decoder, m.head = load(l, c.decoder, positions) })
+	if err != nil {
+		return nil, errors.Join(err, s.closeDevice())
+	}
+	if o.CacheBytes <= 0 {
+		o.CacheBytes = defaultCacheBytes
+	}
+	m.cache.init(s.device, c.decoder.CacheCols(), o.CacheBytes)
+	s.users.Store(1)
+	s.base, s.baseDigest = m.decoder, digest.Hex()
+	m.card = c.card(dir, positions, m.cache.pages.Tokens())
+	m.card.WeightsDigest, m.card.Backend = s.baseDigest, s.device.Name()
+	return m, nil
+}
+
+// inspect describes a folder without its weights.
+func inspect(dir string) (_ *lm.Info, err error) {
+	folder, err := safetensors.OpenFolder(dir)
+	if err != nil {
+		return nil, fmt.Errorf("inspect model: %w", err)
+	}
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	var found model.Info
+	info := &lm.Info{Card: lm.Card{Name: model.NameOf(dir), Family: familyName}, CacheBytes: defaultCacheBytes}
+	c, err := readConfigs(folder)
+	found.Problem(err)
+	var read func(*nn.Loader)
+	if c != nil {
+		positions := min(c.decoder.MaxPositions, mostPositions)
+		info.CacheTokenBytes = 4 * c.decoder.CacheCols()
+		info.Card = c.card(dir, positions, lm.NewPages(info.CacheBytes/info.CacheTokenBytes).Tokens())
+		read = func(l *nn.Loader) { load(l, c.decoder, positions) }
+		s, err := readScript(folder, c)
+		if found.Problem(err); err == nil {
+			info.Tokens, info.Template = s.tokenizer.Size(), s.template.String()
+		}
+	}
+	nn.InspectPart(&found, folder, ".", class, read)
+	info.Parts, info.Problems = found.Parts, found.Problems
+	return info, nil
+}
+
+// load reads the weights. A head that is tied to the embedding is another copy of it, laid
+// out for products.
+func load(l *nn.Loader, c *nn.DecoderConfig, positions int) (*nn.Decoder, nn.Linear) {
+	l.Prefix, l.Narrow = "model.", true
+	d := l.Decoder(c, positions)
+	head := "embed_tokens"
+	if !c.Tied {
+		l.Prefix, head = "", "lm_head"
+	}
+	out := l.Linear(c.Width, false, nn.Out(head, c.Vocabulary))
+	l.Ignored = func(name string) bool {
+		return c.Tied && name == "lm_head.weight" || strings.HasSuffix(name, ".rotary_emb.inv_freq")
+	}
+	return d, out
+}

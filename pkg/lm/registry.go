@@ -1,0 +1,97 @@
+package lm
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor"
+)
+
+// ConfigFile is what a folder of a language model has, and tells its family by.
+const ConfigFile = "config.json"
+
+// Family is an architecture: how its checkpoints are told from others and opened.
+type Family struct {
+	// Name is the Card.Family of its models, Class the entry of architectures in config.json.
+	Name, Class string
+	// Open loads the checkpoint in a folder.
+	Open func(dir string, o Options) (Model, error)
+	// Language reads a folder without its weights: the card has neither their digest nor a backend, nor the size of a
+	// cache.
+	Language func(dir string) (Language, error)
+	// Inspect describes a folder by its configurations and the headers of its weights. What keeps it from being opened is
+	// in Info.Problems.
+	Inspect func(dir string) (*Info, error)
+}
+
+// Options change what a family opens. The zero value changes nothing.
+type Options struct {
+	// Device computes, and stays the caller's; default a CPU of Threads threads.
+	Device tensor.Device
+	// Threads is how many threads that CPU has; default GOMAXPROCS. Results do not depend on
+	// it.
+	Threads int
+	// Adapter is a LoRA in PEFT's form to add, a file or a folder; AdapterScale how much of
+	// it, default 1.
+	Adapter      string
+	AdapterScale float64
+	// CacheBytes bounds the cache of keys and values; default 1 GiB. It grows as it is needed.
+	CacheBytes int
+	// MaxPositions bounds sequences below what the model says; default, and at most, 32768.
+	MaxPositions int
+	// Progress hears of weights on their way to the device.
+	Progress model.Progress
+}
+
+// Registry is the families that a program knows.
+type Registry []Family
+
+// Find returns the folder of the model called name, which is looked for as those of images are
+// (model.Registry), and its family. The error for a folder that is not there, or of no family,
+// wraps model.ErrUnknown.
+func (r Registry) Find(name string) (dir string, f Family, err error) {
+	dir, tried := model.FindFolder(name, ConfigFile)
+	if dir == "" {
+		return "", f, fmt.Errorf("model %q: %w; must be a folder with a %s; looked in %s", name, model.ErrUnknown, ConfigFile, strings.Join(tried, ", "))
+	}
+	classes, err := classesOf(dir)
+	if err != nil {
+		return "", f, fmt.Errorf("model %q: %w", name, err)
+	}
+	var known []string
+	for _, f := range r {
+		if slices.Contains(classes, f.Class) {
+			return dir, f, nil
+		}
+		known = append(known, f.Class)
+	}
+	return "", f, fmt.Errorf("model %q: %w: %s: architectures: %.80q; must be one of %s", name, model.ErrUnknown, ConfigFile, classes, strings.Join(known, ", "))
+}
+
+func classesOf(dir string) (classes []string, err error) {
+	var c struct {
+		Architectures []string `json:"architectures"`
+	}
+	err = model.ReadIndex(dir, ConfigFile, &c)
+	return c.Architectures, err
+}
+
+// Open returns the model called name, as Find finds it. The caller closes it.
+func (r Registry) Open(name string, o Options) (Model, error) {
+	dir, f, err := r.Find(name)
+	if err != nil {
+		return nil, err
+	}
+	return f.Open(dir, o)
+}
+
+// Language reads the model called name without its weights.
+func (r Registry) Language(name string) (Language, error) {
+	dir, f, err := r.Find(name)
+	if err != nil {
+		return nil, err
+	}
+	return f.Language(dir)
+}

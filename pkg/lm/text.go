@@ -1,0 +1,82 @@
+package lm
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// Decoder turns the bytes of tokens, which may end in the middle of a character, into text.
+// The zero value is ready.
+type Decoder struct{ held []byte }
+
+// Push adds the bytes of a token and returns the text that is complete. Bytes that no
+// character can begin with, or go on with, are U+FFFD, one for each longest part of a character, as
+// transformers has them.
+func (d *Decoder) Push(piece string) string {
+	if len(d.held) == 0 && utf8.ValidString(piece) {
+		return piece
+	}
+	d.held = append(d.held, piece...)
+	var b strings.Builder
+	rest := d.held
+	for len(rest) > 0 {
+		r, n := utf8.DecodeRune(rest)
+		if r == utf8.RuneError && n == 1 {
+			if n = begun(rest); n == len(rest) && n < missing(rest[0]) {
+				break // the rest may come
+			}
+			r = utf8.RuneError
+		}
+		b.WriteRune(r)
+		rest = rest[n:]
+	}
+	d.held = append(d.held[:0], rest...)
+	return b.String()
+}
+
+// Flush returns what is left at the end.
+func (d *Decoder) Flush() string {
+	if len(d.held) == 0 {
+		return ""
+	}
+	d.held = d.held[:0]
+	return string(utf8.RuneError)
+}
+
+// missing is how many bytes the character has that b begins, 1 where none does.
+func missing(b byte) int {
+	switch {
+	case b >= 0xC2 && b < 0xE0:
+		return 2
+	case b >= 0xE0 && b < 0xF0:
+		return 3
+	case b >= 0xF0 && b < 0xF5:
+		return 4
+	}
+	return 1
+}
+
+// begun is how many bytes at the beginning of b, which is no character, could begin one; at least 1.
+func begun(b []byte) int {
+	n := 1
+	for n < len(b) && n < missing(b[0]) {
+		low, high := byte(0x80), byte(0xBF)
+		if n == 1 {
+			switch b[0] { // no overlong forms, no surrogates, nothing beyond U+10FFFF
+			case 0xE0:
+				low = 0xA0
+			case 0xED:
+				high = 0x9F
+			case 0xF0:
+				low = 0x90
+			case 0xF4:
+				high = 0x8F
+			}
+		}
+		if b[n] < low || b[n] > high {
+			break
+		}
+		n++
+	}
+	return n
+}

@@ -1,0 +1,136 @@
+package lora
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/safetensors"
+)
+
+// Full is the weights of a whole transformer, in one file or in shards, in the place of those of a checkpoint. It is
+// immutable and belongs to no model.
+type Full struct {
+	archive *safetensors.Archive
+	files   [][]byte
+}
+
+// OpenFull reads a safetensors file, or a folder with the file or the shards of a transformer; in that of a model it is
+// that in transformer. Files stay in use until Close.
+func OpenFull(name string) (*Full, error) {
+	open := safetensors.Open
+	if info, err := os.Stat(name); err == nil && info.IsDir() {
+		open = func(dir string) (*safetensors.Archive, error) {
+			if inner, err := os.Stat(filepath.Join(dir, "transformer")); err == nil && inner.IsDir() {
+				dir = filepath.Join(dir, "transformer")
+			}
+			folder, err := safetensors.OpenFolder(dir)
+			if err != nil {
+				return nil, err
+			}
+			a, err := folder.Archive(".")
+			return a, errors.Join(err, folder.Close())
+		}
+	}
+	a, err := open(name)
+	if err != nil {
+		return nil, fmt.Errorf("open weights %q: %w", name, err)
+	}
+	return newFull(a), nil
+}
+
+// ParseFull is OpenFull of files in memory, in the order of Files. They stay in use and must not be modified.
+func ParseFull(files ...[]byte) (*Full, error) {
+	contents := make([]safetensors.Contents, len(files))
+	for i, f := range files {
+		contents[i] = safetensors.Contents{Name: fmt.Sprintf("file %d of the weights", i+1), Bytes: f}
+	}
+	a, err := safetensors.ParseAll(contents...)
+	if err != nil {
+		return nil, err
+	}
+	return newFull(a), nil
+}
+
+func newFull(a *safetensors.Archive) *Full {
+	f := &Full{archive: a}
+	for _, c := range a.Files() {
+		f.files = append(f.files, c.Bytes)
+	}
+	return f
+}
+
+// Archive has the tensors.
+func (f *Full) Archive() *safetensors.Archive { return f.archive }
+
+// Files are the bytes of the file, or of the shards in their order. They must not be modified.
+func (f *Full) Files() [][]byte { return f.files }
+
+// Close lets go of the files.
+func (f *Full) Close() error { return f.archive.Close() }
+
+// FullDigest names the weights of a checkpoint named base with another transformer: the SHA-256 in hex over base, a
+// newline, and of each of the transformer's files "full ", the SHA-256 of its bytes in hex and a newline.
+func FullDigest(base string, files ...string) string {
+	d := safetensors.NewDigest()
+	fmt.Fprintf(d, "%s\n", base)
+	for _, f := range files {
+		fmt.Fprintf(d, "full %s\n", f)
+	}
+	return d.Hex()
+}
+
+// Shapes are the tensors of a transformer: of each its shape, by the name that it has in a checkpoint.
+type Shapes map[string][]int
+
+// ParseShapes reads what Encode of shapes has written.
+func ParseShapes(data []byte) (Shapes, error) {
+	var s Shapes
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, fmt.Errorf("table of tensors: %w", err)
+	}
+	return s, nil
+}
+
+// Encode is the table as JSON, the same bytes for equal tables.
+func (s Shapes) Encode() ([]byte, error) { return json.Marshal(s) }
+
+// Check says which tensors are missing, too many, of another shape, or not finite.
+func (s Shapes) Check(f *Full) error {
+	var missing, unexpected, shapes, values []string
+	for name, shape := range s {
+		info, ok := f.archive.Info(name)
+		switch {
+		case !ok:
+			missing = append(missing, name)
+		case !slices.Equal(info.Shape, shape):
+			shapes = append(shapes, fmt.Sprintf("%s: %v; must be %v", name, info.Shape, shape))
+		default:
+			x, err := f.archive.Floats(name)
+			if err != nil {
+				return err
+			}
+			if !finiteAll(x) {
+				values = append(values, name)
+			}
+		}
+	}
+	for _, name := range f.archive.Names() {
+		if _, ok := s[name]; !ok {
+			unexpected = append(unexpected, name)
+		}
+	}
+	var faults []error
+	for _, of := range []struct {
+		what  string
+		names []string
+	}{{"missing", missing}, {"unexpected", unexpected}, {"of another shape", shapes}, {"not finite", values}} {
+		if slices.Sort(of.names); len(of.names) > 0 {
+			faults = append(faults, fmt.Errorf("%d tensors %s: %s", len(of.names), of.what, safetensors.ListNames(of.names)))
+		}
+	}
+	return errors.Join(faults...)
+}

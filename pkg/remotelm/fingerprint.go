@@ -1,0 +1,88 @@
+package remotelm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"slices"
+)
+
+// fewTop is how many numbers of a token are asked for where not all are: the drawn one's, which vLLM puts first, whichever it
+// is, and the largest.
+const fewTop = 2
+
+// fingerprint finds out where tokens are to be asked for, and what the numbers are that come with them: no server says
+// whether they are log-probs or logits, nor of which distribution. Of those before temperature the two largest are as
+// far apart at any temperature; exponentials of log-probs sum to 1 at most.
+func (s *Server) fingerprint(ctx context.Context) error {
+	var plain probe
+	var err error
+	for _, s.facts.Route = range s.dialect.routes() {
+		if plain, err = s.probe(ctx, 1, fewTop); !closed(err) {
+			break
+		}
+	}
+	var hot probe
+	if err == nil {
+		hot, err = s.probe(ctx, 0.5, fewTop)
+	}
+	if err != nil {
+		return fmt.Errorf("ask for a token with its log-probs: %w", err)
+	}
+	before := math.Abs(hot.gap-plain.gap) < math.Abs(hot.gap-2*plain.gap)
+	logits := plain.mass > 1.001 || hot.mass > 1.001
+	switch {
+	case logits && !before:
+		return fmt.Errorf("%w: it gives processed logits; start it with --logprobs-mode raw_logits, of which all else follows, or raw_logprobs", ErrRefused)
+	case logits:
+		switch _, err := s.probe(ctx, 1, -1); {
+		case errors.Is(err, ErrGarbage): // of another vocabulary
+			return fmt.Errorf("%w: %w", ErrRefused, err)
+		case err != nil:
+			return fmt.Errorf("it gives logits, of which a log-prob follows where all of a token are there; start it with --max-logprobs -1, or with --logprobs-mode raw_logprobs: %w", err)
+		}
+		s.facts.Values = Logits
+	case before:
+		s.facts.Values = Raw
+	default:
+		s.facts.Values = s.dialect.after()
+	}
+	return nil
+}
+
+// closed says that a route is not there, or not open.
+func closed(err error) bool {
+	r, ok := errors.AsType[*refusal](err)
+	return ok && (r.status == http.StatusNotFound || r.status == http.StatusForbidden || r.status == http.StatusMethodNotAllowed)
+}
+
+// probe is what comes with a token: how far the two largest numbers are apart, and the sum of their exponentials.
+type probe struct{ gap, mass float64 }
+
+// probe draws one of the two likeliest tokens.
+func (s *Server) probe(ctx context.Context, temperature float64, top int) (p probe, err error) {
+	r := Request{ID: "meander-probe", IDs: s.config.Probe, MaxTokens: 1, Temperature: temperature, TopP: 1, TopK: 2, Seed: 1}
+	err = s.generate(ctx, r, top, func(e event) bool {
+		for _, t := range e.tokens {
+			of := map[int32]float64{t.id: t.value}
+			for i, id := range t.ids {
+				of[id] = t.of[i]
+			}
+			var values []float64
+			for _, v := range of {
+				values = append(values, v)
+			}
+			if slices.SortFunc(values, func(a, b float64) int { return cmp.Compare(b, a) }); len(values) > 1 {
+				p = probe{gap: values[0] - values[1], mass: math.Exp(values[0]) + math.Exp(values[1])}
+			}
+		}
+		return true
+	})
+	if err == nil && p == (probe{}) {
+		err = fmt.Errorf("%w: no numbers of the two likeliest tokens", ErrRefused)
+	}
+	return p, err
+}

@@ -1,0 +1,222 @@
+// Package remotelmtest has servers of language models for tests: they answer with bytes that real ones did, and break
+// off, hang and lie where a test says so. The model is deploy/models/sums.
+package remotelmtest
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// recorded are answers of vLLM 0.32.0 to the prompt Prompt, one for each route and mode, and to the questions with which it is
+// found out, and of SGLang 0.5.23's form.
+//
+//go:embed testdata
+var recorded embed.FS
+
+// Prompt is what the recorded answers go on from, in the model's template, and Answer are the tokens of most of them.
+const Prompt = "347+58=?"
+
+// Recorded is one of the files of testdata.
+func Recorded(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := recorded.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// Modes of a vLLM server.
+const (
+	LogProbs    = "logprobs"    // raw_logprobs by its token route
+	Logits      = "logits"      // raw_logits by its token route
+	Completions = "completions" // raw_logprobs without its token route
+	SGLang      = "sglang"      // /generate of SGLang
+)
+
+// Server is one that plays back.
+type Server struct {
+	*httptest.Server
+	// Mode is how it was started.
+	Mode string
+	t    testing.TB
+
+	mu      sync.Mutex
+	answers []Answer
+	asked   []map[string]any
+	down    atomic.Bool
+	wake    chan struct{}
+}
+
+// Answer is what a server says when it is asked for tokens.
+type Answer func(w http.ResponseWriter, body map[string]any)
+
+// New starts a server whose generations are answers, in turn, the last for all that follow; without any, what was recorded.
+func New(t testing.TB, mode string, answers ...Answer) *Server {
+	t.Helper()
+	s := &Server{Mode: mode, t: t, answers: answers, wake: make(chan struct{})}
+	if len(answers) == 0 {
+		s.answers = []Answer{Whole(s.Stream())}
+	}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		close(s.wake)
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// Engine is what --engine takes.
+func (s *Server) Engine() string {
+	if s.Mode == SGLang {
+		return "sglang=" + s.URL
+	}
+	return "vllm=" + s.URL
+}
+
+// Stream is what was recorded of an answer in the server's mode.
+func (s *Server) Stream() []byte {
+	if s.Mode == SGLang {
+		return Recorded(s.t, "sglang-cumulative.sse")
+	}
+	return Recorded(s.t, "vllm-"+s.Mode+".sse")
+}
+
+// Down has the server answer 503 to everything, or no longer.
+func (s *Server) Down(down bool) { s.down.Store(down) }
+
+// Asked are the bodies of the requests for tokens so far, without those that find out what it is.
+func (s *Server) Asked() []map[string]any {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]map[string]any{}, s.asked...)
+}
+
+// ServeHTTP answers as the server of its mode does.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.down.Load() {
+		http.Error(w, `{"error":{"message":"the engine is dead","code":503}}`, http.StatusServiceUnavailable)
+		return
+	}
+	switch path := r.URL.Path; {
+	case path == "/health", path == "/abort_request":
+	case s.Mode == SGLang && (path == "/server_info" || path == "/model_info"):
+		_, _ = w.Write(Recorded(s.t, "sglang"+strings.ReplaceAll(path, "/", "-")+".json"))
+	case s.Mode != SGLang && path == "/version":
+		_, _ = w.Write(Recorded(s.t, "vllm-version.json"))
+	case s.Mode != SGLang && path == "/v1/models":
+		_, _ = w.Write(Recorded(s.t, "vllm-models.json"))
+	case s.Mode == Completions && path == "/inference/v1/generate":
+		http.Error(w, `{"error":{"message":"not enabled","code":403}}`, http.StatusForbidden)
+	case path == "/v1/completions", path == "/inference/v1/generate", path == "/generate":
+		s.generate(w, r)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
+	var body map[string]any
+	if data, err := io.ReadAll(r.Body); err != nil || json.Unmarshal(data, &body) != nil {
+		http.Error(w, `{"error":{"message":"no JSON","code":400}}`, http.StatusBadRequest)
+		return
+	}
+	id := fmt.Sprint(body["request_id"], body["rid"])
+	if strings.Contains(id, "meander-probe") {
+		s.probe(w, body)
+		return
+	}
+	s.mu.Lock()
+	answer := s.answers[min(len(s.asked), len(s.answers)-1)]
+	s.asked = append(s.asked, body)
+	s.mu.Unlock()
+	answer(w, body)
+}
+
+// probe answers the questions with which a client finds out what the numbers are.
+func (s *Server) probe(w http.ResponseWriter, body map[string]any) {
+	sampling := body
+	for _, name := range []string{"sampling_params"} {
+		if in, ok := body[name].(map[string]any); ok {
+			sampling = in
+		}
+	}
+	name := fmt.Sprintf("vllm-%s-probe-%v.sse", s.Mode, sampling["temperature"])
+	switch {
+	case s.Mode == SGLang:
+		name = fmt.Sprintf("sglang-probe-%v.sse", sampling["temperature"])
+	case sampling["logprobs"] == -1.0:
+		name = "vllm-logits-probe-all.sse"
+	}
+	Whole(Recorded(s.t, name))(w, body)
+}
+
+// Whole answers with all of a stream.
+func Whole(stream []byte) Answer {
+	return func(w http.ResponseWriter, _ map[string]any) { _, _ = w.Write(stream) }
+}
+
+// Bytewise sends a stream byte by byte, so that tokens, and the characters in them, are split over chunks.
+func Bytewise(stream []byte) Answer {
+	return func(w http.ResponseWriter, _ map[string]any) {
+		for i := range stream {
+			_, _ = w.Write(stream[i : i+1])
+			w.(http.Flusher).Flush()
+		}
+	}
+}
+
+// Cut sends the first events of a stream, and half of the next, and drops the connection.
+func Cut(stream []byte, events int) Answer {
+	return func(w http.ResponseWriter, _ map[string]any) {
+		list := Events(stream)
+		_, _ = w.Write(bytes.Join(list[:events], nil))
+		_, _ = w.Write(list[events][:len(list[events])/2])
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// Hang sends the first events of a stream, and then nothing until the test ends.
+func (s *Server) Hang(stream []byte, events int) Answer {
+	return func(w http.ResponseWriter, _ map[string]any) {
+		_, _ = w.Write(bytes.Join(Events(stream)[:events], nil))
+		w.(http.Flusher).Flush()
+		<-s.wake
+	}
+}
+
+// Fail answers with a status.
+func Fail(status int, body string) Answer {
+	return func(w http.ResponseWriter, _ map[string]any) { http.Error(w, body, status) }
+}
+
+// Tail is a stream without its first events.
+func Tail(stream []byte, events int) []byte { return bytes.Join(Events(stream)[events:], nil) }
+
+// Events are those of a stream, each with the blank line behind it.
+func Events(stream []byte) (list [][]byte) {
+	for _, e := range bytes.SplitAfter(stream, []byte("\n\n")) {
+		if len(bytes.TrimSpace(e)) > 0 {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+// Then answers as a server that goes over to another, at its own place in a test: a is asked first, then b.
+func (s *Server) Then(answers ...Answer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answers, s.asked = answers, nil
+}

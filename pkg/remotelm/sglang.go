@@ -1,0 +1,165 @@
+package remotelm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// sglang is the server of SGLang 0.4 and newer: /generate. An event has all tokens so far, or, of servers started for it, the
+// new ones; their count tells which. It gives log-probs after temperature and before filters, or before both where it
+// is told to by its environment, and no logits.
+type sglang struct{}
+
+const sglangGenerate = "/generate"
+
+func (sglang) routes() []string { return []string{sglangGenerate} }
+
+func (sglang) after() string { return Tempered }
+
+// release aborts a request: with its connection alone it may go on in the server's queue.
+func (sglang) release(s *Server, id string) {
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		_ = s.ask(ctx, http.MethodPost, "/abort_request", map[string]any{"rid": id}, nil)
+	}()
+}
+
+func (sglang) find(ctx context.Context, s *Server, f *Facts) error {
+	var server struct {
+		Version string `json:"version"`
+		Context *int   `json:"context_length"`
+	}
+	if err := s.either(ctx, &server, "/server_info", "/get_server_info"); err != nil {
+		return err
+	}
+	var model struct {
+		Path string `json:"model_path"`
+	}
+	if err := s.either(ctx, &model, "/model_info", "/get_model_info"); err != nil {
+		return err
+	}
+	f.Version, f.Model = server.Version, model.Path
+	if server.Context != nil {
+		f.MaxTokens = *server.Context
+	}
+	return nil
+}
+
+// either asks by a name of now, or by one of before.
+func (s *Server) either(ctx context.Context, v any, now, before string) error {
+	err := s.ask(ctx, http.MethodGet, now, nil, v)
+	if errors.Is(err, ErrRefused) {
+		err = s.ask(ctx, http.MethodGet, before, nil, v)
+	}
+	return err
+}
+
+func (sglang) body(_ Facts, r *Request, top int) map[string]any {
+	k := r.TopK
+	if k == 0 {
+		k = -1
+	}
+	return map[string]any{
+		"input_ids": r.IDs, "rid": r.ID, "stream": true, "return_logprob": true, "top_logprobs_num": top,
+		"sampling_params": map[string]any{
+			"max_new_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": k, "min_p": r.MinP, "sampling_seed": r.Seed & (1<<31 - 1),
+			"stop_token_ids": r.Stop, "ignore_eos": true, "no_stop_trim": true, "skip_special_tokens": false,
+		},
+	}
+}
+
+type sglangEvent struct {
+	Error json.RawMessage `json:"error"`
+	IDs   []int32         `json:"output_ids"`
+	Meta  struct {
+		Tokens *int `json:"completion_tokens"`
+		Finish *struct {
+			Type    string `json:"type"`
+			Message string `json:"message"`
+			Status  int    `json:"status_code"`
+		} `json:"finish_reason"`
+		LogProbs []sglangNumber   `json:"output_token_logprobs"`
+		Top      [][]sglangNumber `json:"output_top_logprobs"`
+		Version  string           `json:"weight_version"`
+		Versions []struct {
+			Version string `json:"version"`
+			Start   int    `json:"start"`
+			End     int    `json:"end"`
+		} `json:"weight_versions"`
+	} `json:"meta_info"`
+}
+
+// sglangNumber is [log-prob, id, text or null].
+type sglangNumber struct {
+	value float64
+	id    int32
+}
+
+func (n *sglangNumber) UnmarshalJSON(b []byte) error {
+	var in []json.RawMessage
+	var value *float64
+	var id *int32
+	if err := json.Unmarshal(b, &in); err != nil || len(in) < 2 {
+		return fmt.Errorf("%.40q; must be [log-prob, id, text]", b)
+	}
+	if err := errors.Join(json.Unmarshal(in[0], &value), json.Unmarshal(in[1], &id)); err != nil || value == nil || id == nil {
+		return fmt.Errorf("%.40q; must be [log-prob, id, text]", b)
+	}
+	n.value, n.id = *value, *id
+	return nil
+}
+
+func (sglang) read(_ Facts, data []byte, done []int32) (e event, err error) {
+	var in sglangEvent
+	if err := json.Unmarshal(data, &in); err != nil {
+		return e, fmt.Errorf("%w: %w", ErrGarbage, err)
+	}
+	if len(in.Error) > 0 {
+		return e, serverError(data, in.Error)
+	}
+	m := &in.Meta
+	if m.Tokens == nil {
+		return e, fmt.Errorf("%w: meta_info.completion_tokens: none", ErrGarbage)
+	}
+	if f := m.Finish; f != nil {
+		if e.finish = f.Type; f.Type == aborted && f.Status >= 400 && f.Status < 500 {
+			return e, &refusal{f.Status, fmt.Errorf("%w: %.400s", ErrAborted, f.Message)}
+		}
+	}
+	fresh := *m.Tokens - len(done)
+	switch n := len(in.IDs); {
+	case fresh < 0:
+		return e, fmt.Errorf("%w: %d tokens after %d; must not be fewer", ErrGarbage, *m.Tokens, len(done))
+	case fresh == 0: // of an abort, the last once more
+	case n == *m.Tokens && !slices.Equal(in.IDs[:len(done)], done):
+		return e, fmt.Errorf("%w: other tokens in the place of some of the first %d", ErrGarbage, len(done))
+	case n != *m.Tokens && n != fresh:
+		return e, fmt.Errorf("%w: %d ids of %d tokens, after %d; must be all, or the new ones", ErrGarbage, n, *m.Tokens, len(done))
+	case len(m.LogProbs) != n, len(m.Top) != n:
+		return e, fmt.Errorf("%w: log-probs of %d tokens, the likeliest of %d, %d ids", ErrGarbage, len(m.LogProbs), len(m.Top), n)
+	default:
+		for i := n - fresh; i < n; i++ {
+			token := scored{id: in.IDs[i], value: m.LogProbs[i].value}
+			if m.LogProbs[i].id != token.id {
+				return e, fmt.Errorf("%w: the log-prob of token %d in the place of that of %d", ErrGarbage, m.LogProbs[i].id, token.id)
+			}
+			for _, t := range m.Top[i] {
+				token.ids, token.of = append(token.ids, t.id), append(token.of, t.value)
+			}
+			e.tokens = append(e.tokens, token)
+		}
+	}
+	for _, w := range m.Versions {
+		e.weights = append(e.weights, Span{w.Version, w.Start, w.End})
+	}
+	if len(m.Versions) == 0 && m.Version != "" {
+		e.weights = []Span{{m.Version, 0, *m.Tokens}}
+	}
+	return e, nil
+}

@@ -1,0 +1,163 @@
+package remotelm
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// vllm is the server of vLLM 0.11 and newer: its token route where that is open (--enable-scale-out), which tells the
+// versions of weights, else its completions, with ids for texts. Streams are deltas, mostly a token at a time, several
+// where the reader is slow. It drops a request whose connection closes.
+type vllm struct{}
+
+const (
+	vllmTokens      = "/inference/v1/generate"
+	vllmCompletions = "/v1/completions"
+)
+
+func (vllm) routes() []string { return []string{vllmTokens, vllmCompletions} }
+
+func (vllm) after() string { return Processed }
+
+func (vllm) release(*Server, string) {}
+
+func (vllm) find(ctx context.Context, s *Server, f *Facts) error {
+	var version struct {
+		Version string `json:"version"`
+	}
+	if err := s.ask(ctx, http.MethodGet, "/version", nil, &version); err != nil {
+		return err
+	}
+	var models struct {
+		Data []struct {
+			ID     string  `json:"id"`
+			Parent *string `json:"parent"`
+			Tokens int     `json:"max_model_len"`
+		} `json:"data"`
+	}
+	if err := s.ask(ctx, http.MethodGet, "/v1/models", nil, &models); err != nil {
+		return err
+	}
+	for _, m := range models.Data {
+		if m.Parent == nil { // not an adapter of another
+			f.Version, f.Model, f.MaxTokens = version.Version, m.ID, m.Tokens
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: /v1/models: none; must be the model that it serves", ErrGarbage)
+}
+
+func (vllm) body(f Facts, r *Request, top int) map[string]any {
+	sampling := map[string]any{
+		"max_tokens": r.MaxTokens, "temperature": r.Temperature, "top_p": r.TopP, "top_k": r.TopK, "min_p": r.MinP, "seed": r.Seed,
+		"logprobs": top, "stop_token_ids": r.Stop, "ignore_eos": true, "repetition_penalty": 1.0,
+	}
+	body := map[string]any{"model": f.Model, "request_id": r.ID, "stream": true}
+	if f.Route == vllmTokens {
+		body["token_ids"], body["sampling_params"], body["output_mode"] = r.IDs, sampling, "tokens"
+		return body
+	}
+	body["prompt"], body["return_token_ids"], body["return_tokens_as_token_ids"] = r.IDs, true, true
+	for k, v := range sampling {
+		body[k] = v
+	}
+	return body
+}
+
+// vllmToken is the number of a token.
+type vllmToken struct {
+	ID      *int32   `json:"token_id"`
+	LogProb *float64 `json:"logprob"`
+}
+
+type vllmEvent struct {
+	Error   json.RawMessage `json:"error"`
+	Choices []struct {
+		Index    int     `json:"index"`
+		IDs      []int32 `json:"token_ids"`
+		Finish   *string `json:"finish_reason"`
+		LogProbs struct {
+			Content []struct {
+				vllmToken
+				Top []vllmToken `json:"top_logprobs"`
+			} `json:"content"` // of the token route
+			Values []*float64            `json:"token_logprobs"` // of completions
+			Top    []map[string]*float64 `json:"top_logprobs"`
+		} `json:"logprobs"`
+		Weights []struct {
+			Version string `json:"version"`
+			Start   int    `json:"start"`
+			End     int    `json:"end"`
+		} `json:"weight_versions"`
+	} `json:"choices"`
+}
+
+func (vllm) read(f Facts, data []byte, _ []int32) (e event, err error) {
+	var in vllmEvent
+	if err := json.Unmarshal(data, &in); err != nil {
+		return e, fmt.Errorf("%w: %w", ErrGarbage, err)
+	}
+	if len(in.Error) > 0 {
+		return e, serverError(data, in.Error)
+	}
+	if len(in.Choices) == 0 {
+		return e, nil // a count of tokens
+	}
+	c := in.Choices[0]
+	if len(in.Choices) > 1 || c.Index != 0 {
+		return e, fmt.Errorf("%w: %d answers, the first of index %d; must be one", ErrGarbage, len(in.Choices), c.Index)
+	}
+	if c.Finish != nil {
+		e.finish = *c.Finish
+	}
+	for _, w := range c.Weights {
+		e.weights = append(e.weights, Span{w.Version, w.Start, w.End})
+	}
+	if f.Route == vllmTokens {
+		if len(c.LogProbs.Content) != len(c.IDs) {
+			return e, fmt.Errorf("%w: numbers of %d tokens, %d ids", ErrGarbage, len(c.LogProbs.Content), len(c.IDs))
+		}
+		for i, t := range c.LogProbs.Content {
+			list := append([]vllmToken{t.vllmToken}, t.Top...)
+			if t.ID == nil || *t.ID != c.IDs[i] {
+				return e, fmt.Errorf("%w: the number of another token than %d", ErrGarbage, c.IDs[i])
+			}
+			token := scored{id: c.IDs[i]}
+			for k, n := range list {
+				switch {
+				case n.ID == nil || n.LogProb == nil:
+					return e, fmt.Errorf("%w: token %d: no number", ErrGarbage, c.IDs[i])
+				case k == 0:
+					token.value = *n.LogProb
+				default:
+					token.ids, token.of = append(token.ids, *n.ID), append(token.of, *n.LogProb)
+				}
+			}
+			e.tokens = append(e.tokens, token)
+		}
+		return e, nil
+	}
+	if len(c.LogProbs.Values) != len(c.IDs) || len(c.LogProbs.Top) != len(c.IDs) {
+		return e, fmt.Errorf("%w: numbers of %d tokens, %d ids; vLLM must know return_token_ids, as 0.11 and newer do", ErrGarbage, len(c.LogProbs.Values), len(c.IDs))
+	}
+	for i, id := range c.IDs {
+		token := scored{id: id}
+		if c.LogProbs.Values[i] == nil {
+			return e, fmt.Errorf("%w: token %d: no number", ErrGarbage, id)
+		}
+		token.value = *c.LogProbs.Values[i]
+		for name, v := range c.LogProbs.Top[i] {
+			n, err := strconv.ParseInt(strings.TrimPrefix(name, "token_id:"), 10, 32)
+			if err != nil || !strings.HasPrefix(name, "token_id:") || v == nil {
+				return e, fmt.Errorf("%w: %.40q among the likeliest; must be a token_id:N with its number", ErrGarbage, name)
+			}
+			token.ids, token.of = append(token.ids, int32(n)), append(token.of, *v)
+		}
+		e.tokens = append(e.tokens, token)
+	}
+	return e, nil
+}

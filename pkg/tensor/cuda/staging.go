@@ -1,0 +1,87 @@
+package cuda
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/tensor/cuda/internal/driver"
+)
+
+// staging is memory of the host that copies take at full speed, kept from session to session.
+type staging struct {
+	d driver.Driver
+
+	mu   sync.Mutex
+	idle [][]byte
+}
+
+// take returns at least so many bytes: of what is idle the least that is enough.
+func (p *staging) take(bytes int) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	best := -1
+	for i, b := range p.idle {
+		if len(b) >= bytes && (best < 0 || len(b) < len(p.idle[best])) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return p.d.Host(roundUp(bytes))
+	}
+	b, last := p.idle[best], len(p.idle)-1
+	p.idle[best], p.idle = p.idle[last], p.idle[:last]
+	return b, nil
+}
+
+// give takes back what take returned, when no copy is under way.
+func (p *staging) give(bs ...[]byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle = append(p.idle, bs...)
+}
+
+// close frees what is idle.
+func (p *staging) close() (err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, b := range p.idle {
+		err = errors.Join(err, p.d.FreeHost(b))
+	}
+	p.idle = nil
+	return err
+}
+
+// stopwatch measures how long anything is under way.
+type stopwatch struct {
+	mu    sync.Mutex
+	open  int
+	since time.Time
+	sum   time.Duration
+}
+
+func (w *stopwatch) start() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open++; w.open == 1 {
+		w.since = time.Now()
+	}
+}
+
+func (w *stopwatch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open--; w.open == 0 {
+		w.sum += time.Since(w.since)
+	}
+}
+
+// total is what is measured until now.
+func (w *stopwatch) total() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open > 0 {
+		return w.sum + time.Since(w.since)
+	}
+	return w.sum
+}

@@ -1,0 +1,55 @@
+package schemas
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+
+	"github.com/vmihailenco/msgpack/v5"
+)
+
+// JSON is an event, or what is inside of one, for JSON: the wire's keys, with binary data
+// replaced by its length and digest, and seeds as strings, since most readers of JSON round
+// numbers above 2^53.
+func JSON(v any) any {
+	data, err := msgpack.Marshal(v)
+	if err != nil {
+		return map[string]any{"error": err.Error()}
+	}
+	return JSONOfBytes(data)
+}
+
+// JSONOfBytes is the same for an encoded event that was checked before.
+func JSONOfBytes(data []byte) any {
+	var v any
+	if err := msgpack.Unmarshal(data, &v); err != nil {
+		return map[string]any{"error": err.Error()}
+	}
+	return plain(v)
+}
+
+func plain(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			if v[k] = plain(x); k == "sample_seed" || k == "noise_seed" {
+				v[k] = fmt.Sprint(x)
+			}
+		}
+	case []any:
+		for i, x := range v {
+			v[i] = plain(x)
+		}
+	case []byte:
+		sum := sha256.Sum256(v)
+		return map[string]any{"bytes": len(v), "sha256": hex.EncodeToString(sum[:])}
+	case float64:
+		if math.IsNaN(v) || math.IsInf(v, 0) {
+			return fmt.Sprint(v)
+		}
+	case float32:
+		return plain(float64(v))
+	}
+	return v
+}

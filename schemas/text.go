@@ -1,0 +1,515 @@
+package schemas
+
+import (
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+)
+
+// Message is one message of a conversation.
+type Message struct {
+	// Role is whose message it is: system, user or assistant.
+	Role string `msgpack:"role" enum:"Roles"`
+	// Content is its text, UTF-8; of a prompt's last message, which is what is answered, MaxPromptBytes at most.
+	Content string `msgpack:"content" size:"0..MaxAnswerBytes"`
+}
+
+// Text is how a language model answers. Of an empty one everything is the model's.
+type Text struct {
+	// MaxNewTokens is the most tokens of an answer; 0: it is empty.
+	MaxNewTokens *int64 `msgpack:"max_new_tokens,omitempty" range:"0..MaxTokens-1" absent:"the model's" flag:"max-new-tokens"`
+	// Temperature divides the logits before a token is drawn; 0 takes the likeliest.
+	Temperature *float64 `msgpack:"temperature,omitempty" range:"0..MaxTemperature" absent:"the model's" flag:"temperature"`
+	// TopK leaves the k likeliest tokens to draw from; 0: all.
+	TopK *int64 `msgpack:"top_k,omitempty" range:"0..MaxVocabulary" absent:"the model's" flag:"top-k"`
+	// TopP leaves the likeliest tokens, as many as it takes to have this much probability; 1: all.
+	TopP *float64 `msgpack:"top_p,omitempty" range:"(0..1]" absent:"the model's" flag:"top-p"`
+	// MinP leaves the tokens with at least this share of the probability of the likeliest; 0: all.
+	MinP *float64 `msgpack:"min_p,omitempty" range:"0..1" absent:"the model's" flag:"min-p"`
+	// Stop are texts that end an answer where they appear in it, wherever its tokens begin and end.
+	Stop []string `msgpack:"stop,omitempty" size:"0..MaxStops,unique" flag:"stop"`
+	// StopTokenIDs are tokens that end an answer, beside those of the model.
+	StopTokenIDs []int64 `msgpack:"stop_token_ids,omitempty" size:"0..MaxStops,unique" range:"0..MaxVocabulary-1" flag:"stop-token-ids"`
+	// Logits are what is stored of the logits of each token that is generated.
+	Logits *Logits `msgpack:"logits,omitempty" absent:"none; log-probs, log-sum-exp and entropy are always there" flag:"logits"`
+	// Interaction is who answers the model, so that it can go on.
+	Interaction *Interaction `msgpack:"interaction,omitempty" absent:"nobody; the model answers once"`
+	// TokensPerEvent is how many tokens one event has; a turn's last may have fewer.
+	TokensPerEvent *int64 `msgpack:"tokens_per_event,omitempty" range:"1..MaxTokensPerEvent" default:"1" flag:"tokens-per-event"`
+}
+
+// Logits say which of a token's logits are stored, and how.
+type Logits struct {
+	// Form is none, topk (the K largest), ids (those of IDs) or full (all of the vocabulary).
+	Form string `msgpack:"form,omitempty" enum:"LogitsForms" default:"none"`
+	// K is how many topk has.
+	K *int64 `msgpack:"k,omitempty" range:"1..MaxTopLogits" absent:"20, of topk"`
+	// IDs are the tokens whose logits ids has.
+	IDs []int64 `msgpack:"ids,omitempty" size:"0..MaxTopLogits,unique" range:"0..MaxVocabulary-1"`
+	// DType is how they are stored. A logit that it cannot hold fails the sample: it is never clamped.
+	DType string `msgpack:"dtype,omitempty" enum:"LatentsDTypes" default:"F32"`
+	// Kind is raw, as the model gives them, or processed: divided by the temperature, and -inf where
+	// top_k, top_p or min_p leave a token out.
+	Kind string `msgpack:"kind,omitempty" enum:"LogitsKinds" default:"raw"`
+	// Answers are the answers of a conversation whose logits are stored, from 0.
+	Answers []int64 `msgpack:"answers,omitempty" size:"0..MaxAnswers,unique" range:"0..MaxAnswers-1" absent:"all"`
+}
+
+// TextRequest is the Text of a prompt, resolved.
+type TextRequest struct {
+	// Messages is the conversation to answer.
+	Messages []Message `msgpack:"messages" size:"1..MaxMessages"`
+	// MaxNewTokens bounds the tokens of an answer. So does the context of the model.
+	MaxNewTokens int64   `msgpack:"max_new_tokens" range:"0..MaxTokens-1"`
+	Temperature  float64 `msgpack:"temperature" range:"0..MaxTemperature"`
+	TopK         int64   `msgpack:"top_k" range:"0..MaxVocabulary"`
+	TopP         float64 `msgpack:"top_p" range:"(0..1]"`
+	MinP         float64 `msgpack:"min_p" range:"0..1"`
+	// Stop and StopTokenIDs end an answer, beside the tokens with which the model ends its turn.
+	Stop         []string `msgpack:"stop" size:"0..MaxStops,unique"`
+	StopTokenIDs []int64  `msgpack:"stop_token_ids" size:"0..MaxStops,unique" range:"0..MaxVocabulary-1"`
+	// Logits are what is stored of them; absent: none.
+	Logits *Logits `msgpack:"logits,omitempty"`
+	// Interaction is who answers the model; absent: nobody, it answers once.
+	Interaction    *Interaction `msgpack:"interaction,omitempty"`
+	TokensPerEvent int64        `msgpack:"tokens_per_event" range:"1..MaxTokensPerEvent"`
+	// Vocabulary is V, the number of logits of a token.
+	Vocabulary int64 `msgpack:"vocabulary" range:"1..MaxVocabulary"`
+}
+
+// TextPolicy is what a lane that serves a language model takes.
+type TextPolicy struct {
+	// Vocabulary is V, the number of logits of a token.
+	Vocabulary int64 `msgpack:"vocabulary" range:"1..MaxVocabulary"`
+	// MaxTokens bounds a prompt together with its answer.
+	MaxTokens int64 `msgpack:"max_tokens" range:"1..MaxTokens"`
+	// MaxNewTokens to MinP are for prompts that leave them out.
+	MaxNewTokens int64   `msgpack:"max_new_tokens" range:"0..MaxTokens-1"`
+	Temperature  float64 `msgpack:"temperature" range:"0..MaxTemperature"`
+	TopK         int64   `msgpack:"top_k" range:"0..MaxVocabulary"`
+	TopP         float64 `msgpack:"top_p" range:"(0..1]"`
+	MinP         float64 `msgpack:"min_p" range:"0..1"`
+	// Engine draws the tokens; absent: the sampler does.
+	Engine *TextEngine `msgpack:"engine,omitempty"`
+}
+
+// TextResult is what a sample of text came to.
+type TextResult struct {
+	// Settings is how it was asked for.
+	Settings TextRequest `msgpack:"settings"`
+	// IDs [n], I32, is the whole sequence: the prompt in its template, and what was generated, with the
+	// token that ended it. This and what follows is absent unless completed.
+	IDs *Tensor `msgpack:"ids,omitempty"`
+	// Mask [n], U8, is 1 where a token was generated: what there is to train on.
+	Mask *Tensor `msgpack:"mask,omitempty"`
+	// LogProbs [n], F32, are those of the tokens before temperature and filters, in nats; 0 where Mask is.
+	LogProbs *Tensor `msgpack:"log_probs,omitempty"`
+	// ProcessedLogProbs [n], F32, are those that the tokens were drawn with, after temperature and filters.
+	ProcessedLogProbs *Tensor `msgpack:"processed_log_probs,omitempty"`
+	// Entropies [n], F32, are those of the distributions of LogProbs, in nats.
+	Entropies *Tensor `msgpack:"entropies,omitempty"`
+	// TopLogProbs [n], F32, are those of the likeliest tokens, by the distributions of LogProbs.
+	TopLogProbs *Tensor `msgpack:"top_log_probs,omitempty"`
+	// Drawn says which server drew the tokens; absent: the sampler did, and drawing again gives the same. With it, of the
+	// numbers of tokens those are absent that the server does not give; one of LogProbs and ProcessedLogProbs is there.
+	Drawn *DrawnText `msgpack:"drawn,omitempty"`
+	// Turns are the parts of the sequence, in order.
+	Turns []Turn `msgpack:"turns,omitempty" size:"0..MaxTurns"`
+	// Conversation is how that with the interaction ended: terminated, max_turns or context; of a sample that failed for it timeout,
+	// absent, error or garbage. Without an interaction it is absent.
+	Conversation string `msgpack:"conversation,omitempty" enum:"ConversationStates?"`
+}
+
+// Turn is a part of a sequence that is one participant's, or, of what was given, that of several.
+type Turn struct {
+	// Begin and End are its tokens, [begin, end).
+	Begin int64 `msgpack:"begin" range:"0..MaxTokens"`
+	End   int64 `msgpack:"end" range:"0..MaxTokens"`
+	// Generated says that the model made it; else it was given.
+	Generated bool `msgpack:"generated"`
+	// FinishReason is why a turn that was generated ended: stop or length.
+	FinishReason string `msgpack:"finish_reason,omitempty" enum:"FinishReasons?"`
+	// Matched is the text of Stop that ended it; absent: none did.
+	Matched string `msgpack:"matched,omitempty" size:"0..MaxPromptBytes"`
+	// Text is what it says, without the tokens of the template and without what ended it. Of what was given it is
+	// absent: the messages of the settings have it, or the reply to the turn before.
+	Text string `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
+	// Score is what the interaction gives a turn that was generated, Reply what it says to it, and Metadata what it tells of it.
+	// A reply to the last turn was not said to the model any more.
+	Score    *float64 `msgpack:"score,omitempty"`
+	Reply    string   `msgpack:"reply,omitempty" size:"0..MaxPromptBytes"`
+	Metadata Metadata `msgpack:"metadata,omitempty"`
+}
+
+// Tensors are those of the result that are there, by their wire names.
+func (e *TextResult) Tensors() []NamedTensor {
+	var list []NamedTensor
+	for _, t := range []struct {
+		name   string
+		tensor *Tensor
+	}{{"ids", e.IDs}, {"mask", e.Mask}, {"log_probs", e.LogProbs}, {"processed_log_probs", e.ProcessedLogProbs}, {"entropies", e.Entropies}, {"top_log_probs", e.TopLogProbs}} {
+		if t.tensor != nil {
+			list = append(list, NamedTensor{t.name, *t.tensor})
+		}
+	}
+	return list
+}
+
+// Answer is the text of the last turn that was generated.
+func (e *TextResult) Answer() string {
+	for _, t := range slices.Backward(e.Turns) {
+		if t.Generated {
+			return t.Text
+		}
+	}
+	return ""
+}
+
+// Generated is the number of tokens that were generated.
+func (e *TextResult) Generated() (n int64) {
+	for _, t := range e.Turns {
+		if t.Generated {
+			n += t.End - t.Begin
+		}
+	}
+	return n
+}
+
+// form is that of what is stored of the logits.
+func (e *Logits) form() string {
+	if e == nil || e.Form == "" {
+		return LogitsNone
+	}
+	return e.Form
+}
+
+// PerToken is the number of logits that are stored of a token.
+func (e *TextRequest) PerToken() int64 {
+	switch e.Logits.form() {
+	case LogitsTopK:
+		return min(*e.Logits.K, e.Vocabulary)
+	case LogitsIDs:
+		return int64(len(e.Logits.IDs))
+	case LogitsFull:
+		return e.Vocabulary
+	}
+	return 0
+}
+
+// StoresLogits says whether logits of an answer are stored, from 0.
+func (e *TextRequest) StoresLogits(answer int64) bool {
+	return e.PerToken() > 0 && (len(e.Logits.Answers) == 0 || slices.Contains(e.Logits.Answers, answer))
+}
+
+// HasTop says why the k largest raw logits of each token are not among those that are stored; nil when they are.
+func (e *TextRequest) HasTop(k int64) error {
+	switch form := e.Logits.form(); {
+	case form != LogitsTopK && form != LogitsFull, e.PerToken() < min(k, e.Vocabulary):
+		return fmt.Errorf("text.logits: %s, %d of a token; must be topk with k at least %d, or full", form, e.PerToken(), k)
+	case len(e.Logits.Answers) > 0:
+		return fmt.Errorf("text.logits.answers: %v; must be absent: the mean is one of all tokens", e.Logits.Answers)
+	case e.LogitsKind() != LogitsRaw:
+		return fmt.Errorf("text.logits.kind: %q; must be raw", e.LogitsKind())
+	}
+	return nil
+}
+
+// LogitsKind is that of the logits that log-sum-exps are of.
+func (e *TextRequest) LogitsKind() string {
+	if e.Logits == nil || e.Logits.Kind == "" {
+		return LogitsRaw
+	}
+	return e.Logits.Kind
+}
+
+// LogitsBytes is what the stored logits of a token take: their values and, of topk, their ids.
+func (e *TextRequest) LogitsBytes() int64 {
+	n := e.PerToken()
+	if n == 0 {
+		return 0
+	}
+	size, _ := DTypeSize(e.Logits.DType)
+	if e.Logits.form() == LogitsTopK {
+		size += 4
+	}
+	return n * size
+}
+
+// PromptTokens bounds the tokens of the messages in their template, of tokenizers that work on bytes.
+func (e *TextRequest) PromptTokens() int64 {
+	const template = 64 // what a template puts around a message
+	n := int64(template)
+	for _, m := range e.Messages {
+		n += int64(len(m.Content)) + template
+	}
+	return min(n, MaxTokens)
+}
+
+// scheduleDigest covers what must be equal in a group for its advantages to mean anything: the text
+// "meander text schedule 1", max_new_tokens (integer), temperature (float64), top_k (integer), top_p,
+// min_p (float64), stop (list of text), stop_token_ids (list of integer) and vocabulary (integer), and what Interaction says.
+func (e *TextRequest) scheduleDigest() string {
+	d := newDigester("meander text schedule 1")
+	e.sampling(d)
+	sum := d.sum()
+	return hex.EncodeToString(sum[:])
+}
+
+func (e *TextRequest) sampling(d *digester) {
+	d.integer(e.MaxNewTokens)
+	d.float(e.Temperature)
+	d.integer(e.TopK)
+	d.float(e.TopP)
+	d.float(e.MinP)
+	texts(d, e.Stop)
+	d.integers(e.StopTokenIDs)
+	d.integer(e.Vocabulary)
+	e.Interaction.digest(d)
+}
+
+// digest covers, after the text "text", the messages (list of role and content), the sampling as the
+// schedule digest has it, and the tensors (list of name and tensor), where a server drew the tokens the text "drawn", its name and
+// values, and the turns (list of begin, end, generated
+// as 1 or 0, finish_reason, matched and text). With an interaction there follow conversation, and of each turn whether it has a
+// score (1 or 0), the score (float64; 0 without), reply and metadata (bytes).
+func (e *TextResult) digest(d *digester) error {
+	d.text("text")
+	d.integer(int64(len(e.Settings.Messages)))
+	for _, m := range e.Settings.Messages {
+		d.text(m.Role)
+		d.text(m.Content)
+	}
+	e.Settings.sampling(d)
+	tensors := e.Tensors()
+	d.integer(int64(len(tensors)))
+	for i := range tensors {
+		d.text(tensors[i].Name)
+		if err := d.tensor(&tensors[i].Tensor); err != nil {
+			return err
+		}
+	}
+	if e.Drawn != nil {
+		d.text("drawn")
+		d.text(e.Drawn.Engine.Name)
+		d.text(e.Drawn.Engine.Values)
+	}
+	d.integer(int64(len(e.Turns)))
+	for _, t := range e.Turns {
+		d.integers([]int64{t.Begin, t.End})
+		d.bool(t.Generated)
+		d.text(t.FinishReason)
+		d.text(t.Matched)
+		d.text(t.Text)
+	}
+	if e.Settings.Interaction != nil {
+		d.text(e.Conversation)
+		for _, t := range e.Turns {
+			d.bool(t.Score != nil)
+			score := 0.0
+			if t.Score != nil {
+				score = *t.Score
+			}
+			d.float(score)
+			d.text(t.Reply)
+			d.text(string(t.Metadata))
+		}
+	}
+	return nil
+}
+
+// textual checks what a prompt says of text, and that what is an image's alone is absent beside it.
+func (p *Prompt) textual(f *faults) {
+	if last := len(p.Messages) - 1; last >= 0 {
+		if p.Prompt != "" {
+			f.add("prompt", quote(p.Prompt), "must be empty beside messages, the last of which is answered")
+		}
+		if p.Messages[last].Role == RoleAssistant {
+			f.item("messages", last).add("role", quote(RoleAssistant), "must be another: the last message is what the model answers")
+		}
+		if n := len(p.Messages[last].Content); n > MaxPromptBytes {
+			f.item("messages", last).add("content", strconv.Itoa(n)+" bytes", "must be at most "+strconv.Itoa(MaxPromptBytes)+": it is the prompt; messages before it may have "+strconv.Itoa(MaxAnswerBytes))
+		}
+	}
+	if p.Text == nil {
+		return
+	}
+	for _, field := range p.pictorial() {
+		f.add(field, "given", "must be absent beside text: it is for images")
+	}
+}
+
+// pictorial are the fields of a prompt that are there and only images have.
+func (p *Prompt) pictorial() (names []string) {
+	for _, of := range []struct {
+		name  string
+		given bool
+	}{
+		{"negative_prompt", p.NegativePrompt != nil},
+		{"truncate_prompt", p.TruncatePrompt},
+		{"height", p.Height != nil},
+		{"width", p.Width != nil},
+		{"num_inference_steps", p.NumInferenceSteps != nil},
+		{"true_cfg_scale", p.TrueCFGScale != nil},
+		{"sigmas", p.Sigmas != nil},
+		{"rollout", !p.Rollout.empty()},
+		{"initial_noise", p.InitialNoise != ""},
+		{"start", p.Start != nil},
+		{"stop", p.Stop != nil},
+		{"scheduled_sampling", p.ScheduledSampling != nil},
+		{"tree", p.Tree != nil},
+		{"prune", p.Prune != nil},
+	} {
+		if of.given {
+			names = append(names, of.name)
+		}
+	}
+	return names
+}
+
+func (r *Rollout) empty() bool {
+	return r.SDEType == "" && r.NoiseLevel == nil && r.SDEStepIndices == nil && r.SDEWindow == nil && r.ReturnStepIndices == nil && r.CheckpointEvery == nil &&
+		r.LogProbKind == "" && r.Solver == "" && len(r.Debug) == 0 && r.LatentsDType == "" && !r.ReturnConditioning
+}
+
+func (t *Text) rules(f *faults) {
+	perEvent := int64(1)
+	if t.TokensPerEvent != nil {
+		perEvent = *t.TokensPerEvent
+	}
+	temperature := 1.0
+	if t.Temperature != nil {
+		temperature = *t.Temperature
+	}
+	t.Logits.across(f, perEvent, temperature)
+	t.Logits.answers(f, t.Interaction)
+	tempered(f, temperature)
+	stops(f, t.Stop)
+}
+
+// tempered refuses temperatures that leave one token alone without saying so.
+func tempered(f *faults, temperature float64) {
+	if temperature > 0 && temperature < MinTemperature {
+		f.add("temperature", formatFloat(temperature), "must be 0, which takes the likeliest token, or at least "+formatFloat(MinTemperature))
+	}
+}
+
+func (e *TextRequest) rules(f *faults) {
+	e.Logits.across(f, e.TokensPerEvent, e.Temperature)
+	e.Logits.answers(f, e.Interaction)
+	e.Interaction.resolved(f.in("interaction"))
+	tempered(f, e.Temperature)
+	stops(f, e.Stop)
+	if e.Logits != nil && e.Logits.form() == LogitsTopK && e.Logits.K == nil {
+		f.in("logits").add("k", "null", "must be there")
+	}
+	below := func(field string, ids []int64) {
+		for i, id := range ids {
+			if id >= e.Vocabulary && e.Vocabulary >= 1 && id < MaxVocabulary {
+				f.add(field+"["+strconv.Itoa(i)+"]", strconv.FormatInt(id, 10), "must be below the vocabulary, "+strconv.FormatInt(e.Vocabulary, 10))
+				return
+			}
+		}
+	}
+	below("stop_token_ids", e.StopTokenIDs)
+	if e.Logits != nil {
+		below("logits.ids", e.Logits.IDs)
+	}
+}
+
+func stops(f *faults, list []string) {
+	for i, s := range list {
+		if s == "" || len(s) > MaxStopBytes {
+			f.add("stop["+strconv.Itoa(i)+"]", strconv.Itoa(len(s))+" bytes", "must be between 1 and "+strconv.Itoa(MaxStopBytes))
+		}
+	}
+}
+
+// across checks the rules across the fields, and those with what is beside it.
+func (e *Logits) across(f *faults, perEvent int64, temperature float64) {
+	if e == nil {
+		return
+	}
+	g := f.in("logits")
+	form := e.form()
+	if e.K != nil && form != LogitsTopK {
+		g.add("k", strconv.FormatInt(*e.K, 10), "must be absent unless form is topk")
+	}
+	if len(e.IDs) > 0 && form != LogitsIDs {
+		g.add("ids", strconv.Itoa(len(e.IDs))+" items", "must be absent unless form is ids")
+	}
+	if form == LogitsIDs {
+		g.length("ids", len(e.IDs), 1, MaxTopLogits)
+	}
+	if e.Kind == LogitsProcessed && temperature == 0 {
+		g.add("kind", quote(e.Kind), "must be raw at temperature 0, which takes the likeliest token and divides by nothing")
+	}
+	if form == LogitsFull && perEvent > 1 && perEvent <= MaxTokensPerEvent {
+		f.add("tokens_per_event", strconv.FormatInt(perEvent, 10), "must be 1 where logits are full: a sampler has one vector of a sample in memory")
+	}
+}
+
+// answers checks that those whose logits are asked for may come.
+func (e *Logits) answers(f *faults, with *Interaction) {
+	if e == nil {
+		return
+	}
+	g, most := f.in("logits"), int64(1)
+	switch {
+	case with != nil && with.MaxTurns != nil:
+		most = *with.MaxTurns
+	case with != nil:
+		most = MaxAnswers // its default is not known here
+	}
+	if len(e.Answers) > 0 && e.form() == LogitsNone {
+		g.add("answers", fmt.Sprint(e.Answers), "must be absent unless logits are stored")
+	}
+	for _, answer := range e.Answers {
+		if answer >= most {
+			g.add("answers", strconv.FormatInt(answer, 10), "must be below "+strconv.FormatInt(most, 10)+", the most answers there are (interaction.max_turns)")
+			return
+		}
+	}
+}
+
+// completed checks that the sequence of a completed sample is whole.
+func (e *TextResult) completed(f *faults) {
+	if e.IDs == nil || len(e.IDs.Shape) != 1 {
+		f.add("ids", "null", "must be the sequence, [n], when completed")
+		return
+	}
+	n := e.IDs.Shape[0]
+	dtypes := map[string]string{"ids": "I32", "mask": "U8"}
+	tensors := e.Tensors()
+	switch {
+	case e.Drawn == nil && !f.exactly("tensors", len(tensors), 6, "ids, mask, log_probs, processed_log_probs, entropies and top_log_probs"):
+		return
+	case e.Mask == nil || e.LogProbs == nil && e.ProcessedLogProbs == nil:
+		f.add("tensors", strconv.Itoa(len(tensors)), "must have mask, and one of log_probs and processed_log_probs")
+		return
+	}
+	for i := range tensors {
+		t, want := &tensors[i].Tensor, "F32"
+		if d, ok := dtypes[tensors[i].Name]; ok {
+			want = d
+		}
+		if t.DType != want || len(t.Shape) != 1 || t.Shape[0] != n {
+			f.in(tensors[i].Name).add("shape", t.DType+" "+strconv.Itoa(len(t.Shape)), "must be "+want+" ["+strconv.FormatInt(n, 10)+"]")
+		}
+	}
+	at := int64(0)
+	for i, t := range e.Turns {
+		g := f.item("turns", i)
+		if t.Begin != at || t.End < t.Begin {
+			g.add("begin", strconv.FormatInt(t.Begin, 10), "must be "+strconv.FormatInt(at, 10)+", where the turn before it ends")
+			return
+		}
+		if at = t.End; t.Generated != (t.FinishReason != "") {
+			g.add("finish_reason", quote(t.FinishReason), "must be there exactly where the turn was generated")
+		}
+	}
+	e.conversed(f)
+	if at != n {
+		f.add("turns", "to "+strconv.FormatInt(at, 10), "must lead to "+strconv.FormatInt(n, 10)+", the end of the sequence")
+	}
+}

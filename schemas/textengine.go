@@ -1,0 +1,77 @@
+package schemas
+
+import "fmt"
+
+// TextEngine is a server that draws the tokens of a lane in the place of its sampler. They come from the server's own
+// generator: drawing again, which gives the same tokens where a sampler draws, gives others.
+type TextEngine struct {
+	// Name is the kind of server, vllm or sglang.
+	Name string `msgpack:"name" enum:"TextEngines"`
+	// Version is the release that the server says it has.
+	Version string `msgpack:"version" size:"0..MaxName"`
+	// Values is what it gives of a token: its log-prob before temperature and filters (raw), after temperature and
+	// before filters (tempered), after both (processed), or all logits as the model gives them (logits).
+	Values string `msgpack:"values" enum:"EngineValues"`
+}
+
+// DrawnText says by whom the tokens of a text were drawn.
+type DrawnText struct {
+	// Engine is the server that drew them, as the sampler found it.
+	Engine TextEngine `msgpack:"engine"`
+	// Resumed is how often the server's answer broke off, and was gone on with from the tokens there were.
+	Resumed int64 `msgpack:"resumed,omitempty" range:"0.."`
+	// Weights are the versions that the server named, in order. Of tokens that are in none it said nothing.
+	Weights []WeightSpan `msgpack:"weights,omitempty" size:"0..MaxTurns"`
+}
+
+// WeightSpan is the tokens [begin, end) of a sequence that were drawn with one version of the weights.
+type WeightSpan struct {
+	// Version is the server's own name of it.
+	Version string `msgpack:"version" size:"1..MaxName"`
+	// Begin and End are its tokens, [begin, end).
+	Begin int64 `msgpack:"begin" range:"0..MaxTokens"`
+	End   int64 `msgpack:"end" range:"0..MaxTokens"`
+}
+
+// TokenNumbers are those that there are of the tokens of a text; of what a sampler draws there are all.
+type TokenNumbers struct{ LogProbs, ProcessedLogProbs, LogSumExps, Entropies, TopLogProbs bool }
+
+// String names the server with its release.
+func (e *TextEngine) String() string {
+	if e.Version == "" {
+		return e.Name
+	}
+	return e.Name + " " + e.Version
+}
+
+// Gives is what there is of the tokens of a text that the server draws; nil: the sampler does. An error names what is asked
+// for and cannot be given, and what to do.
+func (e *TextEngine) Gives(x *TextRequest) (TokenNumbers, error) {
+	if e == nil || e.Values == EngineLogits {
+		return TokenNumbers{true, true, true, true, true}, nil
+	}
+	if form := x.Logits.form(); form != LogitsNone {
+		fix := "start it with --logprobs-mode raw_logits --max-logprobs -1"
+		if e.Name == EngineSGLang {
+			fix = "serve the model with vllm in its mode raw_logits, or without --engine"
+		}
+		return TokenNumbers{}, fmt.Errorf("text.logits.form: %q; must be none: the lane's tokens are drawn by %s, which gives log-probs and no logits; for these %s", form, e, fix)
+	}
+	whole := (x.TopK == 0 || x.TopK >= x.Vocabulary) && x.TopP >= 1 && x.MinP == 0
+	cold, plain := x.Temperature == 0, x.Temperature == 1 || x.Temperature == 0
+	var n TokenNumbers
+	switch e.Values {
+	case EngineRaw:
+		n.LogProbs, n.ProcessedLogProbs = true, cold || plain && whole
+	case EngineTempered:
+		n.LogProbs, n.ProcessedLogProbs = plain, cold || whole
+	default:
+		n.LogProbs, n.ProcessedLogProbs = plain && whole, true
+	}
+	if !n.LogProbs && !n.ProcessedLogProbs {
+		return n, fmt.Errorf("text.temperature: %g, with top_k %d, top_p %g, min_p %g; must be 0 or 1, or the others must leave all tokens: %s gives log-probs after temperature and before filters, which are neither those of the model nor those that tokens are drawn with",
+			x.Temperature, x.TopK, x.TopP, x.MinP, e)
+	}
+	n.TopLogProbs = n.LogProbs
+	return n, nil
+}

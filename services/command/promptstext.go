@@ -1,0 +1,207 @@
+package command
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/meander-rl/meander/pkg/dataset"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// parseLogits reads FORM[:K or IDS][:DTYPE][:KIND].
+func parseLogits(s string) (any, error) {
+	bad := fmt.Errorf("%q; must be none, topk, topk:20, ids:3,7 or full, and may end with :F16 or another dtype, :processed and :answers=0,2", s)
+	parts := strings.Split(s, ":")
+	out := map[string]any{"form": parts[0]}
+	if !slices.Contains(schemas.LogitsForms, parts[0]) {
+		return nil, bad
+	}
+	for i, part := range parts[1:] {
+		switch {
+		case parts[0] == schemas.LogitsNone: // there is nothing of which it could be
+			return nil, bad
+		case slices.Contains(schemas.LatentsDTypes, part):
+			out["dtype"] = part
+		case slices.Contains(schemas.LogitsKinds, part):
+			out["kind"] = part
+		case strings.HasPrefix(part, "answers="):
+			answers, err := integers(strings.TrimPrefix(part, "answers="))
+			if err != nil {
+				return nil, bad
+			}
+			out["answers"] = answers
+		case i == 0 && parts[0] == schemas.LogitsTopK:
+			k, err := strconv.ParseInt(part, 10, 64)
+			if err != nil {
+				return nil, bad
+			}
+			out["k"] = k
+		case i == 0 && parts[0] == schemas.LogitsIDs:
+			ids, err := integers(part)
+			if err != nil {
+				return nil, bad
+			}
+			out["ids"] = ids
+		default:
+			return nil, bad
+		}
+	}
+	return out, nil
+}
+
+// integers reads some with commas between them.
+func integers(s string) (list []int64, err error) {
+	for part := range strings.SplitSeq(s, ",") {
+		n, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}
+
+// milliseconds reads a duration.
+func milliseconds(s string) (any, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d != d.Truncate(time.Millisecond) {
+		return nil, fmt.Errorf("%q; must be a duration such as 30s or 500ms", s)
+	}
+	return d.Milliseconds(), nil
+}
+
+// parseParams reads NAME=VALUE,...
+func parseParams(s string) (any, error) {
+	out := map[string]any{}
+	for part := range strings.SplitSeq(s, ",") {
+		name, value, ok := strings.Cut(part, "=")
+		if _, twice := out[name]; !ok || name == "" || twice {
+			return nil, fmt.Errorf("%q; must be NAME=VALUE, each name once, with commas between them", s)
+		}
+		out[name] = value
+	}
+	return out, nil
+}
+
+// conversation is that of --messages, nil without, and the texts of the prompts: its last message stands for it.
+func (p *promptFlags) conversation(texts []string) ([]any, []string, error) {
+	if p.messages == "" {
+		return nil, texts, nil
+	}
+	if len(texts) > 0 || p.file != "" {
+		return nil, nil, errors.New("--messages: given; must be the only prompt: leave out the others, and --prompts")
+	}
+	list, err := readMessages(p.messages)
+	if err != nil {
+		return nil, nil, err
+	}
+	last, _ := list[len(list)-1].(map[string]any)["content"].(string)
+	return list, []string{last}, nil
+}
+
+// answers has a prompt with messages answer the last of them.
+func (q *prompt) answers() {
+	list, ok := q.body["messages"].([]any)
+	if !ok || len(list) == 0 {
+		return
+	}
+	if last, ok := list[len(list)-1].(map[string]any); ok && q.text == "" {
+		q.text, _ = last["content"].(string)
+	}
+	if q.body["prompt"] == nil {
+		q.body["prompt"] = ""
+	}
+}
+
+// converse gives a language model all that was said to it, with the system's message.
+func (q *prompt) converse() error {
+	if q.messages == nil {
+		return nil
+	}
+	if q.body["substitutes"] != nil {
+		return errors.New("--refill-fresh: given; must be absent where prompts of a language model have system messages, which substitutes cannot have")
+	}
+	if metadata, ok := q.body["metadata"].(map[string]any); ok {
+		delete(metadata, dataset.System+"prompt") // it is said now
+	}
+	list := make([]any, len(q.messages))
+	for i, v := range q.messages {
+		m := maps.Clone(v.(map[string]any))
+		if list[i] = m; m["role"] == schemas.RoleUser {
+			m["content"] = q.text // as the template makes it
+		}
+	}
+	q.body["messages"], q.body["prompt"], q.messages = list, "", nil
+	return nil
+}
+
+// maxMessages bounds the file of a conversation, in bytes.
+const maxMessages = 4 << 20
+
+// readMessages reads the file of --messages: a list, or an object with one under messages.
+func readMessages(path string) ([]any, error) {
+	info, err := os.Stat(path)
+	if err == nil && info.Size() > maxMessages {
+		err = fmt.Errorf("%s: %d bytes; must be at most %d", path, info.Size(), maxMessages)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--messages: %w", err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--messages: %w", err)
+	}
+	if i := invalidUTF8(data); i >= 0 {
+		return nil, fmt.Errorf("--messages: %s: byte %d; must be UTF-8", path, i)
+	}
+	var list []map[string]any
+	if json.Unmarshal(data, &list) != nil {
+		var of struct {
+			Messages json.RawMessage `json:"messages"`
+		}
+		if err := json.Unmarshal(data, &of); err != nil || of.Messages == nil {
+			return nil, fmt.Errorf(`--messages: %s: must be a JSON list of {"role", "content"}, or an object with it under "messages"`, path)
+		}
+		if err := json.Unmarshal(of.Messages, &list); err != nil {
+			return nil, fmt.Errorf("--messages: %s: messages: %w", path, err)
+		}
+	}
+	out := []any{}
+	for i, m := range list {
+		role, ok := m["role"].(string)
+		content, text := m["content"].(string)
+		if !ok || !text {
+			return nil, fmt.Errorf(`--messages: %s: message %d; must have a "role" and a "content", both texts`, path, i)
+		}
+		for name := range m {
+			if name != "role" && name != "content" {
+				return nil, fmt.Errorf("--messages: %s: message %d: %s: given; must be absent: a message has a role and a content, and nothing else is shown to the model", path, i, name)
+			}
+		}
+		out = append(out, map[string]any{"role": role, "content": content})
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("--messages: %s: no messages; must be at least one", path)
+	}
+	return out, nil
+}
+
+// invalidUTF8 is the first byte that is none of a text, -1 where all are.
+func invalidUTF8(data []byte) int {
+	for i := 0; i < len(data); {
+		r, n := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && n == 1 {
+			return i
+		}
+		i += n
+	}
+	return -1
+}

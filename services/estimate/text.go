@@ -1,0 +1,43 @@
+package estimate
+
+import "github.com/meander-rl/meander/schemas"
+
+// What an event of tokens takes in its stream without its logits, and what each token in it adds; what the trajectory of a
+// text takes for each token. Measured.
+const (
+	tokensEventBytes     = 900
+	tokenBytes           = 28
+	trajectoryTokenBytes = 21
+)
+
+// textCost is a sample of text whose answer is as long as it may be.
+func textCost(r *schemas.Request, policy *schemas.Policy) *Cost {
+	x := r.Text
+	tokens := x.Answers() * x.MaxNewTokens
+	c := &Cost{text: true, Tokens: tokens, LogitsPerToken: x.PerToken(), LogitsBytes: x.LogitsBytes()}
+	if x.Logits != nil {
+		c.LogitsDType = x.Logits.DType
+	}
+	all := x.Tokens(policy.Text.MaxTokens)
+	c.Steps = x.Answers() * (1 + max(1, (x.MaxNewTokens+x.TokensPerEvent-1)/x.TokensPerEvent))
+	c.Evaluations, c.FlatEvaluations = tokens, tokens
+	logits := int64(0)
+	for answer := range x.Answers() {
+		if x.StoresLogits(answer) {
+			logits += x.MaxNewTokens * c.LogitsBytes
+		}
+	}
+	c.StepBytes = c.Steps*tokensEventBytes + tokenBytes*all + logits
+	c.TrajectoryBytes = trajectoryBytes + trajectoryStepBytes*c.Steps + trajectoryTokenBytes*all + int64(len(r.Prompt))
+	c.BytesOfSample = c.StepBytes
+	return c
+}
+
+// mostText takes the most of samples of another group.
+func (c *Cost) mostText(s *Cost) {
+	c.LogitsDiffer = c.LogitsDiffer || c.LogitsPerToken != s.LogitsPerToken || c.LogitsDType != s.LogitsDType
+	if s.LogitsBytes > c.LogitsBytes {
+		c.LogitsPerToken, c.LogitsDType, c.LogitsBytes = s.LogitsPerToken, s.LogitsDType, s.LogitsBytes
+	}
+	c.Tokens, c.BytesOfSample = max(c.Tokens, s.Tokens), max(c.BytesOfSample, s.BytesOfSample)
+}

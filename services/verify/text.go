@@ -1,0 +1,346 @@
+package verify
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/decoding"
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// texts are the tokens that a sample of text stored, and the model that sees them again.
+type texts struct {
+	*sample
+	ids  []int32
+	seen int // of ids, by sequence
+
+	with     *version
+	sequence lm.Sequence
+	logits   []float32
+	d        decoding.Distribution
+	answer   []byte // of the turn that is generated
+	decoder  lm.Decoder
+}
+
+// drawnBy is the server that drew the tokens; nil: the sampler did.
+func (s *sample) drawnBy() *schemas.TextEngine {
+	if s.t.Text == nil || s.t.Text.Drawn == nil {
+		return nil
+	}
+	return &s.t.Text.Drawn.Engine
+}
+
+// weightsDigest names the weights to compute with: of what a server drew those of the folder, as its own are not known here.
+func (s *sample) weightsDigest() string {
+	if s.drawnBy() != nil {
+		return s.model.WeightsDigest()
+	}
+	return s.t.WeightsDigest
+}
+
+// text draws every token of a text again, from the logits that the model gives to the stored ones before it, and compares
+// all that is stored of it.
+func (s *sample) text(ctx context.Context) error {
+	m := s.with.network.Text
+	if m == nil {
+		s.fault(-1, "text: present; the model %q makes images", s.with.network.Name())
+		return nil
+	}
+	x := &texts{sample: s, with: s.with, logits: make([]float32, m.Card().Vocabulary)}
+	defer func() {
+		if x.sequence != nil {
+			x.sequence.Close()
+		}
+	}()
+	if ok, err := x.load(ctx); !ok || err != nil {
+		return err
+	}
+	if by := x.drawnBy(); by != nil && !slices.Contains(x.report.DrawnBy, by.String()) {
+		x.report.DrawnBy = append(x.report.DrawnBy, by.String())
+	}
+	x.prompt()
+	var content [][32]byte
+	at, whole := 0, true
+	for i := range s.t.Steps {
+		e, err := s.tokens(ctx, i)
+		if err != nil {
+			return err
+		}
+		if e == nil {
+			whole, at = false, x.behind(i, at)
+			continue
+		}
+		digest, err := e.ContentDigest()
+		if err != nil {
+			s.fault(int64(i), "%v", err)
+		}
+		content = append(content, digest)
+		if at, err = x.event(ctx, e, at); err != nil {
+			return err
+		}
+	}
+	if got := schemas.StepsDigest(content); whole && got != s.t.ContentDigest {
+		s.fault(-1, "content_digest: stored %.16s, the events give %.16s", s.t.ContentDigest, got)
+	}
+	x.conversation(ctx)
+	if whole && at != len(x.ids) {
+		s.fault(-1, "ids: %d; the events have %d", len(x.ids), at)
+	}
+	return nil
+}
+
+// behind is where the event after one that is gone begins; its own tokens stay unproven.
+func (x *texts) behind(i, at int) int {
+	if i+1 == len(x.t.Steps) {
+		return len(x.ids)
+	}
+	return -1 // the next says
+}
+
+// load reads the sequence; false where it is gone.
+func (x *texts) load(ctx context.Context) (bool, error) {
+	ids := new(*x.t.Text.IDs)
+	if err := x.bus.LoadTensors(ctx, ids); err != nil {
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		x.report.StepsGone++
+		return false, nil
+	}
+	for at := 0; at+4 <= len(ids.Data); at += 4 {
+		id := binary.LittleEndian.Uint32(ids.Data[at:])
+		if int(id) >= len(x.logits) {
+			x.fault(-1, "ids[%d]: %d; must be below %d", at/4, id, len(x.logits))
+			return false, nil
+		}
+		x.ids = append(x.ids, int32(id))
+	}
+	return true, nil
+}
+
+// prompt compares what was given with the messages in the model's template.
+func (x *texts) prompt() {
+	ids, err := x.with.network.Text.Prompt(sampler.MessagesOf(&x.t.Text.Settings))
+	if err != nil {
+		x.fault(-1, "messages: %v", err)
+		return
+	}
+	if turns := x.t.Text.Turns; len(turns) == 0 || !slices.Equal(ids, x.ids[:min(len(x.ids), int(turns[0].End))]) {
+		x.fault(-1, "ids: those that were given are not the messages in the model's template")
+	}
+}
+
+// tokens is event i; nil where it is gone, or faulty.
+func (s *sample) tokens(ctx context.Context, i int) (*schemas.Tokens, error) {
+	m, err := s.stored(ctx, int64(i), s.t.Steps[i])
+	if m == nil || err != nil {
+		return nil, err
+	}
+	e, err := s.bus.LoadTokens(ctx, m)
+	if err != nil {
+		return nil, s.unread(ctx, int64(i), err)
+	}
+	t := s.t
+	if e.UID != t.UID || e.SampleIndex != t.SampleIndex || e.Attempt != t.StepAttempt(i) || e.N != int64(i) {
+		s.fault(int64(i), "sequence %d holds event %d of %s #%d, attempt %s", t.Steps[i].Seq, e.N, e.UID, e.SampleIndex, e.Attempt)
+	}
+	if v := e.PolicyVersion; v < t.PolicyVersionMin || v > t.PolicyVersionMax {
+		s.fault(int64(i), "policy_version: %d, the trajectory has %d to %d", v, t.PolicyVersionMin, t.PolicyVersionMax)
+	}
+	if e.ScheduleDigest != t.ScheduleDigest {
+		s.fault(int64(i), "schedule_digest: %.16s, the trajectory has %.16s", e.ScheduleDigest, t.ScheduleDigest)
+	}
+	return e, nil
+}
+
+// event checks the tokens of one from place at of the sequence on, -1 for not known, and returns the place behind them.
+func (x *texts) event(ctx context.Context, e *schemas.Tokens, at int) (int, error) {
+	if at < 0 {
+		at = int(e.Position)
+	}
+	end := at + len(e.IDs)
+	if int(e.Position) != at || end > len(x.ids) {
+		x.fault(e.N, "position: %d of %d tokens; must be %d of %d", e.Position, len(e.IDs), at, len(x.ids))
+		return len(x.ids), nil
+	}
+	for i, id := range e.IDs {
+		if x.ids[at+i] != int32(id) {
+			x.fault(e.N, "ids[%d]: %d, the trajectory has %d", i, id, x.ids[at+i])
+			return end, nil
+		}
+	}
+	if !e.Generated {
+		return end, nil
+	}
+	if by := x.drawnBy(); (by == nil) != (e.Engine == "") || by != nil && e.Engine != by.String() {
+		x.fault(e.N, "engine: %q; the trajectory says otherwise", e.Engine)
+	}
+	if x.drawnBy() == nil && e.WeightsDigest != x.with.digest {
+		with, err := x.weights(ctx, x.t.Lane, e.WeightsDigest)
+		if err != nil || !x.known(with, e.N) {
+			return end, err
+		}
+		x.with, x.seen = with, 0
+		if x.sequence != nil {
+			x.sequence.Close()
+			x.sequence = nil
+		}
+	}
+	again := &schemas.Tokens{Turn: e.Turn}
+	for i := range e.IDs {
+		if err := x.token(ctx, e, again, at+i); err != nil {
+			return end, err
+		}
+	}
+	x.compare(e, again)
+	x.closes(e, end)
+	return end, nil
+}
+
+// token draws the token at a place again and adds what is recorded of it to again.
+func (x *texts) token(ctx context.Context, e, again *schemas.Tokens, at int) error {
+	m, settings := x.with.network.Text, &x.t.Text.Settings
+	if x.sequence == nil {
+		x.sequence = m.NewSequence()
+	}
+	if err := m.Forward(ctx, []lm.Row{{Sequence: x.sequence, IDs: x.ids[x.seen:at], Logits: x.logits}}); err != nil {
+		return fmt.Errorf("evaluate model: %w", err)
+	}
+	x.seen = at
+	if err := x.d.Reset(x.logits, sampler.ParamsOf(settings)); err != nil {
+		x.fault(e.N, "token %d: %v", at, err)
+		return nil
+	}
+	if x.drawnBy() != nil {
+		x.report.Drawn++
+	} else {
+		x.report.Tokens++
+		if id := x.d.Draw(x.t.SampleSeed, uint32(at)); id != x.ids[at] {
+			x.fault(e.N, "token %d: %d is stored, %d is drawn", at, x.ids[at], id)
+		}
+	}
+	sampler.RecordToken(again, settings, &x.d, x.ids[at], x.logits)
+	if err := sampler.KeepLogits(again, settings, x.logits); err != nil {
+		x.fault(e.N, "token %d: %v", at, err)
+	}
+	return nil
+}
+
+// compare notes how far the numbers that are stored are from those that were computed again.
+func (x *texts) compare(e, again *schemas.Tokens) {
+	for _, of := range [][2][]float32{
+		{e.LogProbs, again.LogProbs},
+		{e.ProcessedLogProbs, again.ProcessedLogProbs},
+		{e.LogSumExps, again.LogSumExps},
+		{e.Entropies, again.Entropies},
+		{e.TopLogProbs, again.TopLogProbs},
+	} {
+		if x.drawnBy() == nil || len(of[0]) > 0 { // else the server does not give them
+			x.differ(of[0], of[1])
+		}
+	}
+	switch {
+	case (e.Logits == nil) != (again.Logits == nil):
+		x.fault(e.N, "logits: not as they were asked for")
+	case e.Logits == nil:
+	case x.drawnBy() == nil && !reflect.DeepEqual(e.Logits.IDs, again.Logits.IDs) || e.Logits.Masked != again.Logits.Masked || e.Logits.Form != again.Logits.Form:
+		x.fault(e.N, "logits.ids: not those of the %s", again.Logits.Form)
+	default:
+		x.report.Logits += len(e.IDs)
+		x.differ(floats(&e.Logits.Values), floats(&again.Logits.Values))
+	}
+	x.inTrajectory(e)
+}
+
+func floats(t *schemas.Tensor) []float32 {
+	dtype := tensor.DType(t.DType)
+	out := make([]float32, len(t.Data)/max(1, dtype.Size()))
+	if dtype.DecodeFloats(out, t.Data) != nil {
+		return nil
+	}
+	return out
+}
+
+// differ notes the largest difference of two lists; equal infinities do not differ.
+func (x *texts) differ(a, b []float32) {
+	most := &x.report.MaxTokenDifference
+	if x.drawnBy() != nil {
+		most = &x.report.MaxDrawnDifference
+	}
+	if len(a) != len(b) {
+		*most = math.Inf(1)
+		return
+	}
+	for i := range a {
+		if a[i] == b[i] {
+			continue
+		}
+		d := math.Abs(float64(a[i]) - float64(b[i]))
+		if math.IsNaN(d) {
+			d = math.Inf(1)
+		}
+		*most = max(*most, d)
+	}
+}
+
+// inTrajectory compares an event with what the trajectory has of its tokens.
+func (x *texts) inTrajectory(e *schemas.Tokens) {
+	of := x.t.Text
+	for _, list := range []struct {
+		name   string
+		values []float32
+		in     *schemas.Tensor
+	}{{"log_probs", e.LogProbs, of.LogProbs}, {"processed_log_probs", e.ProcessedLogProbs, of.ProcessedLogProbs}, {"entropies", e.Entropies, of.Entropies}, {"top_log_probs", e.TopLogProbs, of.TopLogProbs}} {
+		if list.in == nil {
+			if len(list.values) > 0 {
+				x.fault(e.N, "%s: %d in the event, none in the trajectory", list.name, len(list.values))
+			}
+			continue
+		}
+		if list.in.Ref != nil {
+			continue // its digest names it, and what it is made of was compared
+		}
+		all := floats(list.in)
+		if end := int(e.Position) + len(e.IDs); end > len(all) || !slices.Equal(all[e.Position:end], list.values) {
+			x.fault(e.N, "%s: the event and the trajectory differ", list.name)
+		}
+	}
+}
+
+// closes compares what a turn says and why it ended, where the event is its last.
+func (x *texts) closes(e *schemas.Tokens, end int) {
+	m := x.with.network.Text
+	for _, id := range e.IDs {
+		x.answer = append(x.answer, x.decoder.Push(m.Piece(int32(id)))...)
+	}
+	if e.FinishReason == "" {
+		return
+	}
+	i := slices.IndexFunc(x.t.Text.Turns, func(t schemas.Turn) bool {
+		return t.Generated && int(t.End) == end && t.Begin == e.Position-e.TurnPosition
+	})
+	if i < 0 {
+		x.fault(e.N, "turns: none ends at %d", end)
+		return
+	}
+	turn := x.t.Text.Turns[i]
+	if e.Turn != int64(i) {
+		x.fault(e.N, "turn: %d; must be %d", e.Turn, i)
+	}
+	matched, cut := sampler.FindStop(string(x.answer), 0, x.t.Text.Settings.Stop)
+	text := string(x.answer[:cut])
+	if matched == "" {
+		text += x.decoder.Flush()
+	}
+	if turn.Text != text || turn.Matched != matched || turn.FinishReason != e.FinishReason {
+		x.fault(e.N, "turns[%d]: %.40q, %s, stopped by %q; the tokens say %.40q, %s, %q", i, turn.Text, turn.FinishReason, turn.Matched, text, e.FinishReason, matched)
+	}
+	x.answer, x.decoder = nil, lm.Decoder{}
+}
