@@ -4,8 +4,6 @@ package integration_test
 
 import (
 	"bufio"
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -16,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
@@ -37,24 +34,10 @@ type output struct {
 	code           int
 }
 
-// meander runs the command line to its end, at most two minutes.
+// meander runs the command line to its end.
 func meander(t *testing.T, dir string, args ...string) output {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program(t, "meander"), args...)
-	cmd.Dir = dir
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		t.Fatalf("meander %s: %v", strings.Join(args, " "), err)
-	}
-	if ctx.Err() != nil {
-		t.Fatalf("meander %s did not end; stderr:\n%s", strings.Join(args, " "), stderr.String())
-	}
-	return output{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	return background(t, dir, args...).wait(t)
 }
 
 // serve runs a pipeline on the store of dir until the test ends.

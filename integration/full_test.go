@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -158,8 +157,7 @@ func TestFull_ServicePrograms(t *testing.T) {
 	reward := harness.FreeAddress(t)
 	launch(t, dir, program(t, "meander-reward"), "--nats-url", url, "--health-addr", reward)
 	ready(t, reward, http.StatusOK, "ok")
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-	defer stop()
+	ctx := limited(t)
 	for err == nil {
 		_, err = b.PublishRaw(ctx, schemas.StepSubject("r1", "u1", 0, "a1", time.Now().UnixNano()), make([]byte, 300_000), nil, "")
 	}

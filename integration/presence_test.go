@@ -93,9 +93,7 @@ func TestLane_Ghost(t *testing.T) {
 	ghost.End(syscall.SIGKILL)
 	w.services(t, schemas.ServiceSampler, 1)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	_, err := w.client.Publish(ctx, "r", oneImage("held", "ghost"))
+	_, err := w.client.Publish(limited(t), "r", oneImage("held", "ghost"))
 	var held *client.HeldError
 	if !errors.As(err, &held) || !strings.Contains(held.Reason, `model: no sampler serves "ghost" now; start one (the last announced itself at `) ||
 		!strings.Contains(held.Reason, "or name one of alive; held until") {

@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // Whoever is outside has a role, too: a worker that scores, a trainer in Python, and one of a single
@@ -48,7 +49,7 @@ async def main():
 
 asyncio.run(main())
 `
-	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, stop := context.WithTimeout(t.Context(), 5*bustest.Patience)
 	defer stop()
 	cmd := exec.CommandContext(ctx, interpreter, "-c", script)
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "URL="+g.url, "CREDS="+g.file("trainer.creds"), "LIMITED="+g.file("trainer-a.creds"), "CA="+g.file("tls/ca.pem"))
