@@ -329,7 +329,7 @@ func (p groupPlan) decode(r *reader, v reflect.Value) error {
 	if g := r.seen.group(r.data[start:]); g != nil {
 		r.pos += len(g.raw)
 		r.seen.last = g
-		v.Set(g.value)
+		v.Set(reflect.ValueOf(g.group).Elem())
 		return nil
 	}
 	if err := p.plan.decode(r, v); err != nil {

@@ -7,15 +7,35 @@ import (
 	"reflect"
 )
 
-// RewardDecoder decodes rewards, one after another. Rewards repeat each other, those of a
-// group above all: what came shortly before is taken from there and not made again, so
-// the groups and texts of several rewards may be the same memory and are not to be
+// GroupDecoder decodes the records and rewards of groups, one after another. Rewards repeat each
+// other, those of a group above all: what came shortly before is taken from there and not made
+// again, so the groups and texts of several events may be the same memory and are not to be
 // modified. The zero value is ready.
-type RewardDecoder struct{ seen seen }
+type GroupDecoder struct{ seen seen }
 
-// Decode is DecodeValid of a reward.
-func (d *RewardDecoder) Decode(data []byte, e *Reward) error {
+// Reward is DecodeValid of a reward.
+func (d *GroupDecoder) Reward(data []byte, e *Reward) error {
 	*e = Reward{}
+	return d.decode(data, e, e)
+}
+
+// Opening is DecodeValid of the record that opens a group.
+func (d *GroupDecoder) Opening(data []byte, e *Opening) error {
+	*e = Opening{}
+	return d.decode(data, e, (*GroupRecord)(e))
+}
+
+// Group is that of the event decoded last, where it is kept. Events of one group mostly have one
+// memory: the same pointer is the same group, another may be.
+func (d *GroupDecoder) Group() *Group {
+	if d.seen.last == nil {
+		return nil
+	}
+	return d.seen.last.group
+}
+
+// decode takes the event and what has the rules for its fields.
+func (d *GroupDecoder) decode(data []byte, e Event, rules any) error {
 	d.seen.last = nil
 	r := reader{data: data, seen: &d.seen}
 	if err := r.event(reflect.ValueOf(e).Elem()); err != nil {
@@ -26,7 +46,7 @@ func (d *RewardDecoder) Decode(data []byte, e *Reward) error {
 	if group != nil && group.valid {
 		checked = groupType
 	}
-	err := checkFields(e, checked)
+	err := checkFields(rules, checked)
 	if group != nil && err == nil {
 		group.valid = true
 	}
@@ -42,7 +62,7 @@ type seen struct {
 
 type seenGroup struct {
 	raw   []byte
-	value reflect.Value
+	group *Group
 	valid bool // as far as its own fields go
 }
 
@@ -88,8 +108,7 @@ func (s *seen) keepGroup(raw []byte, v reflect.Value) {
 	if s == nil || len(raw) < groupStart || len(raw) > maxSeenGroup {
 		return // shorter ones would have the hash of what follows them
 	}
-	value := reflect.New(groupType).Elem()
-	value.Set(v)
+	group := v.Interface().(Group)
 	s.last = s.slot(raw)
-	*s.last = seenGroup{raw: bytes.Clone(raw), value: value}
+	*s.last = seenGroup{raw: bytes.Clone(raw), group: &group}
 }

@@ -53,34 +53,39 @@ func FuzzDecodeScoreReply(f *testing.F) { fuzzDecode[schemas.ScoreReply](f) }
 func FuzzDecodeReceipt(f *testing.F)    { fuzzDecode[schemas.Receipt](f) }
 
 // What a decoder has seen before makes no difference to what it reads.
-func FuzzRewardDecoder(f *testing.F) {
-	var rewards [][]byte
+func FuzzGroupDecoder(f *testing.F) {
+	var events [][]byte
 	for _, s := range samples(f) {
-		if _, ok := s.event.(*schemas.Reward); ok {
-			rewards = append(rewards, encoded(f, s.event))
+		switch s.event.(type) {
+		case *schemas.Reward, *schemas.GroupRecord:
+			events = append(events, encoded(f, s.event))
 		}
 	}
-	for i, before := range rewards {
+	for i, before := range events {
 		f.Add(before, before)
 		f.Add(before, before[:len(before)/2])
-		f.Add(before, rewards[(i+1)%len(rewards)])
+		f.Add(before, events[(i+1)%len(events)])
 		f.Add(before[:len(before)-1], before)
 	}
 	f.Fuzz(func(t *testing.T, before, data []byte) {
-		var plain, other, shared schemas.Reward
-		plainErr := schemas.DecodeValid(data, &plain)
-		var d schemas.RewardDecoder
-		_ = d.Decode(before, &other)
+		var d schemas.GroupDecoder
+		_, _ = d.Reward(before, &schemas.Reward{}), d.Opening(before, &schemas.Opening{})
 		for range 2 {
-			err := d.Decode(data, &shared)
-			if fmt.Sprint(err) != fmt.Sprint(plainErr) {
-				t.Fatalf("%v; alone %v", err, plainErr)
-			}
-			if !reflect.DeepEqual(shared, plain) && !bytes.Equal(encoded(t, &shared), encoded(t, &plain)) { // DeepEqual tells NaN from NaN
-				t.Fatalf("%+v\nalone %+v", shared, plain)
-			}
+			asAlone(t, data, &schemas.Reward{}, &schemas.Reward{}, d.Reward)
+			asAlone(t, data, &schemas.Opening{}, &schemas.Opening{}, d.Opening)
 		}
 	})
+}
+
+// asAlone checks that decode reads what DecodeValid does.
+func asAlone[E schemas.Event](t *testing.T, data []byte, shared, plain E, decode func([]byte, E) error) {
+	t.Helper()
+	if got, want := decode(data, shared), schemas.DecodeValid(data, plain); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Fatalf("%v; alone %v", got, want)
+	}
+	if !reflect.DeepEqual(shared, plain) && !bytes.Equal(encoded(t, shared), encoded(t, plain)) { // DeepEqual tells NaN from NaN
+		t.Fatalf("%+v\nalone %+v", shared, plain)
+	}
 }
 
 // fuzzDecode decodes hostile bytes into one type. Nothing may panic. What decodes

@@ -121,13 +121,15 @@ type worker struct {
 	// deliveries counts what the partition's consumer does.
 	deliveries instrument.Deliveries
 	sub        *bus.Subscription
-	decoder    schemas.RewardDecoder
+	decoder    schemas.GroupDecoder
 	reward     schemas.Reward          // that was received last
+	opening    schemas.Opening         // that was received last
 	taken      []*bus.Message          // that have come, to be received in their order
-	records    map[string]*bus.Message // of the groups that taken opens, by subject
+	records    map[string]*bus.Message // of groups that taken opens, by subject
 	groups     map[string]*group       // by run and uid
 	batches    map[string]*batch       // explicit batches, by run and batch id
 	opened     []*group                // known before, to be looked up should they stay open; oldest first
+	unproven   []unproven              // to be compared with their records should they stay open; oldest first
 	storing    []storing               // oldest first
 	again      bool                    // something that could have closed has not
 }
@@ -244,7 +246,7 @@ func (w *worker) forget() {
 	}
 	clear(w.batches)
 	w.taken = nil
-	w.opened = nil
+	w.opened, w.unproven = nil, nil
 	w.storing = nil // they are stored all the same, and the next worker finds them
 }
 
@@ -294,6 +296,11 @@ func against(a *schemas.Advantage) bus.PublishOption {
 func (w *worker) close(ctx context.Context, g *group) error {
 	if g.sent {
 		return nil
+	}
+	if !g.vouched() {
+		if err := w.prove(ctx, []*group{g}); err != nil || !g.proven {
+			return err
+		}
 	}
 	if err := w.date(ctx, g); err != nil {
 		return err
@@ -491,6 +498,7 @@ func (w *worker) sweep(ctx context.Context) {
 			}
 		}
 	}
+	w.proveOpen(ctx, now)
 	for lookups := 0; len(w.opened) > 0 && lookups < maxLookups; {
 		g := w.opened[0]
 		w.opened[0] = nil

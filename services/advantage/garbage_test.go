@@ -164,3 +164,36 @@ func TestGarbage_OpeningsAtOnce(t *testing.T) {
 	}
 	bustest.Dead(t, p.Bus, len(forged))
 }
+
+// A record that is not intake's counts for nothing, whether it came before the rewards of its group, which
+// agree with the true one, or after the result, under another batch.
+func TestGarbage_OpeningOfAnother(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	rewards := []*schemas.Reward{made("r", "g", 0, 2, 1, nil), made("r", "g", 1, 2, 3, nil)}
+	record := openingOf(rewards[0])
+	if _, err := p.Publish(t.Context(), (*schemas.GroupRecord)(record)); err != nil {
+		t.Fatal(err)
+	}
+	other := *record
+	other.Group.Advantage.Std = schemas.StdNone
+	p.Forge(t, other.Subject(), bustest.Encode(t, &other))
+	p.serve(t, testConfig())
+	for _, r := range rewards {
+		if _, err := p.Publish(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a := advantageOf(t, p.results(t, "r", 1), "r", "g"); a.Status != schemas.StatusComplete || a.Scale != schemas.StdGroup {
+		t.Errorf("%+v", a)
+	}
+	bustest.Free(t, p.Bus, schemas.StreamRewards, schemas.StoredSubject(other.Subject()))
+	again := *record
+	again.GroupSize, again.Group.Batch = 3, "again"
+	p.Forge(t, again.Subject(), bustest.Encode(t, &again))
+	bustest.Free(t, p.Bus, schemas.StreamRewards, schemas.StoredSubject(again.Subject()))
+	bustest.Dead(t, p.Bus, 2)
+	if n := len(p.results(t, "r", 1)); n != 1 {
+		t.Errorf("%d results", n)
+	}
+}

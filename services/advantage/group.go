@@ -25,6 +25,9 @@ type group struct {
 	// spec is that of its record, which counts, whatever a reward says.
 	spec    *schemas.Group
 	samples []sample // by index
+	// proven says that what opened the group was compared with the record that intake has stored,
+	// foreign that a reward names another group.
+	proven, foreign bool
 	// lane is where its samples are made, served the version that it had when the last was scored, where
 	// the prompt asks for that.
 	lane   schemas.Lane
@@ -83,6 +86,12 @@ func newGroup(r *schemas.Opening, opened time.Time) *group {
 		}
 	}
 	return g
+}
+
+// vouched says whether what opened the group can be taken for the record that intake has stored,
+// without a look at that: all of its rewards say the same.
+func (g *group) vouched() bool {
+	return g.proven || !g.foreign && g.ended == nil && g.refused == "" && int64(len(g.samples)) >= g.size
 }
 
 // of says what is wrong with a reward that names the group.

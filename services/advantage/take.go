@@ -1,7 +1,6 @@
 package advantage
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +16,7 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 	var err error
 	if schemas.IsOpening(m.Subject) {
 		err = w.open(ctx, m)
-	} else if err = w.decoder.Decode(m.Data, &w.reward); err != nil {
+	} else if err = w.decoder.Reward(m.Data, &w.reward); err != nil {
 		err = w.refuse(ctx, m, schemas.CodeDecode, err.Error())
 	} else if !w.reward.StoredUnder(m.Subject) {
 		err = w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("a reward of %q, stored on another subject", w.reward.Subject()))
@@ -36,7 +35,6 @@ func (w *worker) receive(ctx context.Context, m *bus.Message) {
 // of the groups that are opened side by side are looked up in one go.
 func (w *worker) ahead(ctx context.Context, first *bus.Message) error {
 	w.taken = append(w.taken[:0], first)
-	clear(w.records)
 	if !schemas.IsOpening(first.Subject) {
 		return nil
 	}
@@ -46,57 +44,43 @@ func (w *worker) ahead(ctx context.Context, first *bus.Message) error {
 			w.taken = append(w.taken, m)
 		}
 	}
-	var filters []string
+	var records []string
 	for _, m := range w.taken {
-		if a, ok := schemas.ParseSubject(m.Subject); ok && a.Kind == schemas.KindOpening && schemas.CheckToken("uid", a.UID) == nil && schemas.CheckToken("run", a.Run) == nil {
-			filters = append(filters, schemas.GroupSubject(a.Run, a.UID))
+		a, ok := schemas.ParseSubject(m.Subject)
+		if ok && a.Kind == schemas.KindOpening && a.Batch != string(a.UID) && schemas.CheckToken("uid", a.UID) == nil && schemas.CheckToken("run", a.Run) == nil {
+			records = append(records, schemas.GroupSubject(a.Run, a.UID))
 		}
 	}
-	if len(filters) > 1 {
-		records, err := w.bus.LastMany(ctx, schemas.StreamGroups, filters)
-		if err != nil {
-			w.log.Debug().Err(err).Msg("records of groups are looked up one by one")
-		}
-		for _, m := range records {
-			w.records[m.Subject] = m
-		}
-	}
+	w.fetch(ctx, records)
 	if errors.Is(err, context.Canceled) { // no more has come
 		return nil
 	}
 	return err
 }
 
-// recorded says whether the record that opens a group is the one that intake has stored
-// of it, if there is one.
-func (w *worker) recorded(ctx context.Context, r *schemas.Opening, m *bus.Message) (bool, error) {
-	if stored := w.records[schemas.GroupSubject(r.Run, r.UID)]; stored != nil && bytes.Equal(stored.Data, m.Data) {
-		return true, nil
-	}
-	switch record, err := w.bus.Group(ctx, r.Run, r.UID); {
-	case errors.Is(err, bus.ErrNotFound):
-		return true, nil
-	case err != nil:
-		return false, err
-	default:
-		return record.Error == r.Error && record.GroupSize == r.GroupSize && record.Group.Same(&r.Group), nil
-	}
-}
-
-// open takes the record of a group.
+// open takes the record of a group. One of an explicit batch is compared with intake's at once, and so
+// is one that says otherwise than what has come; others when they close, if need be (see vouched).
 func (w *worker) open(ctx context.Context, m *bus.Message) error {
-	var r schemas.Opening
-	if err := bus.Fits(m, &r); err != nil {
+	r := &w.opening
+	if err := w.decoder.Opening(m.Data, r); err != nil {
 		return w.refuse(ctx, m, schemas.CodeInvalid, err.Error())
 	}
-	switch ok, err := w.recorded(ctx, &r, m); {
-	case err != nil:
-		return err
-	case !ok:
-		return w.refuse(ctx, m, schemas.CodeInvalid, "group: not that of the group's record")
+	if subject := schemas.StoredSubject(r.Subject()); subject != m.Subject {
+		return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("the record of %q, stored on another subject", subject))
 	}
 	g := w.groups[key(r.Run, r.UID)]
-	if g != nil && !g.opens(&r) {
+	other := g != nil && !g.opens(r)
+	now := other || r.Group.BatchGroups > 0
+	if now {
+		switch record, err := w.record(ctx, r.Run, r.UID); {
+		case errors.Is(err, bus.ErrNotFound):
+		case err != nil:
+			return err
+		case record.Error != r.Error || record.GroupSize != r.GroupSize || !record.Group.Same(&r.Group):
+			return w.refuse(ctx, m, schemas.CodeInvalid, errForeign.Error())
+		}
+	}
+	if other {
 		if g.sent {
 			return fmt.Errorf("group %s is about to close", g.uid)
 		}
@@ -104,21 +88,29 @@ func (w *worker) open(ctx context.Context, m *bus.Message) error {
 		g = nil
 	}
 	if g == nil {
+		shared := w.decoder.Group()
 		var err error
-		if g, err = w.begin(ctx, &r, m.Time); err != nil {
+		if g, err = w.begin(ctx, r, m.Time); err != nil {
 			return err
 		}
 		if g == nil {
-			if _, err := w.resultOf(ctx, &r, m.Time); err != nil {
+			if _, err := w.resultOf(ctx, r, m.Time); err != nil {
 				return err
 			}
 			w.settle(m.AckAsync())
 			return nil
 		}
+		if shared != nil {
+			g.spec = shared
+		}
 		if m.Delivered > 1 {
 			w.seen(g)
 		}
+		if !now {
+			w.unproven = append(w.unproven, unproven{g, time.Now()})
+		}
 	}
+	g.proven = g.proven || now
 	if g.opening == nil {
 		w.metrics.held.Inc()
 	}
@@ -167,25 +159,25 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 	g := w.groups[key(r.Run, r.UID)]
 	if g == nil {
 		// Its record came before it, but what a worker left behind comes again in any order.
-		var o schemas.Opening
-		stored, err := w.bus.Claimed(ctx, schemas.StreamRewards, schemas.StoredSubject(schemas.OpeningSubject(r.Run, r.Group.Batch, r.UID)), &o, nil)
+		o, opened, err := w.opener(ctx, r)
 		switch {
 		case errors.Is(err, bus.ErrNotFound) && m.Delivered > 1: // a replica of the stream may be behind
 			return w.refuse(ctx, m, schemas.CodeInvalid, fmt.Sprintf("uid: %s; no prompt has opened this group in batch %s", r.UID, r.Group.Batch))
 		case err != nil:
 			return fmt.Errorf("look up the group of a reward: %w", err)
 		}
-		if g, err = w.begin(ctx, &o, stored.Time); err != nil {
+		if g, err = w.begin(ctx, o, opened); err != nil {
 			return err
 		}
 		if g == nil {
-			return w.afterwards(ctx, m, r, &o, stored.Time)
+			return w.afterwards(ctx, m, r, o, opened)
 		}
 		w.seen(g)
 	}
 	if err := g.of(r); err != nil {
 		return w.refuse(ctx, m, schemas.CodeInvalid, err.Error())
 	}
+	g.foreign = g.foreign || w.decoder.Group() != g.spec && !g.spec.Same(&r.Group)
 	before := len(g.samples)
 	g.add(r, m, w.cfg.GroupTimeout)
 	w.metrics.held.Add(float64(len(g.samples) - before))
