@@ -421,11 +421,64 @@ func gathered(t *testing.T, r *prometheus.Registry, name string) (sum float64) {
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == name {
-				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 			}
 		}
 	}
 	return sum
+}
+
+// While what comes of samples or scores is full, the service before it waits with them in hand: nothing is made
+// again, and nothing is delivered again.
+func TestPipeline_ResultsFull(t *testing.T) {
+	t.Parallel()
+	const groups, size, steps = 4, 4, 10
+	for _, test := range []struct {
+		full, from, durable string
+		room                int64
+		made                string
+		want                float64
+	}{
+		{schemas.StreamTrajectories, schemas.StreamRequests, "sampler-synthetic", 3, "meander_sampler_steps_total", groups * size * steps},
+		{schemas.StreamRewards, schemas.StreamTrajectories, "reward", groups + 3, "meander_reward_score_seconds", groups * size},
+	} {
+		t.Run(test.full, func(t *testing.T) {
+			c := assemble(t)
+			c.config.sampler.AckWait, c.config.reward.AckWait = fewWaits, fewWaits
+			registry := prometheus.NewRegistry()
+			c.config.sampler.Metrics, c.config.reward.Metrics = registry, registry
+			c.resize(t, test.full, test.room)
+			c.up(t, "intake", "sampler", "advantage")
+			asked := map[schemas.UID]int64{}
+			for i := range groups {
+				p := slowPrompt(schemas.UID(fmt.Sprintf("g%d", i)), size, steps)
+				asked[p.UID] = size
+				c.publish(t, "r", p)
+			}
+			c.up(t, "reward") // the records of the groups have their room
+			bustest.Until(t, "it is full and somebody waits", func() error {
+				if n := c.messages(t, test.full); n != uint64(test.room) {
+					return fmt.Errorf("%d of %d", n, test.room)
+				}
+				if c.consumer(t, test.from, test.durable).NumAckPending == 0 {
+					return errors.New("nobody waits")
+				}
+				return nil
+			})
+			bustest.Redelivers(t, c.Bus, 5*fewWaits/2)
+			c.resize(t, test.full, -1)
+			c.advantages(t, "r", groups)
+			harness.Settled(t, c.Bus)
+			harness.ReadBooks(t, c.Bus, "r").Check(t, asked, steps)
+			if n := gathered(t, registry, test.made); n != test.want {
+				t.Errorf("%s is %v, want %v: something was made twice", test.made, n, test.want)
+			}
+			if info := c.consumer(t, test.from, test.durable); info.Delivered.Consumer != groups*size {
+				t.Errorf("%d deliveries of %d: waiting cost tries", info.Delivered.Consumer, groups*size)
+			}
+			harness.NoDead(t, c.Bus)
+		})
+	}
 }
 
 // While the steps are full, the samplers wait with their samples in hand: longer than

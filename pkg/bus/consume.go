@@ -154,7 +154,7 @@ func (w *consumer) startAll(work, shutdown context.Context, handlers *sync.WaitG
 		w.account(1)
 		handlers.Go(func() {
 			defer w.account(-1)
-			w.process(w.contextOf(work, m), shutdown, m)
+			w.process(w.contextOf(work, shutdown, m), shutdown, m)
 		})
 	}
 }
@@ -176,9 +176,25 @@ func (w *consumer) account(n int) {
 	}
 }
 
-func (w *consumer) contextOf(ctx context.Context, m *Message) context.Context {
+func (w *consumer) contextOf(ctx, shutdown context.Context, m *Message) context.Context {
 	log := w.log.With().Str("subject", m.Subject).Uint64("stream_seq", m.Seq).Uint64("delivered", m.Delivered).Logger()
-	return WithTraceparent(log.WithContext(context.WithValue(ctx, asideKey{}, w)), traceparentOf(m.Header))
+	ctx = context.WithValue(context.WithValue(ctx, asideKey{}, w), shutdownKey{}, shutdown)
+	return WithTraceparent(log.WithContext(ctx), traceparentOf(m.Header))
+}
+
+// shutdownKey is of the context that ends when the consumer of a handler stops.
+type shutdownKey struct{}
+
+// pauseForSpace is pause, of a handler until its consumer stops at the longest.
+func pauseForSpace(ctx context.Context, d time.Duration) error {
+	shutdown, ok := ctx.Value(shutdownKey{}).(context.Context)
+	if !ok {
+		return pause(ctx, d)
+	}
+	until, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(shutdown, stop)()
+	return pause(until, d)
 }
 
 type asideKey struct{}

@@ -45,8 +45,8 @@ type publishOptions struct {
 	check   func(*Message) (fault, err error)
 }
 
-// WaitForSpace waits while the stream is full, until the context ends, instead of
-// returning ErrStreamFull.
+// WaitForSpace waits while the stream is full, until the context ends or the consumer whose
+// handler has it stops, instead of returning ErrStreamFull.
 func WaitForSpace() PublishOption { return func(o *publishOptions) { o.wait = true } }
 
 // ReplyTo names the inbox that an answer is to go to, where somebody answers the event.
@@ -188,11 +188,13 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 		if err == nil {
 			return ack, nil
 		}
+		rest := pause
 		switch {
 		case errors.Is(err, ErrStreamFull):
 			if !o.wait {
 				return Ack{}, publishError(m.Subject, err)
 			}
+			rest = pauseForSpace
 		case classify(err) == classFatal:
 			return Ack{}, publishError(m.Subject, err)
 		}
@@ -202,7 +204,7 @@ func (b *Bus) publish(ctx context.Context, m *nats.Msg, o publishOptions) (Ack, 
 		if b.waitLog.allow() {
 			b.log.Warn().Err(err).Str("subject", m.Subject).Dur("waited", time.Since(began)).Msg("publish not confirmed, trying again")
 		}
-		if pauseErr := pause(ctx, wait); pauseErr != nil {
+		if pauseErr := rest(ctx, wait); pauseErr != nil {
 			return Ack{}, publishError(m.Subject, errors.Join(err, pauseErr))
 		}
 		wait = min(2*wait, retryMax)

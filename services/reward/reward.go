@@ -283,7 +283,8 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 // publish stores a reward, unless one of the same trajectory was first.
 func (s *service) publish(ctx context.Context, r *schemas.Reward) error {
 	r.Scored = time.Now().UnixNano()
-	ack, err := s.bus.Publish(ctx, r, bus.Against(func(first *schemas.Reward) (fault, err error) { return sameSample(first, r), nil }))
+	its := bus.Against(func(first *schemas.Reward) (fault, err error) { return sameSample(first, r), nil })
+	ack, err := s.bus.Publish(ctx, r, its, bus.WaitForSpace()) // scored again it would fit no better
 	if err != nil {
 		return fmt.Errorf("publish reward: %w", err)
 	}

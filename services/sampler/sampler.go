@@ -388,6 +388,12 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return err
 	}
 	stored, err := s.publish(ctx, t, &req)
+	if errors.Is(err, bus.ErrStreamFull) { // made again it would fit no better
+		stored, err = s.publish(work, t, &req, bus.WaitForSpace())
+	}
+	if c := stoppedBy(work); c != nil && err != nil {
+		return s.heed(ctx, m, &req, c)
+	}
 	if err != nil {
 		return fmt.Errorf("publish trajectory: %w", err)
 	}
@@ -520,8 +526,9 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 
 // publish stores the trajectory that a request asked for, and returns the one that is stored:
 // that of another attempt, where it was first.
-func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request) (*schemas.Trajectory, error) {
-	ack, err := s.bus.Publish(ctx, t, bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.bus.Answers(ctx, made, req) }))
+func (s *service) publish(ctx context.Context, t *schemas.Trajectory, req *schemas.Request, opts ...bus.PublishOption) (*schemas.Trajectory, error) {
+	its := bus.Against(func(made *schemas.Trajectory) (fault, err error) { return s.bus.Answers(ctx, made, req) })
+	ack, err := s.bus.Publish(ctx, t, append(opts, its)...)
 	if err != nil {
 		return nil, err
 	}
