@@ -181,9 +181,15 @@ func sameConsumer(have, want jetstream.ConsumerConfig) bool {
 
 // bindPatiently is bind, again while the server is away or the stream not yet there.
 func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
+	return b.insist(ctx, c.Stream, "consumer not ready", func(ctx context.Context) error { return b.bind(ctx, c) })
+}
+
+// insist runs f patiently, and again until ctx ends: for what a service cannot begin without. Its
+// health says so meanwhile. What is not allowed, or refused, is an error.
+func (b *Bus) insist(ctx context.Context, stream, lacking string, f func(ctx context.Context) error) error {
 	began := time.Now()
 	for {
-		err := b.patiently(ctx, func(ctx context.Context) error { return b.bind(ctx, c) })
+		err := b.patiently(ctx, f)
 		if err == nil || ctx.Err() != nil || b.nc.IsClosed() || errors.Is(err, ErrPermission) {
 			return err
 		}
@@ -191,10 +197,10 @@ func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
 			return err
 		}
 		if b.nc.IsConnected() {
-			b.troubles.note(c.Stream, 0, began, err) // who waits for it stands still
+			b.troubles.note(stream, 0, began, err) // who waits for it stands still
 		}
 		if b.waitLog.allow() {
-			b.log.Warn().Err(err).Msg("consumer not ready, trying again")
+			b.log.Warn().Err(err).Msg(lacking + ", trying again")
 		}
 		if pause(ctx, rebindPause) != nil {
 			return err

@@ -163,10 +163,14 @@ type Controls struct {
 	changed chan struct{}
 }
 
-// Controls returns what holds now; Follow keeps it up to date.
+// Controls returns what holds now, once the server says it; Follow keeps it up to date.
 func (b *Bus) Controls(ctx context.Context) (*Controls, error) {
 	c := &Controls{bus: b, held: map[string]*schemas.Control{}, changed: make(chan struct{})}
-	stored, err := b.LastMany(ctx, controlStream, []string{schemas.BucketSubject(schemas.ControlBucket, ">")})
+	var stored []*Message
+	err := b.insist(ctx, controlStream, "controls not known", func(ctx context.Context) (err error) {
+		stored, err = b.LastMany(ctx, controlStream, []string{schemas.BucketSubject(schemas.ControlBucket, ">")})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("controls: %w", err)
 	}

@@ -210,20 +210,9 @@ func TestSubscription_lostPin(t *testing.T) {
 		c.OnRelease = nil
 		c.Slots = 64
 		other := subscribe(t, e.Connect(t), c)
-		seen := map[uint64]bool{}
-		deadline := time.Now().Add(10 * time.Second)
-		for len(seen) < 6 && time.Now().Before(deadline) {
-			for _, m := range take(t, other, 1, 200*time.Millisecond) {
-				seen[m.Seq] = true
-			}
-			if len(seen) > 0 { // taken over: now the slow one wakes up
-				_ = take(t, slow, 1, time.Millisecond)
-			}
-		}
-		if len(seen) == 0 {
-			t.Error("nobody took over")
-		}
-		eventually(t, "told", func() bool { _ = take(t, slow, 1, time.Millisecond); return released == 1 })
+		eventually(t, "somebody took over", func() bool { return len(take(t, other, 1, 200*time.Millisecond)) > 0 })
+		// Now the slow one wakes up, maybe more than once: it may have had the pin again meanwhile.
+		eventually(t, "told", func() bool { _ = take(t, slow, 1, time.Millisecond); return released > 0 })
 	})
 }
 

@@ -116,6 +116,9 @@ func (c Config) Validate() error {
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	s, err := newService(ctx, cfg, b, log)
 	if err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped before it was up
+		}
 		return err
 	}
 	defer s.catalog.close()

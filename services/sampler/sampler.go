@@ -214,7 +214,7 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	if cfg.Lane == "" {
 		cfg.Lane = schemas.Lane(network.Name())
 	}
-	controls, err := inTime(log.WithContext(ctx), b.Controls)
+	controls, err := b.Controls(ctx)
 	if err != nil {
 		return err
 	}
