@@ -48,6 +48,14 @@ func inTime[T any](ctx context.Context, ask func(context.Context) (T, error)) (T
 	}
 }
 
+// unlessStopped is what kept a sampler from being up; nil where that was its own stop: nothing is in hand.
+func unlessStopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
 func (s *service) firstWithRoom(ctx context.Context) error {
 	mine, err := s.mine(ctx)
 	if err != nil {

@@ -216,7 +216,7 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	}
 	controls, err := b.Controls(ctx)
 	if err != nil {
-		return err
+		return unlessStopped(ctx, err)
 	}
 	metrics := newInstruments(cfg.Metrics)
 	metrics.places.Add(float64(cfg.Batch * cfg.Workers))
@@ -238,12 +238,12 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 		log.Info().Str("reason", places.Note).Msg("no GPU; computes on the CPU")
 	}
 	if s.sealer, err = inTime(log.WithContext(ctx), s.newSealer); err != nil {
-		return err
+		return unlessStopped(ctx, err)
 	}
 	s.room, s.stopping = b.NewRoom(s.presence, s.reins.obeyed, cfg.DiskFree), ctx
 	defer metrics.watchRoom(s.room)()
 	if err := s.first(log.WithContext(ctx)); err != nil {
-		return fmt.Errorf("announce model %q: %w", network.Name(), err)
+		return unlessStopped(ctx, fmt.Errorf("announce model %q: %w", network.Name(), err))
 	}
 	defer s.versions.close()
 	if cfg.Announced != nil {
