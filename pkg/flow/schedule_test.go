@@ -250,6 +250,7 @@ func FuzzParseSchedule(f *testing.F) {
 	f.Add([]byte(`{"shift": 1e308}`))
 	f.Add([]byte(`{"use_dynamic_shifting": true, "time_shift_type": "linear", "base_shift": -1e308, "max_shift": 1e308}`))
 	f.Add([]byte(`{"shift": null, "shift_terminal": 1e-320}`))
+	f.Add([]byte(`{"shift": 0.2}`)) // its first sigma is the float32 above 1
 	f.Fuzz(func(t *testing.T, config []byte) {
 		s, err := flow.ParseSchedule(config)
 		if err != nil {
@@ -259,7 +260,7 @@ func FuzzParseSchedule(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(sigmas) != 6 || sigmas[5] != 0 || !(sigmas[0] <= 1) {
+		if len(sigmas) != 6 || sigmas[5] != 0 || !(sigmas[0] <= flow.MaxSigma) {
 			t.Fatalf("sigmas %v", sigmas)
 		}
 		for i := 1; i < 6; i++ {
