@@ -197,3 +197,41 @@ func TestGarbage_OpeningOfAnother(t *testing.T) {
 		t.Errorf("%d results", n)
 	}
 }
+
+// A record of another size, which is not intake's, refuses no reward, whichever of them a worker meets first.
+func TestGarbage_OpeningOfAnotherSize(t *testing.T) {
+	t.Parallel()
+	p := newPlane(t)
+	put := func(r *schemas.Reward) {
+		if _, err := p.Publish(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	forge := func(r *schemas.Reward) {
+		other := openingOf(r)
+		if _, err := p.Publish(t.Context(), (*schemas.GroupRecord)(openingOf(r))); err != nil {
+			t.Fatal(err)
+		}
+		other.GroupSize = 3
+		p.Forge(t, other.Subject(), bustest.Encode(t, other))
+	}
+	before, after := made("r", "before", 0, 2, 1, nil), made("r", "after", 0, 2, 1, nil)
+	forge(before)
+	put(before)
+	put(after)
+	forge(after)
+	p.serve(t, testConfig())
+	put(made("r", "before", 1, 2, 3, nil))
+	put(made("r", "after", 1, 2, 3, nil))
+	results := p.results(t, "r", 2)
+	for _, uid := range []schemas.UID{"before", "after"} {
+		if a := advantageOf(t, results, "r", uid); a.Status != schemas.StatusComplete || a.GroupSize != 2 {
+			t.Errorf("%+v", a)
+		}
+	}
+	for _, d := range bustest.Dead(t, p.Bus, 2) {
+		if !schemas.IsOpening(d.OriginalSubject) {
+			t.Errorf("dead letter %s of %s: %s", d.Code, d.OriginalSubject, d.Reason)
+		}
+	}
+}

@@ -76,7 +76,7 @@ func (w *worker) open(ctx context.Context, m *bus.Message) error {
 		case errors.Is(err, bus.ErrNotFound):
 		case err != nil:
 			return err
-		case record.Error != r.Error || record.GroupSize != r.GroupSize || !record.Group.Same(&r.Group):
+		case !newGroup(r, m.Time).opens((*schemas.Opening)(record)):
 			return w.refuse(ctx, m, schemas.CodeInvalid, errForeign.Error())
 		}
 	}
@@ -105,9 +105,6 @@ func (w *worker) open(ctx context.Context, m *bus.Message) error {
 		}
 		if m.Delivered > 1 {
 			w.seen(g)
-		}
-		if !now {
-			w.unproven = append(w.unproven, unproven{g, time.Now()})
 		}
 	}
 	g.proven = g.proven || now
@@ -151,6 +148,7 @@ func (w *worker) begin(ctx context.Context, r *schemas.Opening, opened time.Time
 	g := newGroup(r, opened)
 	w.heed(g)
 	w.groups[g.key()] = g
+	w.unproven = append(w.unproven, unproven{g, time.Now()})
 	w.metrics.openGroups.Inc()
 	return g, nil
 }
@@ -174,8 +172,16 @@ func (w *worker) add(ctx context.Context, m *bus.Message, r *schemas.Reward) err
 		}
 		w.seen(g)
 	}
-	if err := g.of(r); err != nil {
-		return w.refuse(ctx, m, schemas.CodeInvalid, err.Error())
+	if fault := g.of(r); fault != nil {
+		if !g.proven { // it may be the group that is wrong
+			if err := w.prove(ctx, []*group{g}); err != nil {
+				return err
+			}
+			if !g.proven {
+				return w.add(ctx, m, r)
+			}
+		}
+		return w.refuse(ctx, m, schemas.CodeInvalid, fault.Error())
 	}
 	g.foreign = g.foreign || w.decoder.Group() != g.spec && !g.spec.Same(&r.Group)
 	before := len(g.samples)
