@@ -378,6 +378,10 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	defer release()
 	t, leave, err := s.inRoom(ctx, work, &req)
 	defer leave()
+	var stored *schemas.Trajectory
+	if err == nil {
+		stored, err = s.store(ctx, work, t, &req)
+	}
 	if c := stoppedBy(work); c != nil && err != nil {
 		return s.heed(ctx, m, &req, c)
 	}
@@ -386,16 +390,6 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	}
 	if err != nil {
 		return err
-	}
-	stored, err := s.publish(ctx, t, &req)
-	if errors.Is(err, bus.ErrStreamFull) { // made again it would fit no better
-		stored, err = s.publish(work, t, &req, bus.WaitForSpace())
-	}
-	if c := stoppedBy(work); c != nil && err != nil {
-		return s.heed(ctx, m, &req, c)
-	}
-	if err != nil {
-		return fmt.Errorf("publish trajectory: %w", err)
 	}
 	if err := s.sweep(ctx, m, t, stored); err != nil {
 		return err
@@ -522,6 +516,19 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 		return err
 	}
 	return s.sweepSteps(ctx, stored)
+}
+
+// store publishes the trajectory of a sample, and waits for room until a control stops the sample: made again it
+// would fit no better.
+func (s *service) store(ctx, work context.Context, t *schemas.Trajectory, req *schemas.Request) (*schemas.Trajectory, error) {
+	stored, err := s.publish(ctx, t, req)
+	if errors.Is(err, bus.ErrStreamFull) {
+		stored, err = s.publish(work, t, req, bus.WaitForSpace())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("publish trajectory: %w", err)
+	}
+	return stored, nil
 }
 
 // publish stores the trajectory that a request asked for, and returns the one that is stored:
