@@ -1,13 +1,13 @@
 package harness
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -190,14 +190,20 @@ func (v *Process) Deaths() []Death {
 	return slices.Clone(v.deaths)
 }
 
-// Logged counts the lines of its log with a message.
-func (v *Process) Logged(t testing.TB, message string) int {
+// Log returns all that the process has written to its standard output and error.
+func (v *Process) Log(t testing.TB) string {
 	t.Helper()
 	data, err := os.ReadFile(v.log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return bytes.Count(data, []byte(`"message":"`+message+`"`))
+	return string(data)
+}
+
+// Logged counts the lines of its log with a message.
+func (v *Process) Logged(t testing.TB, message string) int {
+	t.Helper()
+	return strings.Count(v.Log(t), `"message":"`+message+`"`)
 }
 
 // End asks the process to stop, once: a second signal would not let it drain. SIGKILL

@@ -50,7 +50,7 @@ type Config struct {
 	MaxWaiting int `koanf:"max_waiting" help:"samples that may wait for functions, groups and verdicts, over all replicas; with more, none is taken"`
 	// ImageMiB bounds the memory of the images in hand, at 16 bytes a pixel; larger ones
 	// are not scored.
-	ImageMiB int `koanf:"image_mib" help:"MiB of images in memory at once, at 16 bytes a pixel; the program stays below this and 512 MiB; one that is larger by itself is not scored"`
+	ImageMiB int `koanf:"image_mib" help:"MiB of images in memory at once, at 16 bytes a pixel; an image that is larger by itself is not scored"`
 	// AckWait is how long the server waits for a heartbeat before it redelivers a trajectory.
 	AckWait time.Duration `koanf:"ack_wait" help:"redelivery of a trajectory whose scorer died"`
 	// DrainTimeout bounds the work in hand at shutdown.
