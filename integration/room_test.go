@@ -70,7 +70,9 @@ func TestRoom_BytesOfSteps(t *testing.T) {
 	t.Parallel()
 	p := newWorld(t, bustest.TCP)
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
-		return intake.Run(ctx, intake.DefaultConfig(), b, zerolog.Nop())
+		c := intake.DefaultConfig()
+		c.Models = []schemas.Lane{"synthetic", "sums"} // prompts wait for either sampler, whichever starts first
+		return intake.Run(ctx, c, b, zerolog.Nop())
 	})
 	for i, model := range []string{"synthetic", sumsFolder(t)} {
 		p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
