@@ -3,7 +3,6 @@ package natsd
 import (
 	"crypto/sha256"
 	"crypto/subtle"
-	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -41,13 +40,10 @@ type gate struct {
 	// guests are the names of the accounts of users who are in others than the rest, and server is where they are.
 	guests map[string]string
 	server *atomic.Pointer[server.Server]
-	// tls: users are let in over TLS alone. The token, which other processes on the store find in
-	// its folder, also without: they are on this machine.
-	tls bool
 }
 
 func (o Options) gate() gate {
-	g := gate{token: o.Token, users: map[string]*server.User{}, guests: map[string]string{}, server: &atomic.Pointer[server.Server]{}, tls: o.TLS != nil}
+	g := gate{token: o.Token, users: map[string]*server.User{}, guests: map[string]string{}, server: &atomic.Pointer[server.Server]{}}
 	for _, u := range o.Users {
 		user := &server.User{Username: u.Name}
 		if !u.Unlimited {
@@ -78,7 +74,7 @@ func (g gate) Check(c server.ClientAuthentication) bool {
 		return g.token != "" && equal(opts.Token, g.token)
 	}
 	user := g.users[opts.Nkey]
-	if user == nil || g.tls && c.GetTLSConnectionState() == nil || !signed(opts.Nkey, opts.Sig, c.GetNonce()) {
+	if user == nil || !signed(opts.Nkey, opts.Sig, c.GetNonce()) {
 		return false
 	}
 	if name, guest := g.guests[opts.Nkey]; guest {
@@ -112,17 +108,6 @@ func signed(key, signature string, nonce []byte) bool {
 	}
 	public, keyErr := nkeys.FromPublicKey(key)
 	return err == nil && keyErr == nil && len(nonce) > 0 && public.Verify(nonce, sig) == nil
-}
-
-// TLS is the certificate that the server shows, from PEM files.
-type TLS struct{ Cert, Key string }
-
-func (t *TLS) config() (*tls.Config, error) {
-	cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-	if err != nil {
-		return nil, fmt.Errorf("certificate of the server: %w", err)
-	}
-	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
 }
 
 // logBridge hands the server's log to zerolog. What the server calls a notice

@@ -345,30 +345,36 @@ func (m *Member) InProcessConn() (net.Conn, error) {
 	if !running || holder.URL == "" {
 		return nil, fmt.Errorf("nobody serves the store %q at the moment", m.opts.StoreDir)
 	}
-	conn, token, err := dial(holder)
+	conn, err := dial(holder)
+	if err == nil && holder.Certificate != "" {
+		var secured net.Conn
+		if secured, err = holder.secure(conn); err != nil {
+			return nil, errors.Join(fmt.Errorf("the server of process %d at %s: %w", holder.PID, holder.URL, err), conn.Close())
+		}
+		conn = secured
+	}
 	if err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
-	m.token = token
+	m.token = holder.Token
 	m.mu.Unlock()
 	return conn, nil
 }
 
 // dial connects to a member that has the server.
-func dial(holder Info) (net.Conn, string, error) {
+func dial(holder Info) (net.Conn, error) {
 	u, err := url.Parse(holder.URL)
 	if err != nil {
-		return nil, "", fmt.Errorf("address of process %d: %w", holder.PID, err)
+		return nil, fmt.Errorf("address of process %d: %w", holder.PID, err)
 	}
-	conn, err := net.DialTimeout("tcp", u.Host, dialTimeout)
-	return conn, holder.Token, err
+	return net.DialTimeout("tcp", u.Host, dialTimeout)
 }
 
 // knock returns nil when the server of a member answers: the socket of one that was
 // just killed still takes connections.
 func knock(holder Info) error {
-	conn, _, err := dial(holder)
+	conn, err := dial(holder)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,8 @@ type Options struct {
 	Users []User
 	// Guests are the accounts of those users who are not in everybody else's.
 	Guests []Guest
-	// TLS is spoken with them where it is set.
+	// TLS is spoken with all who come through the socket where it is set, and nothing else: what a client says first is
+	// who it is, and one that could do without might say that in the clear.
 	TLS *TLS
 	// MaxPayload is the largest message in bytes; 0: 1 MiB.
 	MaxPayload int
@@ -107,7 +108,11 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	heal, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.healer.Go(func() { s.heal(heal) })
 	s.close = sync.OnceValue(s.shutdown)
-	if err := claim.describe(Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token}); err != nil {
+	certificate, err := opts.shown()
+	if err == nil {
+		err = claim.describe(Info{PID: os.Getpid(), URL: s.ClientURL(), Token: opts.Token, Certificate: certificate})
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -161,8 +166,7 @@ func (o Options) native() (*server.Options, error) {
 			if n.TLSConfig, err = o.TLS.config(); err != nil {
 				return nil, err
 			}
-			// The gate refuses users without; processes on the same store have no authority to ask.
-			n.AllowNonTLS, n.TLSTimeout = true, tlsTimeout.Seconds()
+			n.TLSTimeout = tlsTimeout.Seconds()
 		}
 	}
 	return n, nil

@@ -36,6 +36,8 @@ type Info struct {
 	URL string `json:"url,omitempty"`
 	// Token is what a client must show; empty: none.
 	Token string `json:"token,omitempty"`
+	// Certificate is the one that the server shows, as PEM; empty: it does not speak TLS.
+	Certificate string `json:"certificate,omitempty"`
 	// Settings are those of the pipeline.
 	Settings map[string]string `json:"settings,omitempty"`
 }

@@ -1,0 +1,92 @@
+package natsd
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"time"
+)
+
+// maxGreeting bounds the first line of a server.
+const maxGreeting = 64 << 10
+
+// TLS is the certificate that the server shows, from PEM files.
+type TLS struct{ Cert, Key string }
+
+func (t *TLS) config() (*tls.Config, error) {
+	cert, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of the server: %w", err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, nil
+}
+
+// shown is the certificate that clients see, as PEM; empty without TLS.
+func (o Options) shown() (string, error) {
+	if o.TLS == nil || o.Listen == "" {
+		return "", nil
+	}
+	text, err := os.ReadFile(o.TLS.Cert)
+	return string(text), err
+}
+
+// secure makes the connection to a server that the store's folder names one over TLS. The certificate must be
+// the one in that folder, which only the store's owner may write: no authority is asked, and no clock. Without
+// it nothing is sent.
+func (i Info) secure(conn net.Conn) (net.Conn, error) {
+	block, _ := pem.Decode([]byte(i.Certificate))
+	if block == nil {
+		return nil, errors.New("no certificate in the store's folder")
+	}
+	if err := conn.SetDeadline(time.Now().Add(tlsTimeout)); err != nil {
+		return nil, err
+	}
+	// The server greets in the clear.
+	raw := bufio.NewReader(io.LimitReader(conn, maxGreeting))
+	line, err := raw.ReadString('\n')
+	if err != nil {
+		return nil, err
+	}
+	text, isInfo := strings.CutPrefix(line, "INFO ")
+	greeting := map[string]json.RawMessage{}
+	if err := json.Unmarshal([]byte(text), &greeting); err != nil || !isInfo || raw.Buffered() > 0 {
+		return nil, errors.New("it is no NATS server")
+	}
+	if string(greeting["tls_required"]) != "true" {
+		return nil, errors.New("it does not speak TLS")
+	}
+	greeting["tls_required"] = json.RawMessage("false") // the client is to speak on, in what is secure already
+	rest, err := json.Marshal(greeting)
+	if err != nil {
+		return nil, err
+	}
+	secured := tls.Client(conn, &tls.Config{
+		MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, // compared instead, byte by byte
+		VerifyConnection: func(s tls.ConnectionState) error {
+			if len(s.PeerCertificates) == 0 || !bytes.Equal(s.PeerCertificates[0].Raw, block.Bytes) {
+				return errors.New("its certificate is not the one in the store's folder")
+			}
+			return nil
+		},
+	})
+	if err := errors.Join(secured.Handshake(), conn.SetDeadline(time.Time{})); err != nil {
+		return nil, err
+	}
+	return &greeted{Conn: secured, in: io.MultiReader(strings.NewReader("INFO "+string(rest)+"\r\n"), secured)}, nil
+}
+
+// greeted is a connection whose first line was read before.
+type greeted struct {
+	net.Conn
+	in io.Reader
+}
+
+func (g *greeted) Read(p []byte) (int, error) { return g.in.Read(p) }
