@@ -92,6 +92,7 @@ type Bus struct {
 	waitLog    limiter
 	blobs      blobStore
 	troubles   troubles
+	changed    changed
 }
 
 // link is the life of one connection to the server.

@@ -41,17 +41,22 @@ func (b *Bus) Consume(ctx context.Context, c ConsumerConfig, h Handler) error {
 	if err != nil {
 		return err
 	}
-	if err := b.bindPatiently(ctx, c); err != nil {
+	d := &durable{bus: b, config: c}
+	if err := d.bindPatiently(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	p, err := b.newPuller(c, func(ctx context.Context) error { return b.bindPatiently(ctx, c) })
+	p, err := b.newPuller(c, d.bindPatiently)
 	if err != nil {
 		return fmt.Errorf("consume %q of %s: %w", c.Durable, c.Stream, closedError(err))
 	}
-	w := &consumer{bus: b, config: c, handler: h, puller: p, heartbeats: p.heartbeats, failed: map[uint64]int{}, fair: newFairness(c), log: b.log.With().Str("consumer", c.Durable).Logger()}
+	w := &consumer{
+		bus: b, config: c, handler: h, durable: d, puller: p, heartbeats: p.heartbeats,
+		failed: map[uint64]int{}, fair: newFairness(c),
+		log: b.log.With().Str("consumer", c.Durable).Logger(),
+	}
 	return w.run(ctx)
 }
 
@@ -60,6 +65,7 @@ type consumer struct {
 	bus        *Bus
 	config     ConsumerConfig
 	handler    Handler
+	durable    *durable
 	puller     *puller
 	heartbeats *heartbeats
 	log        zerolog.Logger
@@ -85,6 +91,7 @@ func (w *consumer) run(ctx context.Context) error {
 	var helpers, handlers sync.WaitGroup
 	helpers.Go(func() { w.heartbeats.run(live, w.config.AckWait) })
 	helpers.Go(func() { w.puller.watch(watch) })
+	helpers.Go(func() { w.durable.watch(watch) })
 	defer helpers.Wait()
 	defer stopLive()
 	defer stopWatch()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +19,7 @@ const (
 	DefaultDrainTimeout = 10 * time.Second
 	DefaultPinnedTTL    = 10 * time.Second
 	DefaultRetryDelay   = time.Second
+	DefaultLook         = 10 * time.Second
 	// maxRetryDelay bounds the doubling of RetryDelay.
 	maxRetryDelay = time.Minute
 	// maxWaiting is how many requests for messages may wait at a durable, one at least of each
@@ -43,7 +43,8 @@ type ConsumerConfig struct {
 	// Stream and Durable name the consumer. Required.
 	Stream  string
 	Durable string
-	// Filters are stored subjects to take; none: all.
+	// Filters are stored subjects to take; none: all. A release that takes others names another durable: replicas with
+	// other filters would make it anew in turn.
 	Filters []string
 	// AckWait is the time without a heartbeat after which a message goes to someone
 	// else; default 30 s. Signs are given automatically.
@@ -83,6 +84,8 @@ type ConsumerConfig struct {
 	// OnRelease is called by Subscription.Next when the pin went to another client and
 	// every message held has been handed back.
 	OnRelease func()
+	// Look is the pause between two looks whether the durable is still as it should be; default 10 s.
+	Look time.Duration
 }
 
 func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
@@ -99,6 +102,7 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	for name, v := range map[string]int64{
 		"ack_wait": int64(c.AckWait), "max_ack_pending": int64(c.MaxAckPending), "slots": int64(c.Slots),
 		"pinned_ttl": int64(c.PinnedTTL), "drain_timeout": int64(c.DrainTimeout), "retry_delay": int64(c.RetryDelay),
+		"look": int64(c.Look),
 	} {
 		if v < 0 {
 			errs = append(errs, fmt.Errorf("%s: %d; must not be negative", name, v))
@@ -114,6 +118,7 @@ func (c ConsumerConfig) withDefaults() (ConsumerConfig, error) {
 	orDefault(&c.PinnedTTL, DefaultPinnedTTL)
 	orDefault(&c.DrainTimeout, DefaultDrainTimeout)
 	orDefault(&c.RetryDelay, DefaultRetryDelay)
+	orDefault(&c.Look, DefaultLook)
 	if c.Stage == "" {
 		c.Stage = stageOf(c.Durable)
 	}
@@ -146,42 +151,6 @@ func (c ConsumerConfig) native() jetstream.ConsumerConfig {
 		n.PriorityPolicy, n.PriorityGroups, n.PinnedTTL = jetstream.PriorityPolicyPinned, []string{c.PriorityGroup}, c.PinnedTTL
 	}
 	return n
-}
-
-// bind makes the durable or brings it up to date. A durable that is as wanted is left
-// alone, so that a service without the permission to make one can use it.
-func (b *Bus) bind(ctx context.Context, c ConsumerConfig) error {
-	want := c.native()
-	have, err := b.js.Consumer(ctx, c.Stream, c.Durable)
-	switch {
-	case err == nil && sameConsumer(have.CachedInfo().Config, want):
-		return nil
-	case err == nil:
-		want.MaxWaiting = have.CachedInfo().Config.MaxWaiting // which cannot be changed
-		_, err = b.js.UpdateConsumer(ctx, c.Stream, want)
-	case errors.Is(err, jetstream.ErrConsumerNotFound):
-		_, err = b.js.CreateOrUpdateConsumer(ctx, c.Stream, want)
-	}
-	if err != nil {
-		return fmt.Errorf("bind consumer %q of %s: %w", c.Durable, c.Stream, closedError(err))
-	}
-	return nil
-}
-
-func sameConsumer(have, want jetstream.ConsumerConfig) bool {
-	filters := have.FilterSubjects
-	if have.FilterSubject != "" {
-		filters = []string{have.FilterSubject}
-	}
-	return slices.Equal(filters, want.FilterSubjects) && have.AckPolicy == want.AckPolicy && have.AckWait == want.AckWait &&
-		have.MaxDeliver == want.MaxDeliver && have.MaxAckPending == want.MaxAckPending &&
-		have.PriorityPolicy == want.PriorityPolicy && slices.Equal(have.PriorityGroups, want.PriorityGroups) &&
-		have.PinnedTTL == want.PinnedTTL
-}
-
-// bindPatiently is bind, again while the server is away or the stream not yet there.
-func (b *Bus) bindPatiently(ctx context.Context, c ConsumerConfig) error {
-	return b.insist(ctx, c.Stream, "consumer not ready", func(ctx context.Context) error { return b.bind(ctx, c) })
 }
 
 // insist runs f patiently, and again until ctx ends: for what a service cannot begin without. Its

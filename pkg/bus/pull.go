@@ -189,6 +189,12 @@ func (p *puller) message(m *nats.Msg) {
 		p.log.Error().Err(err).Msg("message without metadata skipped")
 		return
 	}
+	if out.Delivered == 1 && len(m.Data) == 0 && m.Header.Get(nats.MsgSize) != "" {
+		// Somebody may have set the durable to send headers alone, and a handler would refuse that. The message comes again:
+		// from the durable made anew, or, where it is stored so, after AckWait.
+		p.fail()
+		return
+	}
 	if pin := m.Header.Get("Nats-Pin-Id"); pin != "" {
 		p.pin = pin
 	}

@@ -37,10 +37,11 @@ func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription
 	if err != nil {
 		return nil, err
 	}
-	if err := b.bindPatiently(ctx, c); err != nil {
+	d := &durable{bus: b, config: c}
+	if err := d.bindPatiently(ctx); err != nil {
 		return nil, err
 	}
-	p, err := b.newPuller(c, func(ctx context.Context) error { return b.bindPatiently(ctx, c) })
+	p, err := b.newPuller(c, d.bindPatiently)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to %q of %s: %w", c.Durable, c.Stream, err)
 	}
@@ -49,6 +50,7 @@ func (b *Bus) Subscription(ctx context.Context, c ConsumerConfig) (*Subscription
 	s.once = sync.OnceValue(s.close)
 	s.helpers.Go(func() { s.heartbeats.run(live, c.AckWait) })
 	s.helpers.Go(func() { p.watch(live) })
+	s.helpers.Go(func() { d.watch(live) })
 	p.setRoom(c.Slots)
 	return s, nil
 }

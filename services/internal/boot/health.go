@@ -63,8 +63,8 @@ func (h *Health) Until(name, why string) (done func()) {
 	return func() { met.Store(true) }
 }
 
-// Connected adds the conditions that b has its server, that it is allowed what it does there, and
-// that this one stores what is published.
+// Connected adds the conditions that b has its server, that it is allowed what it does there, that its
+// consumers are as they should be, and that the server stores what is published.
 func (h *Health) Connected(b *bus.Bus) {
 	h.Check("nats", func() error {
 		if !b.Conn().IsConnected() {
@@ -73,6 +73,7 @@ func (h *Health) Connected(b *bus.Bus) {
 		return nil
 	})
 	h.Check("permissions", b.Denied)
+	h.Check("consumers", b.Changed)
 	s := &storage{bus: b}
 	h.Check("storage", s.check)
 	h.mu.Lock()
