@@ -22,6 +22,7 @@ import sys
 
 import msgpack
 import nats
+import nats.aio.client
 from PIL import Image
 
 PROTOCOL = 1
@@ -80,6 +81,18 @@ def credentials(file):
     return {"nkeys_seed_str": seed[0], "inbox_prefix": "_INBOX." + key}  # nobody else may subscribe to these inboxes
 
 
+class Secured(nats.aio.client.Client):
+    """Says who it is over TLS alone. The library goes on in the clear where a server offers none, tls:// or not."""
+
+    def _connect_command(self):
+        if not self._server_info.get("tls_required"):
+            raise nats.errors.Error(
+                "no authorization over this connection: the server does not want TLS; "
+                "connect to nats://, without --tls-ca, if that is meant"
+            )
+        return super()._connect_command()
+
+
 async def serve(args):
     """Answers requests until the process is asked to stop; returns the exit status."""
     stop = asyncio.Event()
@@ -94,7 +107,8 @@ async def serve(args):
             refused.append(e)
             stop.set()
 
-    connecting = asyncio.create_task(nats.connect(
+    nc = Secured() if args.url.startswith("tls://") or args.tls_ca else nats.NATS()
+    connecting = asyncio.create_task(nc.connect(
         args.url, error_cb=on_error, max_reconnect_attempts=-1,
         token=os.environ.get("MEANDER_NATS_TOKEN") or None, **credentials(args.creds),
         tls=ssl.create_default_context(cafile=args.tls_ca) if args.tls_ca else None,
@@ -104,7 +118,7 @@ async def serve(args):
     if not connecting.done():
         connecting.cancel()
         return denied(args) if refused else 0
-    nc = connecting.result()
+    connecting.result()
     subject = f"mdr.v1.score.{args.name}"
 
     async def handle(msg):

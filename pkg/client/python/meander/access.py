@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import json
 import logging
 import pathlib
 import re
+import secrets
 import ssl
 from typing import Any
 
 import nats
+import nats.aio.client
 from nats.aio.msg import Msg
 
 _log = logging.getLogger("meander")
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
 _ROLE = re.compile(r"^# role: (\S+)$", re.MULTILINE)
+_BARE = re.compile(r"^\$JS\.API\.CONSUMER\.CREATE\.[^.]+$")
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]*)"')
 
 
@@ -46,6 +52,49 @@ def options(token: str | None = None, credentials: str | None = None, ca: str | 
         if cert:
             out["tls"].load_cert_chain(cert, key)
     return out
+
+
+class ClearText(Exception):
+    """The connection was to be over TLS, and would not be."""
+
+
+class _Secured(nats.aio.client.Client):
+    """Says nothing before it is over TLS. The library goes on in the clear where a server offers none, tls:// or not."""
+
+    looked = False
+
+    def _connect_command(self) -> bytes:  # what it says first, with the token or the signature
+        self.looked = True
+        if not self._server_info.get("tls_required"):
+            why = (
+                "the server does not want TLS, and a token or signature would be sent in the clear; nothing was sent. "
+                "Connect to nats://, without ca, if that is meant"
+            )
+            # Of a connection that was there the library must try again, which it does on its own errors.
+            raise nats.errors.Error(why) if self.is_reconnecting else ClearText(why)
+        return super()._connect_command()
+
+
+async def open_connection(url: str, **options: Any) -> nats.NATS:
+    """nats.connect; where the URL or the options name TLS over that, or ClearText."""
+    nc = _Secured() if url.startswith("tls://") or options.get("tls") else nats.NATS()
+    try:
+        await nc.connect(url, **options)
+    except ClearText:
+        with contextlib.suppress(Exception):
+            await nc.close()
+        raise
+    if isinstance(nc, _Secured) and not nc.looked:
+        await nc.close()
+        raise ClearText("this release of nats-py connects in another way than 2.9 to 2.16 do; install one of these")
+    return nc
+
+
+def mark(credentials: str | None) -> str:
+    """What the names of our durable consumers begin with. A user who knows such a name can change the consumer; without
+    the credentials it cannot be guessed. Empty where there are none: everybody may do everything there."""
+    seed = _SEED.search(pathlib.Path(credentials).read_text()) if credentials else None
+    return hashlib.sha256(b"meander consumers " + seed[1].encode()).hexdigest()[:20] if seed else ""
 
 
 def hint(error: Exception) -> str:
@@ -89,6 +138,13 @@ class Denials:
         plain = nc.request
 
         async def request(subject: str, *args: Any, **kwargs: Any) -> Msg:
+            if args and _BARE.match(subject):
+                # The library names no consumers of its own. Where services have theirs, roles need to see a name.
+                body = json.loads(args[0])
+                name = body["config"]["name"] = secrets.token_hex(12)
+                only = body["config"].get("filter_subject")
+                subject = ".".join([subject, name, *([only] if only and only != ">" else [])])
+                args = json.dumps(body).encode(), *args[1:]
             denied = asyncio.get_running_loop().create_future()
             waiting = self._waiting.setdefault(subject.lower(), set())  # the library has the note in lower case
             waiting.add(denied)

@@ -58,6 +58,8 @@ async def connect(
     certificate; cert and key are a certificate of ours, where the server wants one. What the server does not let us do raises
     PermissionError, at once.
 
+    With tls:// or ca the connection is over TLS. Where the server wants none, ConnectionError says so; nothing was sent.
+
     ConnectionError: nobody answers for patience seconds, or not to us. A connection that is lost later comes back by itself;
     calls that need it wait, or raise.
     """
@@ -65,13 +67,13 @@ async def connect(
     options: dict[str, Any] = {"name": "meander-python", "error_cb": denials.note, "max_reconnect_attempts": -1, "reconnect_time_wait": 0.2}
     options |= access.options(token, credentials, ca, cert, key)
     try:
-        nc = await asyncio.wait_for(nats.connect(url, **options), patience)
-    except (asyncio.TimeoutError, OSError, nats.errors.Error) as e:
+        nc = await asyncio.wait_for(access.open_connection(url, **options), patience)
+    except (access.ClearText, asyncio.TimeoutError, OSError, nats.errors.Error) as e:
         why = denials.last or e
         raise ConnectionError(f"{url}: {str(why) or type(why).__name__}; {access.hint(why)}") from None
     denials.watch(nc)
     try:
-        yield Client(nc)
+        yield Client(nc, access.mark(credentials))
     finally:
         with contextlib.suppress(Exception):
             await nc.drain()
@@ -80,8 +82,9 @@ async def connect(
 class Client(Controls):
     """Publishes prompts, verdicts and controls, and reads what the pipeline makes of them."""
 
-    def __init__(self, nc: nats.NATS):
+    def __init__(self, nc: nats.NATS, mark: str = ""):
         self.nc = nc
+        self.mark = mark  # of the names of our durable consumers (access.mark)
         self.js = nc.jetstream()
         self._gets = asyncio.Semaphore(_GETS)
         self._texts: dict[str, asyncio.Future[bytes]] = {}

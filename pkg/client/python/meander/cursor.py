@@ -74,14 +74,18 @@ class Cursor:
     Without a name the place is that of the caller: after is where to go on.
     """
 
-    def __init__(self, nc: nats.NATS, run: str, name: str, filter_subject: str, after: str = "", shared: bool = False):
+    def __init__(
+        self, nc: nats.NATS, run: str, name: str, filter_subject: str, after: str = "", shared: bool = False,
+        mark: str = "",
+    ):
         for field, value in (("run", run), ("name", name)):
             if not (TOKEN.fullmatch(value) or field == "name" and not value):
                 raise ValueError(f"{field}: {value!r}; must be 1 to 64 characters of A-Z a-z 0-9 _ -")
         if shared and (not name or after):
             raise ValueError("shared: needs a name, and no cursor to start after")
         self.nc, self.js, self.filter, self.name, self.after, self.shared = nc, nc.jetstream(), filter_subject, name, after, shared
-        self.stem = f"reader-{run}-{name}-"
+        # With the name of a consumer a user can change it: the mark keeps others from guessing it. Older releases had none.
+        self.stems = [f"reader-{mark}-{run}-{name}-", f"reader-{run}-{name}-"] if mark else [f"reader-{run}-{name}-"]
         self.consumer = self.mark = ""  # what it is called, and how it is known from a later one of the name
         self.made = self.last = 0  # of the stream; of the messages that came
         self.expected = 0  # sequence of the next message in this consumer
@@ -152,12 +156,12 @@ class Cursor:
         return await api(self.nc, f"CONSUMER.CREATE.{STREAM}.{name}.{self.filter}", body)
 
     async def _join(self) -> dict[str, Any]:
-        name = self.stem + "shared"
         while True:
-            if (info := await self._find(name)) is not None:
-                return info
+            for stem in self.stems:
+                if (info := await self._find(stem + "shared")) is not None:
+                    return info
             try:
-                return await self._create(name, 0)
+                return await self._create(self.stems[0] + "shared", 0)
             except APIError as e:
                 if e.err_code != _TAKEN:
                     raise
@@ -169,21 +173,22 @@ class Cursor:
         had in hand comes at once and in order.
         """
         while True:
-            old = {slot: info for slot in "01" if (info := await self._find(self.stem + slot)) is not None}
-            if len(old) == 2:  # a process died between the two
-                await self._drop(min(old, key=lambda slot: _nanoseconds(old[slot]["created"])))
+            names = [stem + slot for stem in self.stems for slot in "01"]
+            old = {name: info for name in names if (info := await self._find(name)) is not None}
+            if len(old) > 1:  # a process died between the two
+                await self._drop(min(old, key=lambda name: _nanoseconds(old[name]["created"])))
                 continue
-            last = next(iter(old), "1")
+            last = next(iter(old), "")
             begin = start
-            if last in old and not begin:
+            if last and not begin:
                 begin = old[last]["ack_floor"]["stream_seq"] + 1
             try:
-                made = await self._create(self.stem + ("1" if last == "0" else "0"), begin)
+                made = await self._create(names[1] if last == names[0] else names[0], begin)
             except APIError as e:
                 if e.err_code == _TAKEN:
                     continue  # another process did it at the same moment
                 raise
-            if last in old:
+            if last:
                 await self._drop(last)
             return made
 
@@ -193,9 +198,9 @@ class Cursor:
         except NotFoundError:
             return None
 
-    async def _drop(self, slot: str) -> None:
+    async def _drop(self, name: str) -> None:
         with contextlib.suppress(NotFoundError):
-            await api(self.nc, f"CONSUMER.DELETE.{STREAM}.{self.stem}{slot}")
+            await api(self.nc, f"CONSUMER.DELETE.{STREAM}.{name}")
 
     async def next(self) -> Msg | None:
         """The next message, None where none came for a while. Connection failures are waited out."""

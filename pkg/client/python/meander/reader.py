@@ -62,7 +62,7 @@ class _Reader:
         if faults not in ("raise", "skip"):
             raise ValueError(f"faults: {faults!r}; must be raise or skip")
         self.client, self.run, self.keep, self.faults, self.timeout, self.follow = client, run, keep, faults, timeout, follow
-        self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared)
+        self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared, client.mark)
         self.logits = logits
         self.health = Health()
 

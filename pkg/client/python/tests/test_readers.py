@@ -226,6 +226,35 @@ def test_shared(run):
     run(test)
 
 
+def test_places_of_a_user(run):
+    """The place of a user with a key has a name that others cannot guess. That of an older release goes on under it."""
+
+    async def test(client, name):
+        async def places():
+            listed = await meander.cursor.api(client.nc, "CONSUMER.NAMES.MDR_ADVANTAGES")
+            return {place for place in listed["consumers"] or [] if name in place}
+
+        async def read(who, count):
+            uids = []
+            async for group in who.stream_groups(name, "trainer", timeout=60):
+                uids.append(group.uid)
+                if len(uids) == count:
+                    return uids
+
+        for i in range(4):
+            await publish(client, name, f"u{i}")
+        one, other = meander.Client(client.nc, "1f3c"), meander.Client(client.nc, "77ab")
+        before = await read(client, 2)  # the first of them is acknowledged
+        assert await places() == {f"reader-{name}-trainer-0"}
+        after = await read(one, 3)
+        assert after[0] == before[1] and sorted(before[:1] + after) == ["u0", "u1", "u2", "u3"]
+        assert await places() == {f"reader-1f3c-{name}-trainer-0"}
+        assert await read(other, 1) == before[:1]
+        assert await places() == {f"reader-1f3c-{name}-trainer-0", f"reader-77ab-{name}-trainer-0"}
+
+    run(test)
+
+
 def test_cursors_of_elsewhere(run):
     async def test(client, name):
         await publish(client, name, "u", "b")
