@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"testing"
 	"time"
 
@@ -91,7 +92,15 @@ func TestRoles_Guests(t *testing.T) {
 			if name == "up" {
 				admin.holds(t, "the sampler has said what it serves", "MDR_POLICIES", 1)
 			}
+			// A user who guesses the name of a consumer could change it.
+			names, err := admin.nc.Request("$JS.API.CONSUMER.NAMES.MDR_ADVANTAGES", nil, 10*time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
 			for _, guest := range []string{"trainer-a", "viewer-a"} {
+				if !regexp.MustCompile(`"guest-` + guest + `-[A-Z2-7]{26}"`).Match(names.Data) {
+					t.Errorf("what the copies of %s are delivered by has a name to be guessed: %s", guest, names.Data)
+				}
 				u := g.user(t, guest)
 				u.holds(t, guest+" has what is of its run", "MDR_ADVANTAGES", 1)
 				if s := u.state(t, "MDR_ADVANTAGES"); s.Subjects["mdr.v1.advantage.a.u"] != 1 {

@@ -26,7 +26,23 @@ func TestRoles_Outside(t *testing.T) {
 	}
 	startWorker(t, "--url", g.url, "--creds", g.file("scorer.creds"), "--tls-ca", g.file("tls/ca.pem"))
 	const script = `import asyncio, os
-import meander
+import nats, meander
+from nats.js.api import AckPolicy, ConsumerConfig
+
+# What the library has of its own, as a viewer. Where services have consumers only what names its own is let in.
+async def library():
+    viewer = meander.access.options(credentials=os.environ["VIEWER"], ca=os.environ["CA"])
+    nc = await nats.connect(os.environ["URL"], **viewer)
+    js = nc.jetstream()
+    subject = "mdr.v1.trajectory.a.*.*"
+    ordered = await js.subscribe("mdr.v1.advantage.a.*", ordered_consumer=True)
+    pulled = await js.pull_subscribe(subject, config=ConsumerConfig(ack_policy=AckPolicy.NONE))
+    named = await js.subscribe(subject, config=ConsumerConfig(name="viewer-of-mine-7d1f", ack_policy=AckPolicy.NONE))
+    for m in [await ordered.next_msg(10), *await pulled.fetch(1, timeout=10), await named.next_msg(10)]:
+        print("library", m.subject.split(".")[2])
+    watcher = await (await js.key_value("mdr-presence")).watchall()
+    print("library", (await watcher.updates(timeout=10)).bucket)
+    await nc.drain()
 
 async def main():
     limited = meander.connect(os.environ["URL"], credentials=os.environ["LIMITED"], ca=os.environ["CA"])
@@ -42,6 +58,11 @@ async def main():
             for sample in group.samples:
                 await who.load(sample.trajectory)
             print(len(group.samples), "samples,", len(await meander.control.keys(who.js, "mdr-presence")), "services")
+        for who in client, one:
+            async for t in who.stream_trajectories("a"):
+                print("trajectory of", t["uid"])
+                break
+        await library()
         try:
             await one.publish("b", "a red fox", uid="p", group_size=2)
         except PermissionError as e:
@@ -52,9 +73,17 @@ asyncio.run(main())
 	ctx, stop := context.WithTimeout(t.Context(), 5*bustest.Patience)
 	defer stop()
 	cmd := exec.CommandContext(ctx, interpreter, "-c", script)
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "URL="+g.url, "CREDS="+g.file("trainer.creds"), "LIMITED="+g.file("trainer-a.creds"), "CA="+g.file("tls/ca.pem"))
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "URL="+g.url, "CREDS="+g.file("trainer.creds"), "VIEWER="+g.file("viewer.creds"), "LIMITED="+g.file("trainer-a.creds"), "CA="+g.file("tls/ca.pem"))
 	out, err := cmd.CombinedOutput()
-	if text := string(out); err != nil || strings.Count(text, "complete\n2 samples, 4 services\n") != 2 || !strings.Contains(text, "refused: ") {
+	for what, n := range map[string]int{
+		"complete\n2 samples, 2 services\n": 2, "refused: ": 1, "trajectory of p\n": 2,
+		"library advantage\nlibrary trajectory\nlibrary trajectory\nlibrary mdr-presence\n": 1,
+	} {
+		if strings.Count(string(out), what) != n {
+			t.Errorf("it says %q %d times, want %d", what, strings.Count(string(out), what), n)
+		}
+	}
+	if err != nil || t.Failed() {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -185,14 +185,17 @@ func listens(subject, queue string) func(nc *nats.Conn) error {
 	}
 }
 
-// matrix is what must not be done by others than those named; the admin may do everything. The
-// subjects have a run of their own each, so that what is stored is told apart. A guest may read whatever
-// he likes of the streams that he has copies of: what is in them is TestRoles_Guests'.
-var matrix = []struct {
+// right is a row of the matrix.
+type right struct {
 	what string
 	do   func(nc *nats.Conn) error
 	may  []string
-}{
+}
+
+// matrix is what must not be done by others than those named; the admin may do everything. The
+// subjects have a run of their own each, so that what is stored is told apart. A guest may read whatever
+// he likes of the streams that he has copies of: what is in them is TestRoles_Guests'.
+var matrix = append([]right{
 	{"publish a prompt", sends("mdr.v1.prompt.a", "x"), []string{"trainer", "trainer-a", "advantage"}},
 	{"publish a prompt of another run", sends("mdr.v1.prompt.b", "x"), []string{"trainer", "advantage"}},
 	{"claim a group", sends("mdr.v1.group.a.u", "x"), []string{"intake"}},
@@ -237,10 +240,22 @@ var matrix = []struct {
 	{"take work from the reward service", sends("$JS.API.CONSUMER.MSG.NEXT.MDR_TRAJECTORIES.reward", `{"no_wait":true}`), []string{"reward"}},
 	{"take work from samplers", sends("$JS.API.CONSUMER.MSG.NEXT.MDR_REQUESTS.sampler-none", `{"no_wait":true}`), []string{"sampler"}},
 	{"take requests away", sends("$JS.API.CONSUMER.CREATE.MDR_REQUESTS.thief", "{"), []string{"sampler"}},
-	{"change the reward service's consumer", sends("$JS.API.CONSUMER.CREATE.MDR_TRAJECTORIES.reward.mdr.v1.trajectory.a.*.*", "{"), []string{"reward"}},
-	{"delete the reward service's consumer", sends("$JS.API.CONSUMER.DELETE.MDR_TRAJECTORIES.reward", ""), nil},
-	{"make a durable consumer the old way", sends("$JS.API.CONSUMER.DURABLE.CREATE.MDR_TRAJECTORIES.reward", "{"), nil},
-	{"acknowledge another's work", sends("$JS.ACK.MDR_TRAJECTORIES.reward.1.1.1.1.0", "+ACK"), []string{"reward"}},
+	{"acknowledge as a trainer", sends("$JS.ACK.MDR_ADVANTAGES.x.1.1.1.1.0", "+ACK"), []string{"trainer", "trainer-a"}},
+	{"acknowledge where no place is kept", sends("$JS.ACK.MDR_STEPS.x.1.1.1.1.0", "+ACK"), nil},
+	{"copy a stream into another", sends("$JS.API.STREAM.RESTORE.MDR_X", "{"), nil},
+	{"move a stream", sends("$JS.API.STREAM.LEADER.STEPDOWN.MDR_STEPS", ""), nil},
+	{"take a server from a stream", sends("$JS.API.STREAM.PEER.REMOVE.MDR_STEPS", "{"), nil},
+	{"list streams with their settings", sends("$JS.API.STREAM.LIST", "{"), nil},
+	{"empty the account", sends("$JS.API.ACCOUNT.PURGE.meander", ""), nil},
+	{"move the servers' leader", sends("$JS.API.META.LEADER.STEPDOWN", ""), nil},
+	{"listen to advisories", listens("$JS.EVENT.ADVISORY.>", ""), nil},
+	{"forge an advisory", sends("$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.MDR_PROMPTS.intake", "{"), nil},
+	{"ask the server", sends("$SYS.REQ.SERVER.PING", ""), nil},
+	{"empty a bucket", sends("$JS.API.STREAM.PURGE.KV_mdr-control", "{"), nil},
+	{"delete of a bucket", sends("$JS.API.STREAM.MSG.DELETE.OBJ_mdr-blobs", `{"seq":1}`), nil},
+	{"say who is there", sends("$KV.mdr-presence.x", "x"), []string{"intake", "sampler", "reward", "advantage"}},
+	{"find the services", sends("$SRV.INFO", ""), []string{"intake", "trainer", "viewer"}},
+	{"answer for the services", listens("$SRV.PING", ""), []string{"intake", "sampler", "reward", "advantage"}},
 	{"read prompts", sends("$JS.API.DIRECT.GET.MDR_PROMPTS", `{"seq":1}`), []string{"intake", "advantage", "viewer", "viewer-a", "trainer", "trainer-a"}},
 	{"read any trajectory", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES", `{"seq":1}`), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
 	{"read a trajectory of a run", sends("$JS.API.DIRECT.GET.MDR_TRAJECTORIES.mdr.v1.trajectory.a.u.0", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"}},
@@ -251,6 +266,48 @@ var matrix = []struct {
 	{"follow rewards of another run", sends("$JS.API.CONSUMER.CREATE.MDR_REWARDS.x.mdr.v1.reward.*.b.>", "{"), []string{"intake", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
 	{"read a blob", sends("$JS.API.DIRECT.GET.OBJ_mdr-blobs.$O.mdr-blobs.M.x", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer"}},
 	{"read who is paused", sends("$JS.API.DIRECT.GET.KV_mdr-control.$KV.mdr-control.b", ""), []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "trainer-a", "viewer-a"}},
+}, consumerRights()...)
+
+// everyRole are the users that the matrix tries; the last two are guests, in accounts of their own.
+var everyRole = []string{
+	"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a",
+}
+
+// consumerRights are what must not be done to the durables that services take their work from, by each subject of the
+// server's API, in all forms: bare, where the name is in the body alone, named and filtered. In a guest's account are
+// none of these: what he does in the bare form he does to consumers of his own.
+func consumerRights() (out []right) {
+	guests := []string{"trainer-a", "viewer-a"}
+	listing := append([]string{"intake"}, guests...)
+	for _, w := range []struct {
+		stream, durable, owner string
+		// bare may be used by guests who have a copy; lists are who may know the names.
+		bare, lists []string
+	}{
+		{"MDR_PROMPTS", "intake", "intake", guests, listing},
+		{"MDR_CONTROL", "intake-control", "intake", []string{"viewer-a"}, listing},
+		{"MDR_ADVISORIES", "advisories", "intake", nil, listing},
+		{"MDR_REQUESTS", "sampler-none", "sampler", nil, append([]string{"trainer", "viewer"}, listing...)},
+		{"MDR_TRAJECTORIES", "reward", "reward", guests, listing},
+		{"MDR_VERDICTS", "reward-verdicts", "reward", guests, listing},
+		{"MDR_REWARDS", "advantage-p00", "advantage", guests, listing},
+		{"MDR_REWARDS", "advantage-p15", "advantage", guests, listing},
+	} {
+		// What may be asked must do nothing: the body ends too soon.
+		body := fmt.Sprintf(`{"stream_name":%q,"config":{"name":%q}`, w.stream, w.durable)
+		own, at := []string{w.owner}, w.stream+"."+w.durable
+		for subject, may := range map[string][]string{
+			"CREATE." + w.stream: w.bare, "CREATE." + at: own, "CREATE." + at + ".mdr.v1.none.>": own,
+			"DURABLE.CREATE." + at: nil,
+			"MSG.NEXT." + at:       own, "DELETE." + at: own, "UNPIN." + at: own, "PAUSE." + at: nil, "RESET." + at: nil,
+			"LEADER.STEPDOWN." + at: nil, "PEER.REMOVE." + at: nil, "PEER.EVACUATE." + at: nil,
+			"LIST." + w.stream: w.lists, "NAMES." + w.stream: w.lists,
+		} {
+			out = append(out, right{"ask CONSUMER." + subject, sends("$JS.API.CONSUMER."+subject, body), may})
+		}
+		out = append(out, right{"acknowledge what " + w.durable + " has", sends("$JS.ACK."+at+".1.1.1.1.0", "+ACK"), own})
+	}
+	return out
 }
 
 // Each role does what it must, and nothing else: on both servers, over TLS.
@@ -279,7 +336,7 @@ func TestRoles_Matrix(t *testing.T) {
 				}
 				return n
 			}
-			for _, role := range []string{"intake", "sampler", "reward", "advantage", "trainer", "viewer", "scorer", "trainer-a", "viewer-a"} {
+			for _, role := range everyRole {
 				u, before := g.user(t, role), stored()
 				for _, m := range matrix {
 					if slices.Contains(m.may, role) {

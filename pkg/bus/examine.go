@@ -81,7 +81,7 @@ func (b *Bus) examine(ctx context.Context, k keeping, withConsumers bool) (e Exa
 		_, e.Stale = brought(info.Config, streamConfig(spec, e.Replicas))
 	}
 	if withConsumers {
-		err = e.consumers(ctx, s)
+		err = b.addConsumers(ctx, &e.StreamStats, s)
 	}
 	return e, err
 }

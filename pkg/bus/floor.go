@@ -29,7 +29,7 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 		if err != nil {
 			return err
 		}
-		consumers, err := consumersOf(ctx, s)
+		consumers, err := b.consumersOf(ctx, s)
 		for _, c := range consumers {
 			if c.Config.Durable == "" || slices.Contains(ownStages, stageOf(c.Name)) {
 				continue

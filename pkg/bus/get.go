@@ -464,7 +464,7 @@ func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := stats.consumers(ctx, s); err != nil {
+		if err := b.addConsumers(ctx, stats, s); err != nil {
 			return nil, err
 		}
 		out = append(out, *stats)
@@ -472,9 +472,9 @@ func (b *Bus) stats(ctx context.Context) ([]StreamStats, error) {
 	return out, nil
 }
 
-// consumers adds the durables of a stream.
-func (stats *StreamStats) consumers(ctx context.Context, s jetstream.Stream) error {
-	consumers, err := consumersOf(ctx, s)
+// addConsumers adds the durables of a stream.
+func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.Stream) error {
+	consumers, err := b.consumersOf(ctx, s)
 	if err != nil {
 		return fmt.Errorf("stats of %s: %w", stats.Name, err)
 	}
@@ -489,9 +489,24 @@ func (stats *StreamStats) consumers(ctx context.Context, s jetstream.Stream) err
 	return nil
 }
 
-// consumersOf are all consumers of a stream. A listing of the library that is not read to its end
-// stays behind for good.
-func consumersOf(ctx context.Context, s jetstream.Stream) (all []*jetstream.ConsumerInfo, err error) {
+// consumersOf are all consumers of a stream; to a role that may not know the names of others' consumers, those that
+// services take their work from. A listing of the library that is not read to its end stays behind for good.
+func (b *Bus) consumersOf(ctx context.Context, s jetstream.Stream) (all []*jetstream.ConsumerInfo, err error) {
+	stream := s.CachedInfo().Config
+	g, known := GrantOf(Role(b.who.role))
+	mayList := !known || g.Unlimited || g.Lists || b.GuestOf() != "" || stream.Retention == jetstream.WorkQueuePolicy
+	if !mayList {
+		for _, name := range workDurables(stream.Name) {
+			c, err := s.Consumer(ctx, name)
+			switch {
+			case err == nil:
+				all = append(all, c.CachedInfo())
+			case !errors.Is(err, jetstream.ErrConsumerNotFound):
+				return nil, err
+			}
+		}
+		return all, nil
+	}
 	list := s.ListConsumers(ctx)
 	for c := range list.Info() {
 		all = append(all, c)

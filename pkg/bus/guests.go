@@ -27,6 +27,9 @@ type Guest struct {
 	Role  Role
 	Runs  []schemas.Run
 	Blobs bool
+	// Mark ends the name of the durables that his copies are delivered by, so that other users cannot guess it: with the
+	// name of a consumer they could change it.
+	Mark string
 	// CopyBytes bounds what the copies take of the storage of all servers that keep them, together; 0: DefaultCopyBytes.
 	CopyBytes int64
 }
@@ -44,9 +47,16 @@ const (
 // Crossing is a subject of a guest's account that leads to one of the pipeline's.
 type Crossing struct{ From, To string }
 
-// Account is the guest's account of the server, and the name of the durables that his copies are
-// delivered by.
+// Account is the guest's account of the server.
 func (g Guest) Account() string { return guestPrefix + g.Name }
+
+// durable is the name of the consumers that his copies are delivered by.
+func (g Guest) durable() string {
+	if g.Mark == "" {
+		return g.Account()
+	}
+	return g.Account() + "-" + g.Mark
+}
 
 // IsGuest says whether an account of the server is a guest's.
 func IsGuest(account string) bool { return strings.HasPrefix(account, guestPrefix) }
@@ -84,7 +94,7 @@ func (g Guest) Crossings() ([]Crossing, error) {
 	}
 	copies := g.copies()
 	for _, stream := range slices.Sorted(maps.Keys(copies)) {
-		reset, flow := "CONSUMER.RESET."+stream+"."+g.Account(), "$JS.FC."+stream+"."+g.Account()+".*"
+		reset, flow := "CONSUMER.RESET."+stream+"."+g.durable(), "$JS.FC."+stream+"."+g.durable()+".*"
 		out = append(out, Crossing{From: pipelinePrefix + "." + reset, To: "$JS.API." + reset}, Crossing{From: flow, To: flow})
 	}
 	return out, nil
@@ -231,7 +241,7 @@ func copyOf(origin jetstream.StreamConfig, g Guest) jetstream.StreamConfig {
 		MaxAge: origin.MaxAge, AllowDirect: true, AllowRollup: origin.AllowRollup,
 		Mirror: &jetstream.StreamSource{
 			Name: origin.Name, External: &jetstream.ExternalStream{APIPrefix: pipelinePrefix},
-			Consumer: &jetstream.StreamConsumerSource{Name: g.Account(), DeliverSubject: g.copied(origin.Name)},
+			Consumer: &jetstream.StreamConsumerSource{Name: g.durable(), DeliverSubject: g.copied(origin.Name)},
 		},
 	}
 }
@@ -251,7 +261,7 @@ func (b *Bus) copyStream(ctx context.Context, own jetstream.JetStream, g Guest, 
 		_, err = own.CreateStream(ctx, want)
 		return err
 	}
-	from, err := b.js.PushConsumer(ctx, want.Name, g.Account())
+	from, err := b.js.PushConsumer(ctx, want.Name, g.durable())
 	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return err
 	}
@@ -261,7 +271,7 @@ func (b *Bus) copyStream(ctx context.Context, own jetstream.JetStream, g Guest, 
 		if fits && have.CachedInfo().State.LastSeq <= origin.State.LastSeq {
 			return resized(ctx, own, have.CachedInfo().Config, want)
 		}
-		if err := b.js.DeleteConsumer(ctx, want.Name, g.Account()); err != nil {
+		if err := b.js.DeleteConsumer(ctx, want.Name, g.durable()); err != nil {
 			return err
 		}
 	}
@@ -271,7 +281,7 @@ func (b *Bus) copyStream(ctx context.Context, own jetstream.JetStream, g Guest, 
 		}
 	}
 	config := jetstream.ConsumerConfig{
-		Durable: g.Account(), Description: "copies for the guest " + g.Name, DeliverSubject: want.Mirror.Consumer.DeliverSubject,
+		Durable: g.durable(), Description: "copies for the guest " + g.Name, DeliverSubject: want.Mirror.Consumer.DeliverSubject,
 		AckPolicy: jetstream.AckFlowControlPolicy, FlowControl: true, IdleHeartbeat: readBeat, FilterSubjects: filters,
 	}
 	if _, err := b.js.CreatePushConsumer(ctx, want.Name, config); err != nil {
@@ -309,12 +319,13 @@ func (b *Bus) dismiss(ctx context.Context, guests []Guest) error {
 		if err != nil {
 			return err
 		}
-		consumers, err := consumersOf(ctx, s)
+		consumers, err := b.consumersOf(ctx, s)
 		if err != nil {
 			return err
 		}
 		for _, c := range consumers {
-			if !strings.HasPrefix(c.Name, guestPrefix) || slices.ContainsFunc(guests, func(g Guest) bool { return g.Account() == c.Name }) {
+			known := slices.ContainsFunc(guests, func(g Guest) bool { return g.durable() == c.Name })
+			if known || !strings.HasPrefix(c.Name, guestPrefix) {
 				continue
 			}
 			if err := b.js.DeleteConsumer(ctx, name, c.Name); err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {

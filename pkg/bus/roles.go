@@ -48,8 +48,9 @@ type Grant struct {
 	Asks, Answers []string
 	// Serves: it is found by service discovery. Tells: it answers in the inboxes of clients.
 	Serves, Tells bool
-	// Lists: it sees how far all consumers are. OfRuns: it may be limited to some runs.
-	Lists, OfRuns bool
+	// Lists: it sees how far all consumers are, by their names. Looks: those that services take their work from, and
+	// which services run. OfRuns: it may be limited to some runs.
+	Lists, Looks, OfRuns bool
 }
 
 // Streams behind the buckets.
@@ -102,7 +103,7 @@ func Grants() []Grant {
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories, schemas.StreamRewards,
 			},
 			Purges: []string{schemas.StreamRequests, schemas.StreamParked},
-			Serves: true, Tells: true, Lists: true,
+			Serves: true, Tells: true, Lists: true, Looks: true,
 		},
 		{
 			Role: RoleSampler, Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
@@ -138,12 +139,12 @@ func Grants() []Grant {
 			Reads:     append([]string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied}, results...),
 			Puts:      []string{schemas.RunBucket, schemas.PolicyBucket, schemas.BlobBucket},
 			Keeps:     []string{schemas.StreamAdvantages},
-			Lists:     true, OfRuns: true,
+			Looks:     true, OfRuns: true,
 		},
 		{
 			Role: RoleViewer, Purpose: "looks, and changes nothing: watch, show, streams, verify",
 			Reads: append([]string{schemas.StreamPrompts, schemas.StreamRequests, schemas.StreamParked, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamControl, schemas.StreamDead}, results...),
-			Lists: true, OfRuns: true,
+			Looks: true, OfRuns: true,
 		},
 		{
 			Role: RoleScorer, Purpose: "answers from outside: workers of reward functions nats:NAME and of interactions, and verdicts",
@@ -179,6 +180,7 @@ func (g Grant) Says() (lines []string) {
 		says string
 	}{
 		{g.Lists, "sees how far all consumers are"},
+		{g.Looks && !g.Lists, "sees how far the pipeline's own consumers are"},
 		{g.Tells, "answers clients in their inboxes"},
 		{g.OfRuns, "may be limited to some runs"},
 	} {
@@ -232,7 +234,7 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 	}
 	for _, stream := range g.Reads {
 		if stream != blobStream || len(runs) == 0 || blobs {
-			r.read(stream, g)
+			r.read(stream, g, len(runs) > 0)
 		}
 	}
 	for _, stream := range g.Keeps {
@@ -244,12 +246,20 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 	for _, stream := range g.Purges {
 		r.allow("$JS.API.STREAM.PURGE." + stream)
 	}
-	if g.Lists && len(runs) == 0 {
+	if g.Looks && len(runs) == 0 {
 		r.allow("$SRV.INFO")
 	}
-	if g.Lists || len(runs) > 0 { // those of a guest's account are his own
-		for _, name := range streamNames() {
-			r.allow("$JS.API.CONSUMER.LIST." + name)
+	for _, name := range streamNames() {
+		spec, _ := specNamed(name)
+		// Those of a guest's account are his own, and those of a work queue the samplers'. With the names of others he
+		// could change their consumers.
+		if g.Lists || len(runs) > 0 || g.Looks && spec.WorkQueue {
+			r.allow("$JS.API.CONSUMER.LIST."+name, "$JS.API.CONSUMER.NAMES."+name)
+		}
+		for _, durable := range workDurables(name) {
+			if g.Looks {
+				r.allow("$JS.API.CONSUMER.INFO." + name + "." + durable)
+			}
 		}
 	}
 	if g.Tells {
@@ -327,12 +337,22 @@ func durables(durable string) []string {
 	return out
 }
 
-// take allows to work on a durable, and to make it.
+// workDurables are those of a stream that services take their work from, but for a work queue's, which lanes name.
+func workDurables(stream string) (names []string) {
+	for _, g := range Grants() {
+		if durable, has := g.Takes[stream]; has && durable != everyLane {
+			names = append(names, durables(durable)...)
+		}
+	}
+	return names
+}
+
+// take allows to work on a durable, to make it and to make it anew.
 func (r *Rights) take(stream string, durables []string) {
 	for _, d := range durables {
 		at := stream + "." + d
 		r.allow("$JS.API.CONSUMER.INFO."+at, "$JS.API.CONSUMER.CREATE."+at, "$JS.API.CONSUMER.CREATE."+at+".>",
-			"$JS.API.CONSUMER.MSG.NEXT."+at, "$JS.API.CONSUMER.UNPIN."+at, "$JS.ACK."+at+".>")
+			"$JS.API.CONSUMER.DELETE."+at, "$JS.API.CONSUMER.MSG.NEXT."+at, "$JS.API.CONSUMER.UNPIN."+at, "$JS.ACK."+at+".>")
 	}
 }
 
@@ -353,27 +373,28 @@ func (r *Rights) put(bucket string, runs []schemas.Run) {
 	}
 }
 
-// read allows to read a stream, through consumers of one's own and by name.
-func (r *Rights) read(stream string, g Grant) {
+// read allows to read a stream, through consumers of one's own and by name. The server does not know whose a consumer
+// is: a user who knows its name can change it. So names of users' consumers must not be guessed (deploy/secure.md),
+// and those of the durables that services work on, which everybody knows, are denied to other roles. In a
+// guest's own account there are none of these.
+func (r *Rights) read(stream string, g Grant, guest bool) {
 	r.allow("$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream, "$JS.API.CONSUMER.INFO."+stream+".*")
 	if spec, _ := specNamed(stream); spec.WorkQueue { // a consumer would take the work away
 		return
 	}
-	r.allow("$JS.API.CONSUMER.CREATE."+stream, "$JS.API.CONSUMER.CREATE."+stream+".>", "$JS.API.CONSUMER.NAMES."+stream,
-		"$JS.API.CONSUMER.MSG.NEXT."+stream+".*", "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>")
-	// What a service takes its work from is not for others: to pull from it would take the work away.
-	for _, other := range Grants() {
-		durable, has := other.Takes[stream]
-		if !has || durable == everyLane {
-			continue
-		}
-		for _, d := range durables(durable) {
-			at := stream + "." + d
-			r.Deny = append(r.Deny, "$JS.API.CONSUMER.DELETE."+at)
-			if other.Role != g.Role {
-				r.Deny = append(r.Deny, "$JS.API.CONSUMER.CREATE."+at, "$JS.API.CONSUMER.CREATE."+at+".>", "$JS.API.CONSUMER.MSG.NEXT."+at)
-			}
-		}
+	r.allow("$JS.API.CONSUMER.CREATE."+stream+".>", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*",
+		"$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>")
+	works := workDurables(stream)
+	if len(works) == 0 || guest { // in the bare form the name is in the request, where no permission sees it
+		r.allow("$JS.API.CONSUMER.CREATE." + stream)
+	}
+	if _, own := g.Takes[stream]; own {
+		return
+	}
+	for _, d := range works {
+		at := stream + "." + d
+		r.Deny = append(r.Deny, "$JS.API.CONSUMER.CREATE."+at, "$JS.API.CONSUMER.CREATE."+at+".>",
+			"$JS.API.CONSUMER.MSG.NEXT."+at, "$JS.API.CONSUMER.DELETE."+at)
 	}
 }
 

@@ -21,7 +21,7 @@ func (b *Bus) TakeBack(ctx context.Context) (int, error) {
 			if err != nil {
 				return fmt.Errorf("take back work of %s: %w", spec.Name, err)
 			}
-			consumers, err := consumersOf(ctx, s)
+			consumers, err := b.consumersOf(ctx, s)
 			if err != nil {
 				return fmt.Errorf("take back work of %s: %w", spec.Name, err)
 			}

@@ -289,6 +289,7 @@ Credentials stay as they are.`,
 			case len(hosts) > 0:
 				err = errors.Join(f.makeAuthority(), f.makeServer(hosts))
 			}
+			f.markGuests()
 			moves := f.setAccount()
 			if err := errors.Join(err, f.write()); err != nil {
 				return err

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,6 +42,8 @@ type authUser struct {
 	Blobs bool          `json:"blobs,omitempty"`
 	// CopyBytes is what the copies may take that a guest reads; 0: bus.DefaultCopyBytes.
 	CopyBytes int64 `json:"copy_bytes,omitempty"`
+	// Mark is the part of the names of a guest's durables that others cannot guess; empty in folders of an older kind.
+	Mark string `json:"mark,omitempty"`
 	// Key is the public one. The other is in the user's file, and nowhere else.
 	Key string `json:"key"`
 }
@@ -129,7 +132,17 @@ func (f *authFolder) add(u authUser) error {
 		return err
 	}
 	f.Users = append(f.Users, u)
+	f.markGuests()
 	return nil
+}
+
+// markGuests gives those guests a mark who have none.
+func (f *authFolder) markGuests() {
+	for i := range f.Users {
+		if u := &f.Users[i]; len(u.Runs) > 0 && u.Mark == "" {
+			u.Mark = rand.Text()
+		}
+	}
 }
 
 // runsOf is the runs a user is limited to, as text.

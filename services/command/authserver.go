@@ -25,7 +25,7 @@ func (f *authFolder) guests() (out []bus.Guest) {
 }
 
 func (u authUser) guest() bus.Guest {
-	return bus.Guest{Name: u.Name, Key: u.Key, Role: u.Role, Runs: u.Runs, Blobs: u.Blobs, CopyBytes: u.copyBytes()}
+	return bus.Guest{Name: u.Name, Key: u.Key, Role: u.Role, Runs: u.Runs, Blobs: u.Blobs, Mark: u.Mark, CopyBytes: u.copyBytes()}
 }
 
 func (u authUser) copyBytes() int64 {
