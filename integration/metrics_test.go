@@ -236,7 +236,7 @@ func TestMetrics_Programs(t *testing.T) {
 		families := scrape(t, healthAddr(t, p.log))
 		for name, f := range families {
 			owner := strings.Split(name, "_")[1]
-			if owner == "stream" || owner == "queue" {
+			if owner == "stream" || owner == "queue" || owner == "janitor" {
 				owner = "intake"
 			}
 			if owner != service {
@@ -334,7 +334,7 @@ func checkBoard(t *testing.T, families map[string]*family) {
 			}
 		}
 	}
-	if got := slices.Sorted(maps.Keys(shown)); !slices.Equal(got, []string{"advantage", "intake", "queue", "reward", "sampler", "stream"}) {
+	if got := slices.Sorted(maps.Keys(shown)); !slices.Equal(got, []string{"advantage", "intake", "janitor", "queue", "reward", "sampler", "stream"}) {
 		t.Errorf("board: it shows %v, want something of everything", got)
 	}
 }

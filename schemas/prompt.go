@@ -1,6 +1,9 @@
 package schemas
 
-import "slices"
+import (
+	"slices"
+	"strconv"
+)
 
 // Prompt asks for one group of GroupSize images, or answers of a language model. Only its text is required. Names
 // follow SGLang's rollout API where the meaning is the same.
@@ -81,6 +84,14 @@ type Prompt struct {
 	// Refill is set on prompts that the advantage service publishes in place of a group that
 	// did not count.
 	Refill *Refill `msgpack:"refill,omitempty"`
+}
+
+// GroupUID is the group key of the prompt that is stored at a sequence: its own, or one made of the sequence.
+func (e *Prompt) GroupUID(seq uint64) UID {
+	if e.UID != "" {
+		return e.UID
+	}
+	return UID("p" + strconv.FormatUint(seq, 10))
 }
 
 // Rollout is the sampling part of a Prompt.

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -36,51 +39,113 @@ var namingStreams = []string{
 // than grace ago; dry: it only counts them. What was left of blobs that were not finished goes too,
 // though not at every call: that is rare, and takes the entries of the whole store.
 func (b *Bus) SweepBlobs(ctx context.Context, grace time.Duration, dry bool) (n int, err error) {
-	before := time.Now().Add(-grace)
-	type blob struct {
-		seq    uint64
-		digest string
+	x, err := b.IndexBlobs(ctx, grace)
+	if err == nil {
+		n, _, err = x.Sweep(ctx, dry)
 	}
-	old := map[string]blob{} // by NUID
+	return n, err
+}
+
+// BlobIndex counts the stored events that name blobs, as of when it was made. It has the blobs that were stored or used
+// again longer than a grace before; what is named later has a new entry, and is none of these.
+type BlobIndex struct {
+	b      *Bus
+	before time.Time
+
+	mu   sync.Mutex
+	old  map[string]oldBlob // by digest
+	uses map[string]int
+	// last is the last sequence that was read of each stream.
+	last map[string]uint64
+	// weights are the blobs of a version by the digest of its weights, versions those of each lane in their order.
+	weights  map[string][]string
+	versions map[schemas.Lane][]version
+	// free are those of old that nothing names.
+	free []string
+}
+
+type oldBlob struct {
+	seq, size uint64
+	nuid      string
+}
+
+// IndexBlobs reads which of the blobs that were stored or used again longer than grace ago are named by stored events.
+func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, error) {
+	x := &BlobIndex{b: b, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{}, last: map[string]uint64{}, weights: map[string][]string{}, versions: map[schemas.Lane][]version{}}
 	for e, err := range b.blobEntries(ctx) {
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		if !e.at.Before(before) {
+		if !e.at.Before(x.before) {
 			break // and so are all that come: to use a blob again is to store its entry again
 		}
-		old[e.NUID] = blob{e.seq, e.Name}
+		x.old[e.Name] = oldBlob{seq: e.seq, size: e.Size, nuid: e.NUID}
 	}
-	named := map[string]bool{}
-	if len(old) > 0 {
-		if named, err = b.named(ctx); err != nil {
-			return 0, err
-		}
-	}
-	for nuid, o := range old {
-		if named[o.digest] {
-			continue
-		}
-		n++
-		if dry {
-			continue
-		}
-		if err := b.Delete(ctx, BlobStream, o.seq); err != nil {
-			return n, fmt.Errorf("sweep blob %s: %w", o.digest, err)
-		}
-		// Used again meanwhile: its entry is a new one.
-		_, err := b.Last(ctx, BlobStream, blobEntry(schemas.BlobBucket, o.digest))
-		if errors.Is(err, ErrNotFound) {
-			_, err = b.PurgeSubject(ctx, BlobStream, chunksOf(schemas.BlobBucket, nuid))
-		}
-		if err != nil {
-			return n, fmt.Errorf("sweep blob %s: %w", o.digest, err)
+	if len(x.old) > 0 {
+		if err := x.named(ctx); err != nil {
+			return nil, fmt.Errorf("sweep blobs: %w", err)
 		}
 	}
-	if dry || !b.blobs.lookForUnfinished() {
-		return n, nil
+	for digest := range x.old {
+		if x.uses[digest] == 0 {
+			x.free = append(x.free, digest)
+		}
 	}
-	return n, b.sweepChunks(ctx, before)
+	return x, ctx.Err()
+}
+
+// Forget says that events are about to be freed: what they alone name goes with the next Sweep.
+func (x *BlobIndex) Forget(events ...*Message) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, m := range events {
+		if m.Seq > x.last[m.Stream] {
+			continue // it was not counted
+		}
+		for digest := range x.names(m) {
+			if x.uses[digest] == 0 {
+				continue
+			}
+			x.uses[digest]--
+			if _, ok := x.old[digest]; ok && x.uses[digest] == 0 {
+				x.free = append(x.free, digest)
+			}
+		}
+	}
+}
+
+// Sweep removes the blobs that nothing names any more, and returns their number and bytes; dry: it only counts them.
+func (x *BlobIndex) Sweep(ctx context.Context, dry bool) (n int, size uint64, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for len(x.free) > 0 {
+		digest := x.free[0]
+		if blob := x.old[digest]; dry {
+			n, size = n+1, size+blob.size
+		} else if gone, err := x.b.removeBlob(ctx, digest, blob); err != nil {
+			return n, size, fmt.Errorf("sweep blob %s: %w", digest, err)
+		} else if gone {
+			n, size = n+1, size+blob.size
+		}
+		x.free = x.free[1:]
+	}
+	if dry || !x.b.blobs.lookForUnfinished() {
+		return n, size, nil
+	}
+	return n, size, x.b.sweepChunks(ctx, x.before)
+}
+
+// removeBlob removes a blob, unless it was used again meanwhile.
+func (b *Bus) removeBlob(ctx context.Context, digest string, blob oldBlob) (gone bool, err error) {
+	if err := b.Delete(ctx, BlobStream, blob.seq); err != nil {
+		return false, err
+	}
+	// Used again meanwhile: its entry is a new one.
+	if _, err = b.Last(ctx, BlobStream, blobEntry(schemas.BlobBucket, digest)); !errors.Is(err, ErrNotFound) {
+		return false, err
+	}
+	_, err = b.PurgeSubject(ctx, BlobStream, chunksOf(schemas.BlobBucket, blob.nuid))
+	return err == nil, err
 }
 
 // lookForUnfinished says whether it is time to.
@@ -149,72 +214,110 @@ func (b *Bus) sweepChunks(ctx context.Context, before time.Time) error {
 	return nil
 }
 
-// named are the digests that stored events have in them, wherever and for whatever: more
-// than the blobs, and none less.
-func (b *Bus) named(ctx context.Context) (map[string]bool, error) {
-	out, spans := map[string]bool{}, map[schemas.Lane]span{}
+// named counts the stored events that have digests of blobs in them, wherever and for whatever.
+func (x *BlobIndex) named(ctx context.Context) error {
+	if err := x.policies(ctx); err != nil {
+		return err
+	}
 	for _, stream := range namingStreams {
-		events := b.Read(ctx, stream, nil, ReadOptions{})
+		events := x.b.Read(ctx, stream, nil, ReadOptions{})
 		if spec, ok := specNamed(stream); ok && spec.WorkQueue {
-			events = b.Queued(ctx, stream)
+			events = x.b.Queued(ctx, stream)
 		}
 		for m, err := range events {
 			if err != nil {
-				return nil, fmt.Errorf("sweep blobs: %w", err)
+				return err
 			}
-			digests(m.Data, out)
-			if stream == schemas.StreamTrajectories {
-				switched(m.Data, spans)
+			for digest := range x.names(m) {
+				x.uses[digest]++
 			}
+			x.last[stream] = m.Seq
 		}
 	}
-	return out, b.namedByPolicies(ctx, out, spans)
+	return nil
 }
 
-// span is the oldest and the newest version of a lane that samples had which went on with others.
-type span struct{ oldest, newest int64 }
-
-// switched notes a trajectory whose steps are of several versions: it names the last alone.
-func switched(data []byte, spans map[schemas.Lane]span) {
+// names are the blobs that an event needs: those that it names, and the weights that a sample was made with.
+func (x *BlobIndex) names(m *Message) map[string]bool {
+	out := map[string]bool{}
+	add := func(digests []string) {
+		for _, digest := range digests {
+			out[digest] = true
+		}
+	}
+	for digest := range digestsOf(m.Data) {
+		if _, ok := x.old[digest]; ok {
+			out[digest] = true
+		}
+		add(x.weights[digest])
+	}
+	if m.Stream != schemas.StreamTrajectories {
+		return out
+	}
+	// A trajectory whose steps are of several versions names the last alone.
 	t := &schemas.Trajectory{}
-	if schemas.Decode(data, t) != nil || t.PolicyVersionMin == t.PolicyVersionMax {
-		return
+	if schemas.Decode(m.Data, t) == nil && t.PolicyVersionMin != t.PolicyVersionMax {
+		for _, v := range x.versions[t.Lane] {
+			if t.PolicyVersionMin <= v.number && v.number <= t.PolicyVersionMax {
+				add(v.blobs)
+			}
+		}
 	}
-	s, ok := spans[t.Lane]
-	if !ok {
-		s = span{t.PolicyVersionMin, t.PolicyVersionMax}
-	}
-	spans[t.Lane] = span{min(s.oldest, t.PolicyVersionMin), max(s.newest, t.PolicyVersionMax)}
+	return out
 }
 
-// keptPolicies is how many versions of a lane keep their adapters whoever names them: to go back to.
-const keptPolicies = 8
+const (
+	// keptPolicies is how many versions of a lane keep their weights whoever names them, to go back to, and keptShare the
+	// part of the object store's limit that they may take, in percent. The last two stay whatever they take.
+	keptPolicies, leastPolicies = 8, 2
+	keptShare                   = 25
+)
 
-// namedByPolicies adds the digests of the versions that are to be kept: the last of each lane, and
-// those that samples were made with which are stored.
-func (b *Bus) namedByPolicies(ctx context.Context, named map[string]bool, spans map[schemas.Lane]span) error {
-	last := map[schemas.Lane][]*Message{}
-	for m, err := range b.Read(ctx, schemas.StreamPolicies, nil, ReadOptions{}) {
+// version is a version of a lane's weights, with the blobs that it names.
+type version struct {
+	number int64
+	size   int64
+	blobs  []string
+}
+
+// policies notes what the versions of each lane name, and counts those that are kept as in use.
+func (x *BlobIndex) policies(ctx context.Context) error {
+	info, err := x.b.StreamInfo(ctx, BlobStream)
+	if err != nil {
+		return err
+	}
+	for m, err := range x.b.Read(ctx, schemas.StreamPolicies, nil, ReadOptions{}) {
 		if err != nil {
-			return fmt.Errorf("sweep blobs: %w", err)
+			return err
 		}
-		p := b.policy(m)
+		blobs := slices.Collect(maps.Keys(digestsOf(m.Data)))
+		p := x.b.policy(m)
 		if p == nil {
-			digests(m.Data, named)
+			for _, digest := range blobs {
+				x.uses[digest]++
+			}
 			continue
 		}
-		last[p.Lane] = append(last[p.Lane], m)
-		if len(last[p.Lane]) > keptPolicies {
-			last[p.Lane] = last[p.Lane][1:]
+		v := version{number: p.PolicyVersion, blobs: blobs}
+		if p.Adapter != nil {
+			v.size = p.Adapter.File.Size
 		}
-		s, ok := spans[p.Lane]
-		if named[p.WeightsDigest] || ok && s.oldest <= p.PolicyVersion && p.PolicyVersion <= s.newest {
-			digests(m.Data, named)
+		for _, ref := range p.Weights {
+			v.size += ref.Size
 		}
+		x.weights[p.WeightsDigest] = blobs
+		x.versions[p.Lane] = append(x.versions[p.Lane], v)
 	}
-	for _, lane := range last {
-		for _, m := range lane {
-			digests(m.Data, named)
+	for _, versions := range x.versions {
+		room := info.Config.MaxBytes / 100 * keptShare
+		for i, v := range slices.Backward(versions) {
+			age := len(versions) - i
+			if room -= v.size; age > keptPolicies || age > leastPolicies && room < 0 && info.Config.MaxBytes > 0 {
+				break
+			}
+			for _, digest := range v.blobs {
+				x.uses[digest]++
+			}
 		}
 	}
 	return nil
@@ -222,9 +325,9 @@ func (b *Bus) namedByPolicies(ctx context.Context, named map[string]bool, spans 
 
 const digestLength = 64
 
-// digests adds each run of 64 lower-case hex digits.
-func digests(data []byte, to map[string]bool) {
-	n := 0
+// digestsOf are all runs of 64 lower-case hex digits.
+func digestsOf(data []byte) map[string]bool {
+	n, out := 0, map[string]bool{}
 	for i, c := range data {
 		if c >= '0' && c <= '9' || c >= 'a' && c <= 'f' {
 			n++
@@ -232,9 +335,10 @@ func digests(data []byte, to map[string]bool) {
 			n = 0
 		}
 		if n >= digestLength {
-			to[string(data[i+1-digestLength:i+1])] = true
+			out[string(data[i+1-digestLength:i+1])] = true
 		}
 	}
+	return out
 }
 
 func blobEntry(bucket, digest string) string {

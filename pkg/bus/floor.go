@@ -7,20 +7,21 @@ import (
 	"strings"
 )
 
-// ConsumerFloor is how far a durable that is none of the pipeline's has read a stream.
+// ConsumerFloor is how far a durable has read a stream.
 type ConsumerFloor struct {
 	Name string
 	// Filters are the stored subjects that it reads; none: all.
 	Filters []string
-	// Seq is the sequence up to which it has acknowledged all; Done says that this is everything.
-	Seq  uint64
-	Done bool
+	// Seq is the sequence up to which it has acknowledged all that it reads.
+	Seq uint64
+	// Own: the durable is one of the pipeline's services.
+	Own bool
 }
 
-// ownStages are those whose durables the pipeline itself has: what is closed, they have.
+// ownStages are those whose durables the pipeline itself has.
 var ownStages = []string{"intake", "sampler", "reward", "advantage"}
 
-// Floors returns the durables of others on a stream: trainers and whoever else said that
+// Floors returns the durables of a stream. Those that are not the pipeline's own are of trainers and others who said that
 // they are to be waited for.
 func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, err error) {
 	err = b.patiently(ctx, func(ctx context.Context) error {
@@ -29,14 +30,19 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 		if err != nil {
 			return err
 		}
+		// Read before the consumers: what is stored later counts as unread.
+		last := s.CachedInfo().State.LastSeq
 		consumers, err := b.consumersOf(ctx, s)
 		for _, c := range consumers {
-			if c.Config.Durable == "" || slices.Contains(ownStages, stageOf(c.Name)) {
+			if c.Config.Durable == "" {
 				continue
 			}
-			f := ConsumerFloor{Name: c.Name, Filters: c.Config.FilterSubjects, Seq: c.AckFloor.Stream, Done: c.NumPending == 0 && c.NumAckPending == 0}
+			f := ConsumerFloor{Name: c.Name, Filters: c.Config.FilterSubjects, Seq: c.AckFloor.Stream, Own: slices.Contains(ownStages, stageOf(c.Name))}
 			if c.Config.FilterSubject != "" {
 				f.Filters = []string{c.Config.FilterSubject}
+			}
+			if c.NumPending == 0 && c.NumAckPending == 0 { // it has read all, though the last it matches may be far back
+				f.Seq = max(f.Seq, last)
 			}
 			out = append(out, f)
 		}
@@ -52,7 +58,6 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 func (f *ConsumerFloor) Matches(filter string) bool {
 	return len(f.Filters) == 0 || slices.ContainsFunc(f.Filters, func(own string) bool { return overlap(own, filter) })
 }
-
 // overlap says whether some subject matches both filters.
 func overlap(a, b string) bool {
 	x, y := strings.Split(a, "."), strings.Split(b, ".")

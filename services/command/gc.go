@@ -21,20 +21,25 @@ func gcFlags(f *pflag.FlagSet, c *janitor.Config) {
 }
 
 func gcCommand(a *app) *cobra.Command {
-	cfg, dry, run := janitor.DefaultConfig(), false, ""
+	cfg, dry, blobs, run := janitor.DefaultConfig(), false, false, ""
 	c := &cobra.Command{
 		Use: "gc", Short: "free closed groups and blobs that nobody needs any more, once", Args: args(cobra.NoArgs),
 		Long: `gc frees whole groups, the oldest first: steps, trajectories, verdicts, rewards, the prompt
 and the result, then the images and other blobs that no stored event names. What is freed
 is gone for good. Never freed are open groups and those of an open batch, what closed
 less than --gc-grace ago, and what a durable consumer, such as a trainer's, has
-not acknowledged. 'meander up' does the same all the time where it has one of these rules.`,
+not acknowledged. 'meander up' does the same all the time where it has one of these rules.
+
+With --blobs alone no group goes: only images and other blobs that nothing names, and weights of versions that
+no stored sample was made with. Of each lane the newest versions stay to go back to: eight at most, while
+they take less than a quarter of the object store, and always the last two. A blob stays for two minutes.`,
 		Example: `  meander gc --gc-age 48h --dry-run      # what would go
   meander gc --gc-above 60               # the oldest, until all streams are below 48 %
-  meander gc --gc-read --run night       # what every durable consumer has, of one run`,
+  meander gc --gc-read --run night       # what every durable consumer has, of one run
+  meander gc --blobs                     # images and weights that nothing needs, and no group`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			if !cfg.Rules() {
-				return usage(errors.New("no rule is given; name one of --gc-above, --gc-age and --gc-read"))
+			if !cfg.Rules() && !blobs {
+				return usage(errors.New("no rule is given; name one of --gc-above, --gc-age and --gc-read, or --blobs"))
 			}
 			if cfg.Run = schemas.Run(run); run != "" {
 				if _, err := theRun(c.Context(), conn.Bus, run); err != nil {
@@ -58,6 +63,7 @@ not acknowledged. 'meander up' does the same all the time where it has one of th
 		}),
 	}
 	gcFlags(c.Flags(), &cfg)
+	c.Flags().BoolVar(&blobs, "blobs", false, "free images and weights that nothing needs, and no group unless another rule is given")
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would be freed, and free nothing")
 	c.Flags().StringVar(&run, "run", "", "of this run only; default all")
 	return c

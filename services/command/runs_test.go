@@ -35,6 +35,7 @@ func TestRuns(t *testing.T) {
 	}
 	expect(t, exitUsage, "", "gc")
 	expect(t, exitOK, "would free 0 groups", "gc", "--gc-age", "1ms", "--dry-run")
+	expect(t, exitOK, "freed 0 groups", "gc", "--blobs")
 	expect(t, exitFailed, `run "nowhere": nothing is stored of it`, "gc", "--gc-age", "1ms", "--run", "nowhere")
 	expect(t, exitFailed, "", "runs", "rm", "nobody")
 	expect(t, exitOK, "run r1: ", "runs", "rm", "r1")

@@ -203,7 +203,7 @@ func (s *service) asked(ctx context.Context, run schemas.Run, uid schemas.UID) (
 			return false, err
 		}
 		var p schemas.Prompt
-		if schemas.Decode(m.Data, &p) == nil && uidOf(&p, m) == uid {
+		if schemas.Decode(m.Data, &p) == nil && p.GroupUID(m.Seq) == uid {
 			return true, nil
 		}
 	}

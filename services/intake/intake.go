@@ -149,7 +149,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err := errors.Join(err, p.Validate()); err != nil {
 		return bus.Terminal(schemas.CodeInvalid, err)
 	}
-	p.UID = uidOf(&p, m)
+	p.UID = p.GroupUID(m.Seq)
 	switch h, err := s.bus.Held(ctx, run, p.UID); {
 	case err != nil:
 		return err

@@ -1,7 +1,6 @@
 package intake
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 
@@ -17,7 +16,7 @@ func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error
 	r := &schemas.Receipt{Run: runOf(m.Subject), Code: bus.Code(cause), Error: cause.Error()}
 	var p schemas.Prompt
 	if schemas.Decode(m.Data, &p) == nil {
-		r.UID = uidOf(&p, m)
+		r.UID = p.GroupUID(m.Seq)
 		if err := s.giveUp(ctx, refused(&p, m, cause)); err != nil {
 			return err
 		}
@@ -25,15 +24,10 @@ func (s *service) refuse(ctx context.Context, m *bus.Message, cause error) error
 	return s.reply(m, r)
 }
 
-// uidOf is the group key of a prompt.
-func uidOf(p *schemas.Prompt, m *bus.Message) schemas.UID {
-	return cmp.Or(p.UID, schemas.UID(fmt.Sprintf("p%d", m.Seq)))
-}
-
 // refused is the record of the group that a refused prompt does not get, with what can be
 // used of the prompt.
 func refused(p *schemas.Prompt, m *bus.Message, cause error) *schemas.GroupRecord {
-	def, uid := estimator.DefaultConfig(), uidOf(p, m)
+	def, uid := estimator.DefaultConfig(), p.GroupUID(m.Seq)
 	given := *p
 	schemas.SetDefaults(&given)
 	r := &schemas.GroupRecord{

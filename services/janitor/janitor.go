@@ -1,5 +1,5 @@
 // Package janitor frees what nobody needs any more: whole groups that are closed, by the rules of
-// its settings, and blobs that nothing names. It never touches an open group, nor one of an
+// its settings, with their batches and prompts, and blobs that nothing names. It never touches an open group, nor one of an
 // open batch, nor what a durable consumer has not read yet.
 package janitor
 
@@ -17,7 +17,7 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// Config of the janitor. Without a rule it frees nothing.
+// Config of the janitor. Without a rule it frees no group, and blobs that nothing names once the object store is half full.
 type Config struct {
 	// Above frees the oldest groups while a stream is fuller than so many percent of its limit,
 	// down to four fifths of that; 0: never.
@@ -38,29 +38,40 @@ type Config struct {
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
-// sweepEvery is the least time between two looks of Run for blobs that nothing names: each reads
-// what names blobs, and they stay for bus.BlobGrace anyway.
+// sweepEvery is for how long an index of the blobs that stored events name is in use: to make one is to read all of them,
+// and blobs stay for bus.BlobGrace anyway.
 const sweepEvery = bus.BlobGrace / 8
 
-// sweeps is when Run looked for such blobs last, and when it freed a group last: blobs of that go
+// sweeps is the last index of blobs, when it was made, and when a group was freed last: blobs of that go
 // some time later.
-type sweeps struct{ swept, freed time.Time }
+type sweeps struct {
+	index        *bus.BlobIndex
+	swept, freed time.Time
+	// once: the pass is the only one.
+	once bool
+}
 
-// due says whether to look for blobs after a pass; without s, always.
-func (s *sweeps) due(r *Report, grace time.Duration, full bool) bool {
-	if s == nil {
-		return true
-	}
+// due says whether to look for blobs.
+func (s *sweeps) due(p *pass) bool {
 	now := time.Now()
-	if r.Groups > 0 {
+	if p.report.Groups > 0 {
 		s.freed = now
 	}
-	if now.Sub(s.swept) < sweepEvery || now.Sub(s.freed) > grace+2*sweepEvery && !full {
+	if now.Sub(s.swept) < sweepEvery && !s.once {
+		return false
+	}
+	blobs := p.streams[bus.BlobStream]
+	full := p.pressing[bus.BlobStream] || blobs != nil && blobs.MaxBytes > 0 && blobs.Bytes > uint64(blobs.MaxBytes)/100*fullBlobs
+	if !s.once && !full && now.Sub(s.freed) > p.cfg.blobGrace()+2*sweepEvery {
 		return false
 	}
 	s.swept = now
 	return true
 }
+
+// fullBlobs is the share of the object store, in percent, from which on what nothing names is freed without a rule: nobody
+// can ask for it.
+const fullBlobs = 50
 
 // MinGrace is the least grace: whoever reads a result as it comes has so long to read the rest of its group.
 const MinGrace = time.Second
@@ -68,7 +79,10 @@ const MinGrace = time.Second
 // DefaultConfig has no rule.
 func DefaultConfig() Config { return Config{Grace: 10 * time.Minute, Every: 10 * time.Second} }
 
-// Rules says whether there is any by which something is freed.
+// blobGrace is how long a blob stays that nothing names.
+func (c Config) blobGrace() time.Duration { return max(c.Grace, bus.BlobGrace) }
+
+// Rules says whether there is any by which groups are freed.
 func (c Config) Rules() bool { return c.Above > 0 || c.Age > 0 || c.Read }
 
 // Validate joins every fault by field name.
@@ -112,19 +126,32 @@ func (r *Report) Total() (n uint64) {
 	return n
 }
 
+// meters are what the janitor shows of itself.
+type meters struct {
+	groups, bytes, gone prometheus.Counter
+	kept, due, oldest   prometheus.Gauge
+	look                prometheus.Observer
+}
+
+func newMeters(r prometheus.Registerer) *meters {
+	set := instrument.New(r, "janitor")
+	return &meters{
+		groups: set.Counter("freed_groups_total", "closed groups that the janitor has freed").WithLabelValues(),
+		bytes:  set.Counter("freed_bytes_total", "bytes that the janitor has freed, about").WithLabelValues(),
+		gone:   set.Counter("freed_blobs_total", "blobs that nothing named").WithLabelValues(),
+		kept:   set.Gauge("kept_groups", "closed groups that a rule would free and something keeps").WithLabelValues(),
+		due:    set.Gauge("due_groups", "closed groups that a rule would free, counted when a look begins, less those that it has freed").WithLabelValues(),
+		oldest: set.Gauge("oldest_due_age", "how many seconds ago the oldest group that is due closed; it grows where the janitor falls behind; 0 where none is").WithLabelValues(),
+		look:   set.Seconds("look_seconds", "how long a look of the janitor took").WithLabelValues(),
+	}
+}
+
 // Run makes passes until ctx ends. What fails is logged, and tried again at the next pass.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("janitor config: %w", err)
 	}
-	if !cfg.Rules() {
-		return nil
-	}
-	set := instrument.New(cfg.Metrics, "janitor")
-	groups := set.Counter("freed_groups_total", "closed groups that the janitor has freed").WithLabelValues()
-	bytes := set.Counter("freed_bytes_total", "bytes that the janitor has freed, about").WithLabelValues()
-	gone := set.Counter("freed_blobs_total", "blobs that nothing named").WithLabelValues()
-	kept := set.Gauge("kept_groups", "closed groups that a rule would free and something keeps").WithLabelValues()
+	m := newMeters(cfg.Metrics)
 	tick := time.NewTicker(cfg.Every)
 	defer tick.Stop()
 	var blobs sweeps
@@ -134,48 +161,43 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 			return nil
 		case <-tick.C:
 		}
-		r, err := look(ctx, cfg, b, false, &blobs)
+		began := time.Now()
+		r, err := look(ctx, cfg, b, false, &blobs, m)
+		m.look.Observe(time.Since(began).Seconds())
 		if err != nil && ctx.Err() == nil {
+			if errors.Is(err, bus.ErrPermission) && !cfg.Rules() {
+				return nil // nobody asked for it
+			}
 			log.Warn().Err(err).Msg("not all could be freed; tried again")
-		}
-		if r == nil {
-			continue
 		}
 		held := 0
 		for _, n := range r.Kept {
 			held += n
 		}
-		kept.Set(float64(held))
-		groups.Add(float64(r.Groups))
-		bytes.Add(float64(r.Total()))
-		gone.Add(float64(r.Blobs))
+		m.kept.Set(float64(held))
+		m.groups.Add(float64(r.Groups))
+		m.bytes.Add(float64(r.Total()))
+		m.gone.Add(float64(r.Blobs))
 		if r.Groups > 0 || r.Blobs > 0 {
 			log.Info().Int("groups", r.Groups).Uint64("bytes", r.Total()).Int("blobs", r.Blobs).Any("kept", r.Kept).Msg("freed")
 		}
 	}
 }
 
-// Pass looks once and frees what the rules say; dry: it only says what that would be. What it
+// Pass looks once and frees what the rules say, and the blobs that nothing names; dry: it only says what that would be. What it
 // returns with an error was freed before.
 func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error) {
-	return look(ctx, cfg, b, dry, nil)
+	return look(ctx, cfg, b, dry, &sweeps{once: true}, nil)
 }
 
-// look is Pass, which looks for blobs when it is due.
-func look(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *sweeps) (*Report, error) {
+func look(ctx context.Context, cfg Config, b *bus.Bus, dry bool, s *sweeps, m *meters) (*Report, error) {
 	r := &Report{Messages: map[string]uint64{}, Bytes: map[string]uint64{}, Kept: map[string]int{}}
 	if err := cfg.Validate(); err != nil {
 		return r, err
 	}
-	p := &pass{cfg: cfg, b: b, dry: dry, report: r}
-	if err := p.look(ctx); err != nil {
-		return r, err
+	p := &pass{
+		cfg: cfg, b: b, dry: dry, blobs: s, meters: m, report: r,
+		pressing: map[string]bool{}, left: map[string]uint64{}, gone: map[address]bool{},
 	}
-	grace := max(cfg.Grace, bus.BlobGrace)
-	err := p.groups(ctx)
-	if err != nil || !s.due(r, grace, p.above(bus.BlobStream)) {
-		return r, err
-	}
-	r.Blobs, err = b.SweepBlobs(ctx, grace, dry)
-	return r, err
+	return r, p.look(ctx)
 }

@@ -1,9 +1,17 @@
 package janitor_test
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -55,6 +63,18 @@ func rule() janitor.Config {
 	c := janitor.DefaultConfig()
 	c.Grace, c.Age = janitor.MinGrace, time.Millisecond
 	return c
+}
+
+// overGrace waits until a pass would free so many groups.
+func overGrace(t *testing.T, p *bustest.Plane, groups int) {
+	t.Helper()
+	bustest.Until(t, "the end of the grace", func() error {
+		r, err := janitor.Pass(t.Context(), rule(), p.Bus, true)
+		if err == nil && r.Groups != groups {
+			err = fmt.Errorf("would free %+v", r)
+		}
+		return err
+	})
 }
 
 // Closed groups go whole; open ones, those of open batches, and what has just closed stay. A
@@ -179,6 +199,209 @@ func TestPass_BatchReaders(t *testing.T) {
 	}
 }
 
+// gate is a way to a server that hands each command of the client to each, which sends it on; the answers go straight.
+func gate(t *testing.T, p *bustest.Plane, each func(asked []byte, send func(command []byte))) *bus.Bus {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	server := strings.TrimPrefix(p.Config().URL, "nats://")
+	go func() {
+		client, err := l.Accept()
+		if err != nil {
+			return
+		}
+		far, err := net.Dial("tcp", server)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		go func() { _, _ = io.Copy(client, far); _ = client.Close() }()
+		defer func() { _ = far.Close() }()
+		for in := bufio.NewReader(client); ; {
+			command, err := in.ReadBytes('\n')
+			if fields := strings.Fields(string(command)); err == nil && (strings.HasPrefix(fields[0], "PUB") || strings.HasPrefix(fields[0], "HPUB")) {
+				size, _ := strconv.Atoi(fields[len(fields)-1])
+				payload := make([]byte, size+2)
+				_, err = io.ReadFull(in, payload)
+				command = append(command, payload...)
+			}
+			if err != nil {
+				return
+			}
+			each(command, func(command []byte) { _, _ = far.Write(command) })
+		}
+	}()
+	c := p.Config()
+	c.URL = "nats://" + l.Addr().String()
+	return bustest.Connect(t, c)
+}
+
+var purges = []byte("$JS.API.STREAM.PURGE.")
+
+// A durable that is made while the janitor looks is waited for: what it has not read stays, but for what was being freed.
+func TestPass_DurableMadeMeanwhile(t *testing.T) {
+	p := bustest.New(t, bustest.TCP)
+	const groups = 100
+	for i := range groups {
+		store(t, p, schemas.UID(fmt.Sprintf("u%d", i)), fmt.Sprintf("u%d", i))
+	}
+	js, err := jetstream.New(p.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	b := gate(t, p, func(asked []byte, send func([]byte)) {
+		defer send(asked)
+		if bytes.Contains(asked, purges) {
+			once.Do(func() {
+				_, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages, jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+	overGrace(t, p, groups)
+	r, err := janitor.Pass(t.Context(), rule(), b, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Groups+r.Kept["consumer trainer has not read it"] != groups || r.Groups == 0 || r.Groups > 64 {
+		t.Errorf("%d of %d groups freed, kept %v; want 64 at most, and the others kept for trainer", r.Groups, groups, r.Kept)
+	}
+}
+
+// Groups are freed side by side: no answer is needed of one to ask for the next.
+func TestPass_SideBySide(t *testing.T) {
+	p := bustest.New(t, bustest.TCP)
+	const groups = 8
+	for i := range groups {
+		store(t, p, schemas.UID(fmt.Sprintf("u%d", i)), fmt.Sprintf("u%d", i))
+	}
+	overGrace(t, p, groups)
+	// What is asked for is not sent before all groups have asked for something.
+	uid := regexp.MustCompile(`\.(u\d)\.`)
+	asked := map[string]bool{}
+	var held [][]byte
+	b := gate(t, p, func(command []byte, send func([]byte)) {
+		if !bytes.Contains(command, purges) {
+			send(command)
+			return
+		}
+		if m := uid.FindSubmatch(command); m != nil {
+			asked[string(m[1])] = true
+		}
+		if held = append(held, command); len(asked) == groups {
+			for _, c := range held {
+				send(c)
+			}
+			held = nil
+		}
+	})
+	if r, err := janitor.Pass(t.Context(), rule(), b, false); err != nil || r.Groups != groups {
+		t.Errorf("freed %+v, %v", r, err)
+	}
+}
+
+// The result of a batch goes with the last of its groups, and prompts go with their group, however often they were published.
+func TestPass_BatchesAndPrompts(t *testing.T) {
+	p := bustest.New(t)
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
+		settle := func(context.Context, *bus.Message) error { return nil }
+		return b.Consume(ctx, bus.ConsumerConfig{Stream: schemas.StreamPrompts, Durable: bus.IntakeConsumer}, settle)
+	})
+	for _, uid := range []schemas.UID{"u1", "u2", "u1", "open", "u1"} {
+		data, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", UID: uid})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.PublishPrompt(t.Context(), "r1", data, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.PublishRaw(t.Context(), schemas.GroupSubject("r1", "open"), []byte("x"), nil, ""); err != nil {
+		t.Fatal(err)
+	}
+	store(t, p, "u1", "b1")
+	store(t, p, "u2", "b1")
+	e := &schemas.Batch{Run: "r1", Batch: "b1", Groups: 2, UIDs: []schemas.UID{"u1", "u2"}, StdBasis: schemas.BasisSample, Closed: 1}
+	if _, err := p.Publish(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	for _, dry := range []bool{true, false} {
+		bustest.Until(t, "a pass", func() error {
+			r, err := janitor.Pass(t.Context(), rule(), p.Bus, dry)
+			if err == nil && (r.Messages[schemas.StreamAdvantages] != 3 || r.Messages[schemas.StreamPrompts] != 4) {
+				err = fmt.Errorf("dry %v: freed %+v", dry, r)
+			}
+			return err
+		})
+	}
+	for stream, want := range map[string]uint64{schemas.StreamAdvantages: 0, schemas.StreamPrompts: 1} {
+		if n := p.Info(t, stream).State.Msgs; n != want {
+			t.Errorf("%s has %d messages, want %d", stream, n, want)
+		}
+	}
+}
+
+// Blobs that have just been stored stay, so that groups would make no room in a full object store: none is freed for it.
+func TestPass_YoungBlobs(t *testing.T) {
+	p := bustest.New(t)
+	store(t, p, "u1", "u1")
+	p.Change(t, bus.BlobStream, func(c *jetstream.StreamConfig) { c.MaxBytes = 1 << 20 })
+	for i := range 9 {
+		if _, err := p.PutBlob(t.Context(), bytes.Repeat([]byte{byte(i)}, 100_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	overGrace(t, p, 1)
+	full := janitor.DefaultConfig()
+	full.Above, full.Grace = 50, janitor.MinGrace
+	if r, err := janitor.Pass(t.Context(), full, p.Bus, false); err != nil || r.Groups > 0 {
+		t.Errorf("freed %+v, %v; want nothing", r, err)
+	}
+}
+
+// What a group alone names goes with it, by the index that was made before.
+func TestBlobIndex_Forget(t *testing.T) {
+	p := bustest.New(t)
+	var refs []schemas.Ref
+	for _, name := range []string{"of one", "of both"} {
+		ref, err := p.PutBlob(t.Context(), []byte(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		refs = append(refs, ref)
+	}
+	for uid, names := range map[schemas.UID]string{"u1": refs[0].Digest + " " + refs[1].Digest, "u2": refs[1].Digest} {
+		if _, err := p.PublishRaw(t.Context(), schemas.TrajectorySubject("r1", uid, 0), []byte(names), nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x, err := p.IndexBlobs(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, step := range []struct {
+		uid   schemas.UID
+		freed int
+	}{{"", 0}, {"u1", 1}, {"u2", 1}} {
+		if step.uid != "" {
+			m, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", step.uid, 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			x.Forget(m)
+		}
+		if n, _, err := x.Sweep(t.Context(), false); err != nil || n != step.freed {
+			t.Errorf("sweep %d: %d blobs, %v; want %d", i, n, err, step.freed)
+		}
+	}
+}
+
 // Blobs go when no stored event names them, not before they have been there for a while.
 func TestPass_Blobs(t *testing.T) {
 	p := bustest.New(t)
@@ -244,6 +467,7 @@ func TestPass_Adapters(t *testing.T) {
 	for uid, made := range map[schemas.UID]*schemas.Trajectory{
 		"one":     {WeightsDigest: digest(2), PolicyVersionMin: 2, PolicyVersionMax: 2},
 		"several": {WeightsDigest: digest(7), PolicyVersionMin: 5, PolicyVersionMax: 7},
+		"later":   {WeightsDigest: digest(11), PolicyVersionMin: 10, PolicyVersionMax: 11},
 	} {
 		made.Run, made.UID, made.Lane = "r1", uid, "signs"
 		data, err := schemas.Encode(made)
@@ -269,9 +493,9 @@ func TestPass_Adapters(t *testing.T) {
 			t.Errorf("adapters %v are left, want %v", got, want)
 		}
 	}
-	left(2, 5, 6, 7, 12, 13, 14, 15, 16, 17, 18, 19)
+	left(2, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
 	if _, err := p.PurgeSubject(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r1", "several", 0)); err != nil {
 		t.Fatal(err)
 	}
-	left(2, 12, 13, 14, 15, 16, 17, 18, 19)
+	left(2, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)
 }
