@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,8 +23,7 @@ import (
 )
 
 const (
-	// MaxBlob is the largest blob that PutBlob and GetBlob move, in bytes: they hold it in
-	// memory.
+	// MaxBlob is the largest blob that GetBlob returns, in bytes: it is in memory. CopyBlob copies larger ones.
 	MaxBlob = 1 << 30
 	// blobChunk is the message size of a blob's bytes.
 	blobChunk = 256 << 10
@@ -39,12 +39,12 @@ type blobStore struct {
 }
 
 // PutBlob stores data under its sha-256 and returns the reference. Data that is stored
-// already is not written again. A full store is ErrStreamFull.
+// already is not written again. A full store is ErrStreamFull, before anything is written of what is large.
 func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	sum := sha256.Sum256(data)
 	ref := schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}
-	if len(data) > MaxBlob {
-		return ref, Terminal(schemas.CodeTooLarge, fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data), MaxBlob))
+	if len(data) > schemas.MaxBlobBytes {
+		return ref, Terminal(schemas.CodeTooLarge, fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data), schemas.MaxBlobBytes))
 	}
 	info, err := b.objectInfo(ctx, ref)
 	if err == nil && int64(info.Size) == ref.Size && info.Digest == objectDigest(sum) {
@@ -55,9 +55,22 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrCorrupt) {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
-	if err := b.store(ctx, ref, sum, data); err != nil {
+	if len(data) > blobChunk {
+		err = b.roomForBlob(ctx, len(data))
+	} else {
+		err = nil
+	}
+	began := time.Now()
+	if err == nil {
+		err = b.store(ctx, ref, sum, data)
+	}
+	if errors.Is(err, ErrStreamFull) { // of which a chunk may fit, where the whole does not
+		b.troubles.note(BlobStream, len(data), began, err)
+	}
+	if err != nil {
 		return ref, fmt.Errorf("put blob %s: %w", ref.Digest, err)
 	}
+	b.troubles.took(BlobStream, len(data))
 	if info != nil { // it was not what its name says
 		b.dropChunks(ctx, ref.Bucket, info.NUID)
 	}
@@ -108,6 +121,19 @@ func (b *Bus) store(ctx context.Context, ref schemas.Ref, sum [32]byte, data []b
 		return err
 	}
 	return put(blobEntry(ref.Bucket, ref.Digest), "blob."+info.NUID, nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}, entry)
+}
+
+// roomForBlob is ErrStreamFull where so many bytes do not fit.
+func (b *Bus) roomForBlob(ctx context.Context, size int) error {
+	info, err := b.StreamInfo(ctx, BlobStream)
+	if err != nil {
+		return err
+	}
+	most, have := info.Config.MaxBytes, info.State.Bytes
+	if most <= 0 || have+uint64(size) <= uint64(most) {
+		return nil
+	}
+	return fmt.Errorf("%w: the object store of images, embeddings and weights holds %d of %d bytes, and these are %d", ErrStreamFull, have, most, size)
 }
 
 // refresh gives a blob that is there the time of now, so that it is not swept as one that nothing names;
@@ -173,8 +199,8 @@ func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
 	if err != nil || len(raw) != sha256.Size || strings.ToLower(ref.Digest) != ref.Digest {
 		return sum, fmt.Errorf("digest %q; must be 64 lower-case hex digits", ref.Digest)
 	}
-	if ref.Size < 0 || ref.Size > MaxBlob {
-		return sum, fmt.Errorf("%d bytes in %s; must be at most %d", ref.Size, ref.Digest, MaxBlob)
+	if ref.Size < 0 || ref.Size > schemas.MaxBlobBytes {
+		return sum, fmt.Errorf("%d bytes in %s; must be at most %d", ref.Size, ref.Digest, int64(schemas.MaxBlobBytes))
 	}
 	return [sha256.Size]byte(raw), nil
 }
@@ -182,60 +208,82 @@ func checkRef(ref schemas.Ref) (sum [sha256.Size]byte, err error) {
 // GetBlob fetches a blob and checks its size and digest: ErrNotFound when there is
 // none, ErrCorrupt when the bytes are not the ones named.
 func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
-	if _, err := checkRef(ref); err != nil {
-		return nil, fmt.Errorf("get blob: %w", err)
+	if ref.Size > MaxBlob {
+		return nil, fmt.Errorf("get blob: %d bytes in %s; must be at most %d", ref.Size, ref.Digest, MaxBlob)
 	}
-	data, err := b.fetch(ctx, ref)
+	var data bytes.Buffer
+	data.Grow(int(max(0, min(ref.Size, blobAtOnce))))
+	err := b.CopyBlob(ctx, ref, &data)
 	if err != nil && !errors.Is(err, ErrNotFound) && ctx.Err() == nil {
 		// Two writers of one blob at once: the later one removes what the earlier one
 		// wrote, perhaps under a reader.
-		data, err = b.fetch(ctx, ref)
+		data.Reset()
+		err = b.CopyBlob(ctx, ref, &data)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("get blob %s: %w", ref.Digest, err)
+		return nil, err
 	}
-	return data, nil
+	return data.Bytes(), nil
+}
+
+// CopyBlob is GetBlob of any size into w, of which no more than a chunk is in memory. With an error, w has had a part of it.
+func (b *Bus) CopyBlob(ctx context.Context, ref schemas.Ref, w io.Writer) error {
+	if _, err := checkRef(ref); err != nil {
+		return fmt.Errorf("get blob: %w", err)
+	}
+	if err := b.fetch(ctx, ref, w); err != nil {
+		return fmt.Errorf("get blob %s: %w", ref.Digest, err)
+	}
+	return nil
 }
 
 // fetch reads the chunks itself: the library's reader ends after 5 s, however large the
 // blob and slow the line, and does not end before, when ctx does.
-func (b *Bus) fetch(ctx context.Context, ref schemas.Ref) ([]byte, error) {
+func (b *Bus) fetch(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 	info, err := b.objectInfo(ctx, ref)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if int64(info.Size) != ref.Size {
-		return nil, fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
+		return fmt.Errorf("%w: %d bytes stored, %d named", ErrCorrupt, info.Size, ref.Size)
 	}
-	chunks := chunksOf(ref.Bucket, info.NUID)
-	data := make([]byte, 0, min(ref.Size, blobAtOnce))
+	chunks, size, sum := chunksOf(ref.Bucket, info.NUID), int64(0), sha256.New()
+	take := func(m *Message) error {
+		if size += int64(len(m.Data)); size > ref.Size {
+			return fmt.Errorf("%w: more than the %d bytes named", ErrCorrupt, ref.Size)
+		}
+		_, _ = sum.Write(m.Data) // never fails
+		_, err := w.Write(m.Data)
+		return err
+	}
 	switch {
 	case ref.Size == 0:
 	case info.Chunks == 1: // most images: no consumer for one message
 		m, err := b.Last(ctx, "OBJ_"+ref.Bucket, chunks)
 		if errors.Is(err, ErrNotFound) {
-			return nil, fmt.Errorf("%w: no bytes stored", ErrCorrupt)
+			return fmt.Errorf("%w: no bytes stored", ErrCorrupt)
+		}
+		if err == nil {
+			err = take(m)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		data = m.Data
 	default:
 		for m, err := range b.Read(ctx, "OBJ_"+ref.Bucket, []string{chunks}, ReadOptions{}) {
+			if err == nil {
+				err = take(m)
+			}
 			if err != nil {
-				return nil, err
+				return err
 			}
-			if int64(len(data)+len(m.Data)) > ref.Size {
-				return nil, fmt.Errorf("%w: more than the %d bytes named", ErrCorrupt, ref.Size)
-			}
-			data = append(data, m.Data...)
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return err
 	}
-	if int64(len(data)) != ref.Size || digestOf(data) != ref.Digest {
-		return nil, ErrCorrupt
+	if size != ref.Size || hex.EncodeToString(sum.Sum(nil)) != ref.Digest {
+		return ErrCorrupt
 	}
-	return data, nil
+	return nil
 }

@@ -99,6 +99,71 @@ func TestBus_GetBlob_refuses(t *testing.T) {
 	}
 }
 
+// sizes notes what is written at a time.
+type sizes struct{ most, all int }
+
+func (s *sizes) Write(p []byte) (int, error) {
+	s.most, s.all = max(s.most, len(p)), s.all+len(p)
+	return len(p), nil
+}
+
+// Blobs of any size are copied a chunk at a time: what is in memory does not grow with them.
+func TestBus_CopyBlob(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	ref, err := e.PutBlob(t.Context(), bytes.Repeat([]byte("0123456789"), 300_000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := &sizes{}
+	if err := e.CopyBlob(t.Context(), ref, got); err != nil || got.all != int(ref.Size) || got.most > 256<<10 {
+		t.Errorf("copied %d bytes, at most %d at a time, %v", got.all, got.most, err)
+	}
+	large := schemas.Ref{Bucket: ref.Bucket, Digest: ref.Digest, Size: 3 << 30} // weights are larger than what is held in memory
+	if err := e.CopyBlob(t.Context(), large, got); !errors.Is(err, bus.ErrCorrupt) {
+		t.Errorf("of another size: %v; want %v", err, bus.ErrCorrupt)
+	}
+	wrong := schemas.Ref{Bucket: ref.Bucket, Digest: strings.Repeat("00", 32), Size: 3 << 30}
+	if err := e.HasBlob(t.Context(), wrong); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("a large one that is not there: %v; want %v", err, bus.ErrNotFound)
+	}
+}
+
+// A blob that does not fit is refused before any of it is written, in words, and the store counts as full though a smaller
+// blob would fit.
+func TestBus_PutBlob_fullSays(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, "in-process")
+	e.setup(t)
+	if err := e.SetLimits(t.Context(), bus.StreamLimit{Stream: bus.BlobStream, MaxBytes: 2 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	before := e.Info(t, bus.BlobStream).State.LastSeq
+	_, err := e.PutBlob(t.Context(), make([]byte, 3<<20))
+	if !errors.Is(err, bus.ErrStreamFull) || strings.Contains(err.Error(), "503") || !strings.Contains(err.Error(), "the object store of images, embeddings and weights holds 0 of 2097152 bytes, and these are 3145728") {
+		t.Errorf("too large: %v", err)
+	}
+	if after := e.Info(t, bus.BlobStream).State.LastSeq; after != before {
+		t.Errorf("%d messages were written of it", after-before)
+	}
+	faults, err := e.Faults(t.Context())
+	if err != nil || len(faults) != 1 || faults[0].Name != bus.BlobStream || !faults[0].Full() {
+		t.Errorf("faults %+v, %v; want that the object store is full", faults, err)
+	}
+	if _, err := e.PutBlob(t.Context(), make([]byte, 1<<20)); err != nil {
+		t.Errorf("one that fits: %v", err)
+	}
+	for i := range 5 { // of one chunk each
+		if _, err = e.PutBlob(t.Context(), bytes.Repeat([]byte{byte(i)}, 250_000)); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, bus.ErrStreamFull) || strings.Contains(err.Error(), "503") {
+		t.Errorf("a small one: %v", err)
+	}
+}
+
 // Whoever stops waiting is let go, wherever the read was.
 func TestBus_GetBlob_cancelled(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {

@@ -58,6 +58,7 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 func (f *ConsumerFloor) Matches(filter string) bool {
 	return len(f.Filters) == 0 || slices.ContainsFunc(f.Filters, func(own string) bool { return overlap(own, filter) })
 }
+
 // overlap says whether some subject matches both filters.
 func overlap(a, b string) bool {
 	x, y := strings.Split(a, "."), strings.Split(b, ".")

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -273,16 +274,25 @@ func (b *Bus) refused(ctx context.Context, m *nats.Msg, cause error) (Ack, error
 	}
 	spec, one := unique(m.Subject)
 	if !one {
-		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
+		return Ack{}, fullStream(m.Subject, cause)
 	}
 	first, err := b.Last(ctx, spec.Name, schemas.StoredSubject(m.Subject))
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return Ack{}, fmt.Errorf("%w: %w", ErrStreamFull, cause)
+		return Ack{}, fullStream(m.Subject, cause)
 	case err != nil:
 		return Ack{}, err
 	}
 	return Ack{Stream: spec.Name, Seq: first.Seq, Duplicate: true, First: first}, nil
+}
+
+// fullStream is ErrStreamFull with the stream and its limit that a publish met.
+func fullStream(subject string, cause error) error {
+	limit := cause.Error()
+	if api, ok := errors.AsType[*jetstream.APIError](cause); ok {
+		limit = api.Description
+	}
+	return fmt.Errorf("%w: %s: %s", ErrStreamFull, cmp.Or(keptIn(subject), subject), limit)
 }
 
 // digestOf is the sha-256 of data in lower-case hex.

@@ -21,7 +21,8 @@ const (
 	kvBytes       = 64 << 20
 	kvHistory     = 5
 	presenceBytes = 8 << 20
-	blobBytes     = 8 << 30
+	// The object store takes half of what the server's storage has left for it, from the least to the most.
+	leastBlobBytes, mostBlobBytes = 8 << 30, 32 << 30
 	// readyTimeout bounds Ready.
 	readyTimeout = 2 * time.Minute
 )
@@ -116,14 +117,34 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 	if _, err := b.js.ObjectStore(ctx, schemas.BlobBucket); err == nil {
 		return nil
 	}
-	_, err := b.js.CreateObjectStore(ctx, jetstream.ObjectStoreConfig{
-		Bucket: schemas.BlobBucket, Description: "images, embeddings and checkpoints by their sha-256",
-		MaxBytes: max(minStreamBytes, blobBytes/scale), Storage: jetstream.FileStorage, Replicas: replicas,
-	})
+	err := b.createBlobs(ctx, scale, replicas)
 	if err != nil && !errors.Is(err, jetstream.ErrBucketExists) {
 		return fmt.Errorf("set up bucket %s: %w", schemas.BlobBucket, err)
 	}
 	return nil
+}
+
+// createBlobs makes the object store. Weights of large models are gigabytes a version, so that it gets more than its least where
+// twice as much can be reserved: the other half is left for streams that are given more.
+func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error {
+	config := jetstream.ObjectStoreConfig{
+		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256", Storage: jetstream.FileStorage, Replicas: replicas,
+	}
+	for size := int64(mostBlobBytes); scale == 1 && size > leastBlobBytes; size /= 2 {
+		config.MaxBytes = 2 * size
+		_, err := b.js.CreateObjectStore(ctx, config)
+		if err == nil {
+			config.MaxBytes = size
+			_, err = b.js.UpdateObjectStore(ctx, config)
+			return err
+		}
+		if classify(err) != classFull {
+			return err
+		}
+	}
+	config.MaxBytes = max(minStreamBytes, leastBlobBytes/scale)
+	_, err := b.js.CreateObjectStore(ctx, config)
+	return err
 }
 
 // keepRuns has the bucket of runs take no message that empties it: whoever may write the spec of one

@@ -53,7 +53,7 @@ const (
 
 // MaxFile and MaxConfig bound the two files, in bytes.
 const (
-	MaxFile   = 1 << 30
+	MaxFile   = 16 << 30
 	MaxConfig = 64 << 10
 )
 

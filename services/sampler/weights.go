@@ -1,11 +1,13 @@
 package sampler
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/safetensors"
 	"github.com/meander-rl/meander/pkg/tensor"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -24,7 +27,8 @@ type weights struct {
 	policy  *schemas.Policy
 	engines []Engine
 	canary  *schemas.Canary
-	own     []Network // that are closed with it
+	own     []Network      // that are closed with it
+	files   []func() error // that are unmapped behind them
 
 	// Those that make samples with it, and whether others begin with it. The lock of versions is held.
 	users   int
@@ -37,6 +41,9 @@ func (w *weights) close() error {
 	var errs []error
 	for _, m := range w.own {
 		errs = append(errs, m.Close())
+	}
+	for _, unmap := range w.files {
+		errs = append(errs, unmap())
 	}
 	return errors.Join(errs...)
 }
@@ -62,6 +69,7 @@ func (s *service) weigh(ctx context.Context, p *schemas.Policy) (_ *weights, err
 		return nil, refuse("base_digest: %.16s; must be of the checkpoint that this sampler has, %.16s", p.BaseDigest, base)
 	}
 	made, err := fetch(ctx, s.bus, p)
+	w.files = made.files
 	if err != nil {
 		return nil, err
 	}
@@ -92,12 +100,39 @@ type change struct {
 	adapters []lora.Weighted
 	full     *lora.Full
 	digest   string
+	files    []func() error // that unmap what adapters and full read
+}
+
+// mappedFrom is the size of a blob from which on load maps it, in bytes.
+const mappedFrom = 4 << 20
+
+// load reads a blob of weights. A large one goes through a file that is mapped, and has no name any more, so that the system
+// can take its memory back; where there is no place for one, it is in memory.
+func load(ctx context.Context, b *bus.Bus, ref schemas.Ref) (data []byte, unmap func() error, err error) {
+	if ref.Size < mappedFrom {
+		data, err = b.GetBlob(ctx, ref)
+		return data, nil, err
+	}
+	f, err := os.CreateTemp("", "meander-weights-*")
+	if err != nil {
+		var all bytes.Buffer
+		err = b.CopyBlob(ctx, ref, &all)
+		return all.Bytes(), nil, err
+	}
+	err = errors.Join(os.Remove(f.Name()), b.CopyBlob(ctx, ref, f))
+	if err == nil {
+		data, unmap, err = safetensors.Map(f)
+	}
+	return data, unmap, errors.Join(err, f.Close())
 }
 
 // fetch reads what a policy makes of its checkpoint.
 func fetch(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made change, err error) {
 	blob := func(field string, ref schemas.Ref) ([]byte, error) {
-		file, err := b.GetBlob(ctx, ref)
+		file, unmap, err := load(ctx, b, ref)
+		if unmap != nil {
+			made.files = append(made.files, unmap)
+		}
 		if errors.Is(err, bus.ErrNotFound) || errors.Is(err, bus.ErrCorrupt) {
 			return nil, refuse("%s: %w", field, err)
 		}
@@ -135,7 +170,7 @@ func fetch(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made change, err
 }
 
 // Policy returns m with what a policy adds to its checkpoint; m itself where that is what it has. A model that is
-// not m is to be closed. What the policy names and is not there, or does not fit, is an error.
+// not m is to be closed; files that are mapped for it stay so. What the policy names and is not there, or does not fit, is an error.
 func Policy(ctx context.Context, b *bus.Bus, m Network, p *schemas.Policy) (Network, error) {
 	made, err := fetch(ctx, b, p)
 	if err != nil {
