@@ -138,6 +138,61 @@ func TestGoldens_roundTrip(t *testing.T) {
 	})
 }
 
+// keptFile lists the goldens with their digests, in the order they came. A line "# v0.1.0 DIGEST" ends those of a release and
+// seals all before it. Lines are added and never changed: who reads a release's events must be able to for ever.
+const keptFile = "testdata/kept.txt"
+
+// release seals the list for a release; see Releases in CONTRIBUTING.md.
+var release = flag.String("release", "", "end the goldens of this release, such as v0.1.0")
+
+// Every golden is listed, and every one that is listed is there with the bytes it had. TestGoldens_roundTrip reads them all.
+func TestGoldens_Kept(t *testing.T) {
+	list, err := os.ReadFile(keptFile)
+	if err != nil && !*update {
+		t.Fatal(err)
+	}
+	kept := map[string]bool{}
+	var before strings.Builder
+	for line := range strings.Lines(string(list)) {
+		digest, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
+		sealed, sealing := strings.CutPrefix(line, "# ")
+		if sealing {
+			name, digest, ok = strings.Cut(strings.TrimSuffix(sealed, "\n"), " ")
+			if got := digestOf(before.String()); !ok || got != digest {
+				t.Errorf("the goldens of release %s were changed: their list has the digest %s, had %s", name, got, digest)
+			}
+		} else if data, err := os.ReadFile(filepath.Join(goldenDir, name)); err != nil || !ok || digestOf(string(data)) != digest {
+			t.Errorf("%q is not the golden that was committed: %v", name, err)
+		}
+		kept[name] = true
+		before.WriteString(line)
+	}
+	files, err := filepath.Glob(goldenDir + "/*.msgpack")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		name := filepath.Base(file)
+		if kept[name] {
+			continue
+		}
+		if !*update {
+			t.Errorf("%s is not in %s; go test ./schemas -run TestGoldens -update adds it", name, keptFile)
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before.WriteString(digestOf(string(data)) + "  " + name + "\n")
+	}
+	if *release != "" {
+		before.WriteString("# " + *release + " " + digestOf(before.String()) + "\n")
+	}
+	if (*update || *release != "") && !t.Failed() {
+		write(t, keptFile, []byte(before.String()))
+	}
+}
+
 // Decoded goldens are what the JSON Schemas describe.
 func TestGoldens_jsonSchema(t *testing.T) {
 	compiled := compileSchemas(t)
