@@ -152,6 +152,7 @@ var testLayers = map[string][]string{
 	"services/reward":              {"pkg/bus/bustest"},
 	"services/advantage":           {"pkg/bus/bustest"},
 	"services/janitor":             {"pkg/bus/bustest"},
+	"pkg/archive":                  {"pkg/bus/bustest"},
 	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
 	"services/internal/instrument": {"pkg/bus/bustest"},
 	"pkg/fieldflag":                {"schemas/document"},

@@ -4,8 +4,10 @@
 //
 //	MDR_TRAJECTORIES/0000000017-mdr.v1.trajectory.night.p1.0.msgpack
 //	blobs/<sha-256>
+//	SHA256SUMS
 //
-// The number is the sequence in the stream, the time of the file when the event was stored.
+// The number is the sequence in the stream, the time of the file when the event was stored. The last file has the SHA-256
+// of all others, as sha256sum writes and checks it.
 package archive
 
 import (
@@ -17,7 +19,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"maps"
 	"path"
 	"reflect"
 	"slices"
@@ -32,6 +33,7 @@ import (
 const (
 	blobFolder = "blobs"
 	eventEnd   = ".msgpack"
+	sumsFile   = "SHA256SUMS"
 	// maxEntry bounds what is read of one file.
 	maxEntry = bus.MaxBlob
 )
@@ -54,25 +56,47 @@ type Summary struct {
 	Bytes   int64 `json:"bytes"` // of events and blobs
 }
 
-// Write writes all that is stored of a run. What is stored while it writes may be in it or not.
+// streams are those of a run in the order in which they are written: steps before the trajectories that name them. Requests
+// come first of all: a sample whose request is gone by then has its trajectory.
+var streams = []string{
+	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
+	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamControl,
+}
+
+// Write writes all that is stored of a run, which may be in work: what is stored while it writes is in it together with what
+// it names, or is not.
 func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
-	t, s := tar.NewWriter(w), &Summary{Events: map[string]int{}}
+	t, s, sums := tar.NewWriter(w), &Summary{Events: map[string]int{}}, strings.Builder{}
 	put := func(name string, at time.Time, data []byte) error {
 		s.Bytes += int64(len(data))
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(data), name)
 		err := t.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data)), ModTime: at, Format: tar.FormatPAX})
 		if err == nil {
 			_, err = t.Write(data)
 		}
 		return err
 	}
-	refs, filters := map[schemas.Ref]bool{}, schemas.RunFilters(run)
-	for _, stream := range slices.Sorted(maps.Keys(filters)) {
+	refs, filters, last := map[schemas.Ref]bool{}, schemas.RunFilters(run), map[string]uint64{}
+	for _, stream := range streams {
+		if !queue(stream) && len(last) == 0 {
+			// Events are written up to here. What names others is looked at before them, so that they are in it.
+			for _, of := range slices.Backward(streams) {
+				info, err := b.StreamInfo(ctx, of)
+				if err != nil {
+					return s, fmt.Errorf("export %s: %w", run, err)
+				}
+				last[of] = info.State.LastSeq
+			}
+		}
 		for m, err := range stored(ctx, b, stream, run, filters[stream]) {
 			if err != nil {
 				return s, fmt.Errorf("export %s: %w", run, err)
+			}
+			if len(last) > 0 && m.Seq > last[stream] {
+				break
 			}
 			name := fmt.Sprintf("%s/%010d-%s%s", stream, m.Seq, m.Subject, eventEnd)
 			if err := put(name, m.Time, m.Data); err != nil {
@@ -101,14 +125,20 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 	if err := ctx.Err(); err != nil {
 		return s, err
 	}
+	if err := put(sumsFile, time.Now(), []byte(sums.String())); err != nil {
+		return s, fmt.Errorf("export %s: %w", run, err)
+	}
 	return s, t.Close()
+}
+
+func queue(stream string) bool {
+	return slices.ContainsFunc(schemas.Streams(), func(s schemas.StreamSpec) bool { return s.Name == stream && s.WorkQueue })
 }
 
 // stored yields the events of a run in a stream. A work queue has no readers beside those who
 // take its messages away, and is looked through.
 func stored(ctx context.Context, b *bus.Bus, stream string, run schemas.Run, filters []string) iter.Seq2[*bus.Message, error] {
-	queue := slices.ContainsFunc(schemas.Streams(), func(s schemas.StreamSpec) bool { return s.Name == stream && s.WorkQueue })
-	if !queue {
+	if !queue(stream) {
 		return b.Read(ctx, stream, filters, bus.ReadOptions{})
 	}
 	return func(yield func(*bus.Message, error) bool) {
@@ -136,29 +166,46 @@ func (e *Entry) Refs() []schemas.Ref {
 // refsOf are the blobs that an event names.
 func refsOf(subject string, data []byte) []schemas.Ref {
 	a, _ := schemas.ParseSubject(subject)
-	var e schemas.Event
-	switch a.Kind {
-	case schemas.KindPrompt:
-		e = &schemas.Prompt{}
-	case schemas.KindGroup:
-		e = &schemas.GroupRecord{}
-	case schemas.KindPlan:
-		e = &schemas.Plan{}
-	case schemas.KindRequest, schemas.KindParked:
-		e = &schemas.Request{}
-	case schemas.KindStep:
-		e = &schemas.Step{}
-	case schemas.KindTokens:
-		e = &schemas.Tokens{}
-	case schemas.KindTrajectory:
-		e = &schemas.Trajectory{}
-	default:
-		return nil // the others have no tensors
-	}
-	if schemas.Decode(data, e) != nil {
+	e := eventOf(a.Kind)
+	if e == nil || schemas.Decode(data, e) != nil {
 		return nil
 	}
 	return refsIn(reflect.ValueOf(e))
+}
+
+// eventOf is an empty event of a kind; nil for parts, which are none.
+func eventOf(kind string) schemas.Event {
+	switch kind {
+	case schemas.KindPrompt:
+		return &schemas.Prompt{}
+	case schemas.KindGroup:
+		return &schemas.GroupRecord{}
+	case schemas.KindPlan:
+		return &schemas.Plan{}
+	case schemas.KindOpening:
+		return &schemas.Opening{}
+	case schemas.KindRequest:
+		return &schemas.Request{}
+	case schemas.KindParked:
+		return &schemas.Parked{}
+	case schemas.KindStep:
+		return &schemas.Step{}
+	case schemas.KindTokens:
+		return &schemas.Tokens{}
+	case schemas.KindTrajectory:
+		return &schemas.Trajectory{}
+	case schemas.KindVerdict:
+		return &schemas.Verdict{}
+	case schemas.KindReward:
+		return &schemas.Reward{}
+	case schemas.KindAdvantage:
+		return &schemas.Advantage{}
+	case schemas.KindBatch:
+		return &schemas.Batch{}
+	case schemas.KindControl:
+		return &schemas.Control{}
+	}
+	return nil
 }
 
 // refsIn are all references of a value, wherever they are in it.
@@ -186,25 +233,35 @@ func refsIn(v reflect.Value) (refs []schemas.Ref) {
 	return refs
 }
 
-// Read yields what an archive has, in its order. A blob that is not what its name says, and a file
-// that is neither event nor blob, is an error.
+// Read yields what an archive has, in its order. What is not as it was written is an error that names it: a blob or an event that
+// another file than the one written is in the place of, a step that is not the one that its trajectory names, a file
+// that is neither event nor blob, an archive that ends too soon.
 func Read(r io.Reader) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
-		t := tar.NewReader(r)
+		t, c := tar.NewReader(r), newCheck()
 		for {
 			h, err := t.Next()
 			if errors.Is(err, io.EOF) {
+				if !c.complete {
+					yield(nil, fmt.Errorf("read export: it ends without %s: it was cut off", sumsFile))
+				}
 				return
 			}
 			var e *Entry
 			if err == nil {
 				e, err = entry(h, t)
 			}
+			if err == nil {
+				err = c.add(h.Name, e)
+			}
+			if errors.Is(err, io.ErrUnexpectedEOF) {
+				err = fmt.Errorf("%w: it was cut off", err)
+			}
 			if err != nil {
 				yield(nil, fmt.Errorf("read export: %w", err))
 				return
 			}
-			if !yield(e, nil) {
+			if h.Name != sumsFile && !yield(e, nil) {
 				return
 			}
 		}
@@ -220,6 +277,9 @@ func entry(h *tar.Header, r io.Reader) (*Entry, error) {
 		return nil, fmt.Errorf("%q: %w", h.Name, err)
 	}
 	e := &Entry{Time: h.ModTime, Data: data}
+	if h.Name == sumsFile {
+		return e, nil
+	}
 	folder, name := path.Split(h.Name)
 	if folder == blobFolder+"/" {
 		sum := sha256.Sum256(data)

@@ -35,13 +35,14 @@ type storedRun struct {
 
 func runsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "runs", Short: "what runs are stored; show, export and remove them", Args: args(noSuchCommand),
+		Use: "runs", Short: "what runs are stored; show, export, import and remove them", Args: args(noSuchCommand),
 		Example: `  meander runs ls
-  meander runs export night --out night.export
+  meander runs export night --out night.tar
+  meander runs import night.tar
   meander runs rm night`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a), runsExportCommand(a), runsReadCommand(a))
+	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a), runsExportCommand(a), runsReadCommand(a), runsImportCommand(a))
 	return c
 }
 
@@ -222,8 +223,9 @@ func runsExportCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "export RUN", Short: "write a run to a file that needs no server", Args: args(cobra.ExactArgs(1)),
 		Long: `export writes all events of a run, with the blobs that they name, to a tar file: each event is a file
-of its msgpack bytes, STREAM/NUMBER-SUBJECT.msgpack, each blob blobs/<sha-256>. 'meander runs read'
-lists and checks it; so can tar and any msgpack library, and pkg/archive in Go.`,
+of its msgpack bytes, STREAM/NUMBER-SUBJECT.msgpack, each blob blobs/<sha-256>, and SHA256SUMS has the digests
+of all. 'meander runs read' lists and checks it, 'meander runs import' puts it into a store again; so can tar,
+sha256sum and any msgpack library, and pkg/archive in Go.`,
 		Example: "  meander runs export night --out night.tar\n  meander runs read night.tar",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) (err error) {
 			if _, err := theRun(c.Context(), conn.Bus, given[0]); err != nil {
@@ -248,6 +250,9 @@ lists and checks it; so can tar and any msgpack library, and pkg/archive in Go.`
 func runsReadCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "read FILE", Short: "check and count what an exported run has; needs no server", Args: args(cobra.ExactArgs(1)),
+		Long: `read compares every file of an export with its digest in SHA256SUMS, the steps with the digests that
+their trajectories name, and tensors with those of their parts. What is not as it was written is named, and the
+exit status is 1.`,
 		Example: "  meander runs read night.tar",
 		RunE: func(c *cobra.Command, given []string) error {
 			f, err := os.Open(given[0])
@@ -288,6 +293,43 @@ func runsReadCommand(a *app) *cobra.Command {
 			}
 			return a.printArchive(c.OutOrStdout(), given[0], s)
 		},
+	}
+}
+
+func runsImportCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "import FILE", Short: "put an exported run back into a store", Args: args(cobra.ExactArgs(1)),
+		Long: `import checks an export as 'meander runs read' does, and stores its events and blobs. All digests stay the same;
+events get new sequences and are as old as the import. Done again it changes nothing, and after it was stopped it
+goes on. A run that is stored with anything that the export does not have is refused, and nothing is written.
+
+No service may run on the store: stop 'meander up' first. When it starts again, it goes on with groups that were open.`,
+		Example: "  meander runs import night.tar\n  meander runs import night.tar --store other",
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) (err error) {
+			present, err := conn.Present(c.Context())
+			if err != nil {
+				return err
+			}
+			if len(present) > 0 {
+				p := present[0]
+				return fmt.Errorf("%s %s runs on this store, and would take a part of the run for a new one; stop it first (one that was killed is forgotten after %v)",
+					p.Service, p.Instance, schemas.PresenceTTL)
+			}
+			f, err := os.Open(given[0])
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, f.Close()) }()
+			done, err := archive.Import(c.Context(), conn.Bus, f)
+			if err != nil {
+				return advise(c.Context(), conn.Bus, err)
+			}
+			if a.json {
+				return json.NewEncoder(c.OutOrStdout()).Encode(done)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n", done.Run, count(done.Stored, "event"), count(done.There, "event"), count(done.Blobs, "blob"))
+			return nil
+		}),
 	}
 }
 

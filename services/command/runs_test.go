@@ -1,8 +1,15 @@
 package command
 
 import (
+	"bytes"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/pkg/archive"
+	"github.com/meander-rl/meander/schemas"
 )
 
 func TestRuns(t *testing.T) {
@@ -41,5 +48,96 @@ func TestRuns(t *testing.T) {
 	expect(t, exitOK, "run r1: ", "runs", "rm", "r1")
 	if left := linesOf(t, expect(t, exitOK, "", "runs", "ls", "--json")); len(left) != 0 {
 		t.Errorf("left are %v", left)
+	}
+}
+
+// contentOf are the content digests of all events of an export that have one, by subject.
+func contentOf(t *testing.T, file string) map[string]any {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[string]any{}
+	for e, err := range archive.Read(f) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		event := schemas.Event(&schemas.Trajectory{})
+		switch e.Stream {
+		case schemas.StreamTrajectories:
+		case schemas.StreamSteps:
+			event = &schemas.Step{}
+		case schemas.StreamRewards:
+			event = &schemas.Reward{}
+		case schemas.StreamAdvantages:
+			event = &schemas.Advantage{}
+		default:
+			continue
+		}
+		if schemas.Decode(e.Data, event) != nil {
+			continue // an opening, a batch
+		}
+		sum, err := schemas.ContentDigest(event)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[e.Subject] = sum
+	}
+	return out
+}
+
+// An export goes into another store, with all digests, and from there out again; done twice, or after it was cut off, it
+// ends the same. The run cannot be mixed with another of its name, and verify finds what it found.
+func TestRuns_Import(t *testing.T) {
+	inStore(t)
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first.tar"), filepath.Join(dir, "second.tar")
+	expect(t, exitOK, "", "runs", "export", "r1", "--out", first)
+	expect(t, exitOK, " 0 events stored", "runs", "import", first) // into where it is from
+	other := []string{"--store", filepath.Join(dir, "other")}
+	in := func(args ...string) []string { return append(args, other...) }
+	expect(t, exitOK, "", in(append([]string{"run", "--run", "fill"}, small...)...)...) // so that sequences differ
+	expect(t, exitOK, " 0 events there already, 2 blobs", in("runs", "import", first)...)
+	expect(t, exitOK, " 0 events stored", in("runs", "import", first)...)
+	expect(t, exitOK, "", in("verify", "--run", "r1", "--model", "synthetic")...)
+	expect(t, exitOK, "", in("runs", "export", "r1", "--out", second)...)
+	want, got := contentOf(t, first), contentOf(t, second)
+	if len(want) < 11 || len(got) != len(want) {
+		t.Errorf("%d events with a digest, exported were %d", len(got), len(want))
+	}
+	for subject, digest := range want {
+		if got[subject] != digest {
+			t.Errorf("%s has the digest %x, exported was %x", subject, got[subject], digest)
+		}
+	}
+}
+
+// A file of an export that was changed, cut off, or taken out is named.
+func TestRuns_ReadChanged(t *testing.T) {
+	inStore(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "r1.tar")
+	expect(t, exitOK, "", "runs", "export", "r1", "--out", file)
+	whole, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := bytes.Index(whole, []byte("latents"))
+	for name, change := range map[string]struct {
+		says string
+		with func(data []byte) []byte
+	}{
+		"a step":    {"MDR_STEPS/", func(d []byte) []byte { d[step+200] ^= 1; return d }},
+		"cut off":   {"it was cut off", func(d []byte) []byte { return d[:len(d)/2/512*512] }},
+		"of a list": {"SHA256SUMS", func(d []byte) []byte { i := bytes.LastIndex(d, []byte("MDR_GROUPS")); d[i] = 'X'; return d }},
+	} {
+		changed := filepath.Join(dir, strings.ReplaceAll(name, " ", "_"))
+		if err := os.WriteFile(changed, change.with(slices.Clone(whole)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, exitFailed, change.says, "runs", "read", changed)
+		expect(t, exitFailed, change.says, "runs", "import", changed)
 	}
 }

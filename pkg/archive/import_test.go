@@ -1,0 +1,192 @@
+package archive_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/archive"
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// exported is a run of a prompt without a uid, the third that is stored, with a sample of two steps and its reward.
+func exported(t *testing.T) []byte {
+	t.Helper()
+	p := bustest.New(t)
+	put := func(subject string, e schemas.Event) bus.Ack {
+		ack, err := p.PublishRaw(t.Context(), subject, bustest.Encode(t, e), nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ack
+	}
+	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
+	put(schemas.PromptSubject("other"), &schemas.Prompt{Prompt: "a red fox"})
+	prompt := put(schemas.PromptSubject("r1"), &schemas.Prompt{Prompt: "a red fox"})
+	put(schemas.GroupSubject("r1", "p3"), &schemas.GroupRecord{Run: "r1", UID: "p3", Group: schemas.Group{PromptSeq: prompt.Seq}})
+	put(schemas.StepSubject("other", "u", 0, "a", 0), &schemas.Step{Run: "other"})
+	sample := &schemas.Trajectory{Run: "r1", UID: "p3", Attempt: "a", StopReason: schemas.StopCompleted, Group: schemas.Group{PromptSeq: prompt.Seq}}
+	for i := range int64(2) {
+		step := &schemas.Step{Run: "r1", UID: "p3", StepIndex: i, Attempt: "a"}
+		digest, err := schemas.PayloadDigest(bustest.Encode(t, step))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sample.Steps = append(sample.Steps, schemas.StepRef{Seq: put(step.Subject(), step).Seq, Digest: digest})
+	}
+	put(schemas.TrajectorySubject("other", "u", 0), &schemas.Trajectory{Run: "other"})
+	ack := put(sample.Subject(), sample)
+	put(schemas.RewardSubject("r1", "p3", "p3", 0), &schemas.Reward{Run: "r1", UID: "p3", TrajectorySeq: ack.Seq})
+	var file bytes.Buffer
+	if _, err := archive.Write(t.Context(), p.Bus, "r1", &file); err != nil {
+		t.Fatal(err)
+	}
+	return file.Bytes()
+}
+
+func decode(t *testing.T, m *bus.Message, e schemas.Event) {
+	t.Helper()
+	if err := schemas.Decode(m.Data, e); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// broken cannot be read any more once it was sought so often.
+type broken struct {
+	*bytes.Reader
+	seeks int
+}
+
+var errBroken = errors.New("the disk is gone")
+
+func (b *broken) Seek(offset int64, whence int) (int64, error) {
+	if whence == io.SeekStart && offset == 0 {
+		if b.seeks--; b.seeks < 0 {
+			return 0, errBroken
+		}
+	}
+	return b.Reader.Seek(offset, whence)
+}
+
+// An import that broke off anywhere goes on, and events name each other by the sequences of the new store.
+func TestImport_GoesOn(t *testing.T) {
+	file := exported(t)
+	p := bustest.New(t)
+	for seeks := 1; ; seeks++ {
+		done, err := archive.Import(t.Context(), p.Bus, &broken{bytes.NewReader(file), seeks})
+		if errors.Is(err, errBroken) {
+			continue
+		}
+		if err != nil || done.Stored+done.There != 6 || seeks < 5 {
+			t.Fatalf("after %d reads: %+v, %v", seeks, done, err)
+		}
+		break
+	}
+	var step, trajectory uint64
+	for stream, n := range map[string]int{schemas.StreamPrompts: 1, schemas.StreamGroups: 1, schemas.StreamSteps: 2, schemas.StreamTrajectories: 1, schemas.StreamRewards: 1} {
+		stored := 0
+		for m, err := range p.Read(t.Context(), stream, nil, bus.ReadOptions{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored++
+			switch stream {
+			case schemas.StreamPrompts:
+				var e schemas.Prompt
+				decode(t, m, &e)
+				if m.Seq != 1 || e.UID != "p3" {
+					t.Errorf("the prompt has the uid %q; want p3, of its old sequence", e.UID)
+				}
+			case schemas.StreamTrajectories:
+				var e schemas.Trajectory
+				decode(t, m, &e)
+				trajectory, step = m.Seq, e.Steps[1].Seq
+			}
+		}
+		if stored != n {
+			t.Errorf("%s has %d events, want %d", stream, stored, n)
+		}
+	}
+	if m, err := p.Get(t.Context(), schemas.StreamSteps, step); err != nil || !strings.HasSuffix(m.Subject, ".1") {
+		t.Errorf("the second step is named as sequence %d: %v", step, err)
+	}
+	m, err := p.Last(t.Context(), schemas.StreamRewards, schemas.RewardFilter("r1", "p3", "p3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reward schemas.Reward
+	if decode(t, m, &reward); reward.TrajectorySeq != trajectory {
+		t.Errorf("the reward is of trajectory %d, want %d", reward.TrajectorySeq, trajectory)
+	}
+}
+
+// A run that is stored with anything else is refused by name, and stays as it is.
+func TestImport_Other(t *testing.T) {
+	file := exported(t)
+	for name, subject := range map[string]string{
+		"another event":     schemas.TrajectorySubject("r1", "elsewhere", 0),
+		"otherwise":         schemas.TrajectorySubject("r1", "p3", 0),
+		"a prompt too many": schemas.PromptSubject("r1"),
+	} {
+		p := bustest.New(t)
+		if _, err := p.PublishRaw(t.Context(), subject, []byte("x"), nil, ""); err != nil {
+			t.Fatal(err)
+		}
+		_, err := archive.Import(t.Context(), p.Bus, bytes.NewReader(file))
+		if !errors.Is(err, archive.ErrOther) || !strings.Contains(err.Error(), subject) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := p.Info(t, schemas.StreamSteps).State.Msgs; n > 0 {
+			t.Errorf("%s: %d steps were written", name, n)
+		}
+	}
+}
+
+// during does something once when it is written to.
+type during struct {
+	bytes.Buffer
+	at string
+	do func()
+}
+
+func (d *during) Write(p []byte) (int, error) {
+	if d.do != nil && bytes.Contains(p, []byte(d.at)) {
+		do := d.do
+		d.do = nil
+		do()
+	}
+	return d.Buffer.Write(p)
+}
+
+// A run may be exported while it is worked on: no trajectory is in the export without its steps.
+func TestWrite_InUse(t *testing.T) {
+	p := bustest.New(t)
+	sample := func(i int64) {
+		step := &schemas.Step{Run: "r1", UID: "u", SampleIndex: i, Attempt: "a"}
+		data := bustest.Encode(t, step)
+		digest, err := schemas.PayloadDigest(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ack, err := p.PublishRaw(t.Context(), step.Subject(), data, nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		made := &schemas.Trajectory{Run: "r1", UID: "u", SampleIndex: i, Attempt: "a", StopReason: schemas.StopCompleted, Steps: []schemas.StepRef{{Seq: ack.Seq, Digest: digest}}}
+		if _, err := p.PublishRaw(t.Context(), made.Subject(), bustest.Encode(t, made), nil, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sample(0)
+	file := &during{at: "MDR_STEPS/", do: func() { sample(1) }}
+	if _, err := archive.Write(t.Context(), p.Bus, "r1", file); err != nil {
+		t.Fatal(err)
+	}
+	if done, err := archive.Import(t.Context(), bustest.New(t).Bus, bytes.NewReader(file.Bytes())); err != nil || done.Stored != 2 {
+		t.Errorf("imported %+v, %v; want the first sample", done, err)
+	}
+}
