@@ -190,12 +190,19 @@ func (a *app) openExisting(ctx context.Context, log zerolog.Logger) (*connection
 
 // withBus opens the pipeline for a command that reads what is stored.
 func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string) error) func(*cobra.Command, []string) error {
+	return a.with(a.openExisting, f)
+}
+
+// with opens the pipeline for a command.
+func (a *app) with(
+	open func(context.Context, zerolog.Logger) (*connection, error), f func(c *cobra.Command, conn *connection, given []string) error,
+) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, given []string) error {
 		log, err := a.logger()
 		if err != nil {
 			return err
 		}
-		conn, err := a.openExisting(c.Context(), log)
+		conn, err := open(c.Context(), log)
 		if err != nil {
 			return err
 		}

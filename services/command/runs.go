@@ -305,32 +305,38 @@ goes on. A run that is stored with anything that the export does not have is ref
 
 No service may run on the store: stop 'meander up' first. When it starts again, it goes on with groups that were open.`,
 		Example: "  meander runs import night.tar\n  meander runs import night.tar --store other",
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) (err error) {
-			present, err := conn.Present(c.Context())
-			if err != nil {
-				return err
-			}
-			if len(present) > 0 {
-				p := present[0]
-				return fmt.Errorf("%s %s runs on this store, and would take a part of the run for a new one; stop it first (one that was killed is forgotten after %v)",
-					p.Service, p.Instance, schemas.PresenceTTL)
-			}
+		RunE: func(c *cobra.Command, given []string) error {
 			f, err := os.Open(given[0])
 			if err != nil {
 				return err
 			}
-			defer func() { err = errors.Join(err, f.Close()) }()
-			done, err := archive.Import(c.Context(), conn.Bus, f)
-			if err != nil {
-				return advise(c.Context(), conn.Bus, err)
-			}
-			if a.json {
-				return json.NewEncoder(c.OutOrStdout()).Encode(done)
-			}
-			fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n", done.Run, count(done.Stored, "event"), count(done.There, "event"), count(done.Blobs, "blob"))
-			return nil
-		}),
+			defer func() { _ = f.Close() }() // read-only
+			return a.with(a.connect, func(c *cobra.Command, conn *connection, _ []string) error {
+				return a.importRun(c, conn, f)
+			})(c, given)
+		},
 	}
+}
+
+func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) error {
+	present, err := conn.Present(c.Context())
+	if err != nil {
+		return err
+	}
+	if len(present) > 0 {
+		p := present[0]
+		return fmt.Errorf("%s %s runs on this store, and would take a part of the run for a new one; stop it first (one that was killed is forgotten after %v)",
+			p.Service, p.Instance, schemas.PresenceTTL)
+	}
+	done, err := archive.Import(c.Context(), conn.Bus, f)
+	if err != nil {
+		return advise(c.Context(), conn.Bus, err)
+	}
+	if a.json {
+		return json.NewEncoder(c.OutOrStdout()).Encode(done)
+	}
+	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n", done.Run, count(done.Stored, "event"), count(done.There, "event"), count(done.Blobs, "blob"))
+	return nil
 }
 
 func (a *app) printArchive(out io.Writer, name string, s *archive.Summary) error {

@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/meander-rl/meander/pkg/archive"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -112,6 +114,21 @@ func TestRuns_Import(t *testing.T) {
 			t.Errorf("%s has the digest %x, exported was %x", subject, got[subject], digest)
 		}
 	}
+}
+
+// No run goes into a store on which services run.
+func TestRuns_ImportBesideServices(t *testing.T) {
+	inStore(t)
+	file := filepath.Join(t.TempDir(), "r1.tar")
+	expect(t, exitOK, "", "runs", "export", "r1", "--out", file)
+	serving(t, "--model", "synthetic")
+	bustest.Until(t, "a refusal", func() error {
+		out, errs, err := command(t.Context(), "runs", "import", file)
+		if err == nil || !strings.Contains(err.Error(), "runs on this store") {
+			return fmt.Errorf("%s%s: %v", out, errs, err)
+		}
+		return nil
+	})
 }
 
 // A file of an export that was changed, cut off, or taken out is named.
