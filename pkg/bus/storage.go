@@ -140,6 +140,8 @@ type Fault struct {
 	Since time.Time
 	// Err is what the server answered, or that it did not; nil: no publish was refused here.
 	Err error
+	// Refused is the size of what does not fit, where it is known.
+	Refused int64
 }
 
 // Full says that the stream has reached its limits. Otherwise the server does not
@@ -165,7 +167,7 @@ func (b *Bus) Faults(ctx context.Context) ([]Fault, error) {
 			case t.server:
 				f.Since, f.Err, f.State = t.since, t.err, StateFull
 			case !room: // more than a message of mean size
-				f.Since, f.Err, f.State = t.since, t.err, StateFull
+				f.Since, f.Err, f.State, f.Refused = t.since, t.err, StateFull, int64(t.size)
 			}
 		}
 		if f.Err != nil && !f.Full() || f.Full() && !k.queue {

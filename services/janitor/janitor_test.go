@@ -442,26 +442,61 @@ func TestPass_Blobs(t *testing.T) {
 	}
 }
 
+// digest names the weights of a version.
+func digest(v int64) string { return fmt.Sprintf("%064x", 0xabc000+v) }
+
+// push stores a version of the lane signs.
+func push(t *testing.T, p *bustest.Plane, v int64, last *schemas.Policy, adapter []byte) (schemas.Ref, *schemas.Policy) {
+	t.Helper()
+	ref, err := p.PutBlob(t.Context(), adapter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := &schemas.Policy{
+		Lane: "signs", Model: "signs", PolicyVersion: v, WeightsDigest: digest(v), BaseDigest: "base", Adapter: &schemas.PolicyAdapter{File: ref, Scale: 1},
+		LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20, Announced: 1,
+	}
+	if err := p.SetPolicy(t.Context(), next, last); err != nil {
+		t.Fatal(err)
+	}
+	return ref, next
+}
+
+// Versions to go back to take a quarter of the object store at most, but for the last two.
+func TestSweepBlobs_LargeAdapters(t *testing.T) {
+	p := bustest.New(t)
+	p.Change(t, bus.BlobStream, func(c *jetstream.StreamConfig) { c.MaxBytes = 1 << 20 })
+	var last *schemas.Policy
+	for size, left := range map[int]int{80_000: 3, 150_000: 2} {
+		var refs []schemas.Ref
+		for i := range int64(5) {
+			v := int64(0)
+			if last != nil {
+				v = last.PolicyVersion + 1
+			}
+			ref, next := push(t, p, v, last, bytes.Repeat([]byte{byte(i)}, size))
+			refs, last = append(refs, ref), next
+		}
+		if _, err := p.SweepBlobs(t.Context(), 0, false); err != nil {
+			t.Fatal(err)
+		}
+		for i, ref := range refs {
+			if err := p.HasBlob(t.Context(), ref); (err == nil) != (i >= len(refs)-left) {
+				t.Errorf("adapter %d of %d bytes: %v; want the last %d", i, size, err, left)
+			}
+		}
+	}
+}
+
 // The adapters of versions that stored samples were made with stay, however old they are: of a sample that went on with
 // other versions, all of them. So do those of the newest versions. The others go, and once the samples are gone, theirs too.
 func TestPass_Adapters(t *testing.T) {
 	p := bustest.New(t)
 	const versions = 20
-	digest := func(v int64) string { return fmt.Sprintf("%064x", 0xabc000+v) }
 	var refs []schemas.Ref
 	var last *schemas.Policy
 	for v := range int64(versions) {
-		ref, err := p.PutBlob(t.Context(), fmt.Appendf(nil, "adapter %d", v))
-		if err != nil {
-			t.Fatal(err)
-		}
-		next := &schemas.Policy{
-			Lane: "signs", Model: "signs", PolicyVersion: v, WeightsDigest: digest(v), BaseDigest: "base", Adapter: &schemas.PolicyAdapter{File: ref, Scale: 1},
-			LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64, NumInferenceSteps: 4, TrueCFGScale: 1, MaxPixels: 1 << 20, Announced: 1,
-		}
-		if err := p.SetPolicy(t.Context(), next, last); err != nil {
-			t.Fatal(err)
-		}
+		ref, next := push(t, p, v, last, fmt.Appendf(nil, "adapter %d", v))
 		refs, last = append(refs, ref), next
 	}
 	for uid, made := range map[schemas.UID]*schemas.Trajectory{

@@ -230,6 +230,9 @@ func Advice(f bus.Fault) string {
 		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages) + fix
 	}
 	what := fmt.Sprintf("%s is full: %s of %s", f.Name, Bytes(f.Bytes).Rough(), Bytes(f.MaxBytes).Rough())
+	if f.Refused > 0 {
+		what += fmt.Sprintf(", and %s are to be stored", Bytes(f.Refused).Rough())
+	}
 	if f.Waiting > 0 {
 		what += fmt.Sprintf(", %s kept for samples in hand; %d samples wait, the first for %s", Bytes(f.Held).Rough(), f.Waiting, Bytes(f.Need).Rough())
 	}
