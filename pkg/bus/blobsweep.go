@@ -94,7 +94,7 @@ func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, 
 	return x, ctx.Err()
 }
 
-// Forget says that events are about to be freed: what they alone name goes with the next Sweep.
+// Forget says that events were freed: what they alone named goes with the next Sweep.
 func (x *BlobIndex) Forget(events ...*Message) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

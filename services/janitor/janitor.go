@@ -166,9 +166,13 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		m.look.Observe(time.Since(began).Seconds())
 		if err != nil && ctx.Err() == nil {
 			if errors.Is(err, bus.ErrPermission) && !cfg.Rules() {
-				return nil // nobody asked for it
+				return nil
 			}
-			log.Warn().Err(err).Msg("not all could be freed; tried again")
+			level := zerolog.WarnLevel
+			if !cfg.Rules() { // nobody waits for it
+				level = zerolog.DebugLevel
+			}
+			log.WithLevel(level).Err(err).Msg("not all could be freed; tried again")
 		}
 		held := 0
 		for _, n := range r.Kept {

@@ -359,24 +359,24 @@ func (p *pass) add(stream string, messages, bytes uint64) {
 	p.left[stream] -= min(p.left[stream], bytes)
 }
 
-// forget notes that the events of a group name no blobs any more, where there is an index of those that do.
-func (p *pass) forget(ctx context.Context, filters map[string][]string) error {
+// naming are the events of a group that name blobs, where there is an index of those that do.
+func (p *pass) naming(ctx context.Context, filters map[string][]string) (events []*bus.Message, err error) {
 	if p.blobs.index == nil {
-		return nil
+		return nil, nil
 	}
 	for _, stream := range []string{schemas.StreamTrajectories, schemas.StreamGroups} {
 		stored, err := p.b.LastMany(ctx, stream, filters[stream])
 		if err != nil {
-			return err
+			return nil, err
 		}
-		p.blobs.index.Forget(stored...)
+		events = append(events, stored...)
 	}
-	return nil
+	return events, nil
 }
 
 // sweep makes an index of the blobs that stored events name, where the last one is old, and frees those that none does.
 func (p *pass) sweep(ctx context.Context) (err error) {
-	if p.blobs.index != nil && time.Since(p.blobs.swept) < sweepEvery {
+	if p.blobs.index != nil && (p.dry || time.Since(p.blobs.swept) < sweepEvery) {
 		return nil
 	}
 	p.blobs.index = nil
@@ -403,7 +403,8 @@ func (p *pass) freeBlobs(ctx context.Context) error {
 }
 
 func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Message, filters map[string][]string) error {
-	if err := p.forget(ctx, filters); err != nil {
+	named, err := p.naming(ctx, filters)
+	if err != nil {
 		return fmt.Errorf("free group %s of run %s: %w", a.UID, a.Run, err)
 	}
 	for _, stream := range order {
@@ -412,6 +413,9 @@ func (p *pass) freeGroup(ctx context.Context, a *schemas.Advantage, m *bus.Messa
 				return fmt.Errorf("free group %s of run %s: %w", a.UID, a.Run, err)
 			}
 		}
+	}
+	if p.blobs.index != nil {
+		p.blobs.index.Forget(named...)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -448,18 +452,21 @@ func (p *pass) batch(ctx context.Context, m *bus.Message) error {
 	if !p.due(m.Time) || bus.Fits(m, &e) != nil || p.behind(m.Stream, m.Subject, m.Seq) != "" {
 		return nil
 	}
-	opening := schemas.Address{Kind: schemas.KindOpening, Run: e.Run, Batch: e.Batch}
-	groups := map[string][]string{schemas.StreamRewards: {opening.Filter()}}
+	openings := []string{schemas.Address{Kind: schemas.KindOpening, Run: e.Run, Batch: e.Batch}.Filter()}
+	var results []string
 	for _, uid := range slices.Concat(e.UIDs, e.Dropped) {
-		groups[schemas.StreamAdvantages] = append(groups[schemas.StreamAdvantages], schemas.AdvantageSubject(e.Run, uid))
+		results = append(results, schemas.AdvantageSubject(e.Run, uid))
 	}
-	for stream, filters := range groups {
-		stored, err := p.b.LastMany(ctx, stream, filters)
+	for _, of := range []struct {
+		stream  string
+		filters []string
+	}{{schemas.StreamRewards, openings}, {schemas.StreamAdvantages, results}} {
+		stored, err := p.b.LastMany(ctx, of.stream, of.filters)
 		if err != nil {
 			return fmt.Errorf("free batch %s of run %s: %w", e.Batch, e.Run, err)
 		}
-		for _, of := range stored {
-			if a, _ := schemas.ParseSubject(of.Subject); !p.gone[address{a.Run, a.UID}] {
+		for _, m := range stored {
+			if a, _ := schemas.ParseSubject(m.Subject); !p.gone[address{a.Run, a.UID}] {
 				return nil
 			}
 		}
