@@ -13,8 +13,8 @@ import (
 	"github.com/meander-rl/meander/pkg/natsd"
 )
 
-// The commands of deploy/backup.md do what the page says. While the store is in use, runs are exported and imported, and a copy of
-// its folder is refused.
+// The commands of deploy/backup.md do what the page says. While the store is in use, runs are exported and imported,
+// and a copy of its folder is refused.
 func TestBackup_Drills(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("flock"); err != nil {

@@ -138,14 +138,16 @@ func TestGoldens_roundTrip(t *testing.T) {
 	})
 }
 
-// keptFile lists the goldens with their digests, in the order they came. A line "# v0.1.0 DIGEST" ends those of a release and
-// seals all before it. Lines are added and never changed: who reads a release's events must be able to for ever.
+// keptFile lists the goldens with their digests, in the order they came. A line "# v0.1.0 DIGEST" ends those of a
+// release and seals all before it. Lines are added and never changed: who reads a release's events must be able to for
+// ever.
 const keptFile = "testdata/kept.txt"
 
 // release seals the list for a release; see Releases in CONTRIBUTING.md.
 var release = flag.String("release", "", "end the goldens of this release, such as v0.1.0")
 
-// Every golden is listed, and every one that is listed is there with the bytes it had. TestGoldens_roundTrip reads them all.
+// Every golden is listed, and every one that is listed is there with the bytes it had. TestGoldens_roundTrip reads them
+// all.
 func TestGoldens_Kept(t *testing.T) {
 	list, err := os.ReadFile(keptFile)
 	if err != nil && !*update {

@@ -6,8 +6,8 @@
 //	blobs/<sha-256>
 //	SHA256SUMS
 //
-// The number is the sequence in the stream, the time of the file when the event was stored. The last file has the SHA-256
-// of all others, as sha256sum writes and checks it.
+// The number is the sequence in the stream, the time of the file when the event was stored. The last file has the
+// SHA-256 of all others, as sha256sum writes and checks it.
 package archive
 
 import (
@@ -56,15 +56,15 @@ type Summary struct {
 	Bytes   int64 `json:"bytes"` // of events and blobs
 }
 
-// streams are those of a run in the order in which they are written: steps before the trajectories that name them. Requests
-// come first of all: a sample whose request is gone by then has its trajectory.
+// streams are those of a run in the order in which they are written: steps before the trajectories that name them.
+// Requests come first of all: a sample whose request is gone by then has its trajectory.
 var streams = []string{
 	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
 	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamControl,
 }
 
-// Write writes all that is stored of a run, which may be in work: what is stored while it writes is in it together with what
-// it names, or is not.
+// Write writes all that is stored of a run, which may be in work: what is stored while it writes is in it together with
+// what it names, or is not.
 func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summary, error) {
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
@@ -132,7 +132,8 @@ func Write(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer) (*Summ
 }
 
 func queue(stream string) bool {
-	return slices.ContainsFunc(schemas.Streams(), func(s schemas.StreamSpec) bool { return s.Name == stream && s.WorkQueue })
+	named := func(s schemas.StreamSpec) bool { return s.Name == stream && s.WorkQueue }
+	return slices.ContainsFunc(schemas.Streams(), named)
 }
 
 // stored yields the events of a run in a stream. A work queue has no readers beside those who
@@ -233,9 +234,9 @@ func refsIn(v reflect.Value) (refs []schemas.Ref) {
 	return refs
 }
 
-// Read yields what an archive has, in its order. What is not as it was written is an error that names it: a blob or an event that
-// another file than the one written is in the place of, a step that is not the one that its trajectory names, a file
-// that is neither event nor blob, an archive that ends too soon.
+// Read yields what an archive has, in its order. What is not as it was written is an error that names it: a blob or an
+// event that another file than the one written is in the place of, a step that is not the one that its trajectory
+// names, a file that is neither event nor blob, an archive that ends too soon.
 func Read(r io.Reader) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
 		t, c := tar.NewReader(r), newCheck()

@@ -11,10 +11,12 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// check compares the files of an archive with their digests, and steps with the trajectories that name them, which come behind.
+// check compares the files of an archive with their digests, and steps with the trajectories that name them, which come
+// behind.
 type check struct {
 	sums map[string]string // by file
-	// steps are the payload digests of steps by subject, with the files they are in; parts those whose step has not come.
+	// steps are the payload digests of steps by subject, with the files they are in; parts those whose step has not
+	// come.
 	steps    map[string]step
 	parts    map[string][]byte
 	waiting  map[string]schemas.StepEvent
@@ -24,7 +26,10 @@ type check struct {
 type step struct{ file, digest string }
 
 func newCheck() *check {
-	return &check{sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{}, waiting: map[string]schemas.StepEvent{}}
+	return &check{
+		sums: map[string]string{}, steps: map[string]step{}, parts: map[string][]byte{},
+		waiting: map[string]schemas.StepEvent{},
+	}
 }
 
 // add takes the next file.
@@ -138,7 +143,8 @@ func (c *check) trajectory(e *Entry) error {
 		case c.waiting[t.StepSubject(i)] != nil:
 			return fmt.Errorf("steps[%d]: %q lacks parts", i, s.file)
 		case s.digest != t.Steps[i].Digest:
-			return fmt.Errorf("steps[%d]: %w: %q has the payload digest %s, the trajectory names %s", i, bus.ErrCorrupt, s.file, s.digest, t.Steps[i].Digest)
+			return fmt.Errorf("steps[%d]: %w: %q has the payload digest %s, the trajectory names %s",
+				i, bus.ErrCorrupt, s.file, s.digest, t.Steps[i].Digest)
 		}
 	}
 	return nil

@@ -33,9 +33,9 @@ type Imported struct {
 
 // Import stores the run of an archive, which is read several times. The archive is checked first, and what is stored of
 // the run already: events that the archive does not have, or has otherwise, are ErrOther, and nothing is written. So it
-// can be done again: what is there stays, and one that was cut off goes on. Events keep their bytes but for the sequences
-// by which they name others, which are those of this store; content digests stay. No service must be at work on the
-// server: it would take half a run for a new one.
+// can be done again: what is there stays, and one that was cut off goes on. Events keep their bytes but for the
+// sequences by which they name others, which are those of this store; content digests stay. No service must be at work
+// on the server: it would take half a run for a new one.
 func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker) (*Imported, error) {
 	m := &importer{b: b, r: r, archived: map[key]bool{}, stored: map[key]uint64{}, seqs: map[string]map[uint64]uint64{}}
 	for _, stream := range order {
@@ -121,7 +121,8 @@ func (m *importer) compare(ctx context.Context) error {
 				return err
 			}
 			if !m.archived[k] {
-				return fmt.Errorf("%w: %s has %q (sequence %d), which the export does not have, or otherwise; import it into another store, or remove the run first with 'meander runs rm %s'",
+				return fmt.Errorf("%w: %s has %q (sequence %d), which the export does not have, or otherwise; "+
+					"import it into another store, or remove the run first with 'meander runs rm %s'",
 					ErrOther, stream, e.Subject, e.Seq, m.done.Run)
 			}
 			m.stored[k] = e.Seq
@@ -193,8 +194,11 @@ func (m *importer) store(ctx context.Context, e *Entry) (uint64, error) {
 	return ack.Seq, err
 }
 
-// renumbered is an event with other sequences, as of says them by stream; a prompt without a uid gets the one that it had.
-func (m *importer) renumbered(subject string, seq uint64, data []byte, of func(stream string, old uint64) (uint64, error)) ([]byte, error) {
+// renumbered is an event with other sequences, as of says them by stream; a prompt without a uid gets the one that it
+// had.
+func (m *importer) renumbered(
+	subject string, seq uint64, data []byte, of func(stream string, old uint64) (uint64, error),
+) ([]byte, error) {
 	a, _ := schemas.ParseSubject(subject)
 	e := eventOf(a.Kind)
 	switch a.Kind {

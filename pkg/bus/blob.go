@@ -44,7 +44,8 @@ func (b *Bus) PutBlob(ctx context.Context, data []byte) (schemas.Ref, error) {
 	sum := sha256.Sum256(data)
 	ref := schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data))}
 	if len(data) > schemas.MaxBlobBytes {
-		return ref, Terminal(schemas.CodeTooLarge, fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data), schemas.MaxBlobBytes))
+		err := fmt.Errorf("put blob: %w: %d bytes; must be at most %d", ErrTooLarge, len(data), int64(schemas.MaxBlobBytes))
+		return ref, Terminal(schemas.CodeTooLarge, err)
 	}
 	info, err := b.objectInfo(ctx, ref)
 	if err == nil && int64(info.Size) == ref.Size && info.Digest == objectDigest(sum) {
@@ -133,7 +134,8 @@ func (b *Bus) roomForBlob(ctx context.Context, size int) error {
 	if most <= 0 || have+uint64(size) <= uint64(most) {
 		return nil
 	}
-	return fmt.Errorf("%w: the object store of images, embeddings and weights holds %d of %d bytes, and these are %d", ErrStreamFull, have, most, size)
+	return fmt.Errorf("%w: the object store of images, embeddings and weights holds %d of %d bytes, and these are %d",
+		ErrStreamFull, have, most, size)
 }
 
 // refresh gives a blob that is there the time of now, so that it is not swept as one that nothing names;
@@ -226,7 +228,8 @@ func (b *Bus) GetBlob(ctx context.Context, ref schemas.Ref) ([]byte, error) {
 	return data.Bytes(), nil
 }
 
-// CopyBlob is GetBlob of any size into w, of which no more than a chunk is in memory. With an error, w has had a part of it.
+// CopyBlob is GetBlob of any size into w, of which no more than a chunk is in memory. With an error, w has had a part
+// of it.
 func (b *Bus) CopyBlob(ctx context.Context, ref schemas.Ref, w io.Writer) error {
 	if _, err := checkRef(ref); err != nil {
 		return fmt.Errorf("get blob: %w", err)

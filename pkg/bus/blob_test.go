@@ -130,8 +130,8 @@ func TestBus_CopyBlob(t *testing.T) {
 	}
 }
 
-// A blob that does not fit is refused before any of it is written, in words, and the store counts as full though a smaller
-// blob would fit.
+// A blob that does not fit is refused before any of it is written, in words, and the store counts as full though a
+// smaller blob would fit.
 func TestBus_PutBlob_fullSays(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")

@@ -71,7 +71,10 @@ type oldBlob struct {
 
 // IndexBlobs reads which of the blobs that were stored or used again longer than grace ago are named by stored events.
 func (b *Bus) IndexBlobs(ctx context.Context, grace time.Duration) (*BlobIndex, error) {
-	x := &BlobIndex{b: b, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{}, last: map[string]uint64{}, weights: map[string][]string{}, versions: map[schemas.Lane][]version{}}
+	x := &BlobIndex{
+		b: b, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{}, last: map[string]uint64{},
+		weights: map[string][]string{}, versions: map[schemas.Lane][]version{},
+	}
 	for e, err := range b.blobEntries(ctx) {
 		if err != nil {
 			return nil, err
@@ -267,8 +270,8 @@ func (x *BlobIndex) names(m *Message) map[string]bool {
 }
 
 const (
-	// keptPolicies is how many versions of a lane keep their weights whoever names them, to go back to, and keptShare the
-	// part of the object store's limit that they may take, in percent. The last two stay whatever they take.
+	// keptPolicies is how many versions of a lane keep their weights whoever names them, to go back to, and keptShare
+	// the part of the object store's limit that they may take, in percent. The last two stay whatever they take.
 	keptPolicies, leastPolicies = 8, 2
 	keptShare                   = 25
 )

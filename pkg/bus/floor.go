@@ -21,8 +21,8 @@ type ConsumerFloor struct {
 // ownStages are those whose durables the pipeline itself has.
 var ownStages = []string{"intake", "sampler", "reward", "advantage"}
 
-// Floors returns the durables of a stream. Those that are not the pipeline's own are of trainers and others who said that
-// they are to be waited for.
+// Floors returns the durables of a stream. Those that are not the pipeline's own are of trainers and others who said
+// that they are to be waited for.
 func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, err error) {
 	err = b.patiently(ctx, func(ctx context.Context) error {
 		out = nil
@@ -37,7 +37,10 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 			if c.Config.Durable == "" {
 				continue
 			}
-			f := ConsumerFloor{Name: c.Name, Filters: c.Config.FilterSubjects, Seq: c.AckFloor.Stream, Own: slices.Contains(ownStages, stageOf(c.Name))}
+			f := ConsumerFloor{
+				Name: c.Name, Filters: c.Config.FilterSubjects, Seq: c.AckFloor.Stream,
+				Own: slices.Contains(ownStages, stageOf(c.Name)),
+			}
 			if c.Config.FilterSubject != "" {
 				f.Filters = []string{c.Config.FilterSubject}
 			}

@@ -124,11 +124,12 @@ func (b *Bus) create(ctx context.Context, missing []jetstream.StreamConfig, scal
 	return nil
 }
 
-// createBlobs makes the object store. Weights of large models are gigabytes a version, so that it gets more than its least where
-// twice as much can be reserved: the other half is left for streams that are given more.
+// createBlobs makes the object store. Weights of large models are gigabytes a version, so that it gets more than its
+// least where twice as much can be reserved: the other half is left for streams that are given more.
 func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error {
 	config := jetstream.ObjectStoreConfig{
-		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256", Storage: jetstream.FileStorage, Replicas: replicas,
+		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",
+		Storage: jetstream.FileStorage, Replicas: replicas,
 	}
 	for size := int64(mostBlobBytes); scale == 1 && size > leastBlobBytes; size /= 2 {
 		config.MaxBytes = 2 * size

@@ -250,8 +250,8 @@ func (a *Archive) missing(name string) error {
 	return fmt.Errorf("tensor %q is not in %s: %w", name, strings.Join(where, ", "), fs.ErrNotExist)
 }
 
-// Map maps a file read-only; on systems without mappings it reads it. The bytes are in use until unmap, which may be nil.
-// A file that shrinks while it is mapped crashes its readers.
+// Map maps a file read-only; on systems without mappings it reads it. The bytes are in use until unmap, which may be
+// nil. A file that shrinks while it is mapped crashes its readers.
 func Map(f *os.File) (data []byte, unmap func() error, err error) { return mapFile(f) }
 
 // Floats returns a tensor as float32, newly allocated. F64 is rounded to nearest;

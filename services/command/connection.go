@@ -195,7 +195,8 @@ func (a *app) withBus(f func(c *cobra.Command, conn *connection, given []string)
 
 // with opens the pipeline for a command.
 func (a *app) with(
-	open func(context.Context, zerolog.Logger) (*connection, error), f func(c *cobra.Command, conn *connection, given []string) error,
+	open func(context.Context, zerolog.Logger) (*connection, error),
+	f func(c *cobra.Command, conn *connection, given []string) error,
 ) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, given []string) error {
 		log, err := a.logger()

@@ -63,7 +63,8 @@ they take less than a quarter of the object store, and always the last two. A bl
 		}),
 	}
 	gcFlags(c.Flags(), &cfg)
-	c.Flags().BoolVar(&blobs, "blobs", false, "free images and weights that nothing needs, and no group unless another rule is given")
+	c.Flags().BoolVar(&blobs, "blobs", false,
+		"free images and weights that nothing needs, and no group unless another rule is given")
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would be freed, and free nothing")
 	c.Flags().StringVar(&run, "run", "", "of this run only; default all")
 	return c

@@ -63,7 +63,8 @@ func policyPushCommand(a *app) *cobra.Command {
 version. It is checked first: that it can be read, that its numbers are finite, that it changes
 weights that the model has, in their shapes, and that its ranks are below their sizes.
 
-With --full it is the weights of a whole transformer: a file, or a folder with the file or the shards. They must have all tensors of the checkpoint's, in their shapes, and be finite.
+With --full it is the weights of a whole transformer: a file, or a folder with the file or the shards.
+They must have all tensors of the checkpoint's, in their shapes, and be finite.
 Samplers hold both while samples end on the one before.
 
 Then push waits until every sampler that runs has taken it over or refused it. Without samplers

@@ -42,7 +42,8 @@ func runsCommand(a *app) *cobra.Command {
   meander runs rm night`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a), runsExportCommand(a), runsReadCommand(a), runsImportCommand(a))
+	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsRmCommand(a))
+	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a))
 	return c
 }
 
@@ -299,8 +300,8 @@ exit status is 1.`,
 func runsImportCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "import FILE", Short: "put an exported run back into a store", Args: args(cobra.ExactArgs(1)),
-		Long: `import checks an export as 'meander runs read' does, and stores its events and blobs. All digests stay the same;
-events get new sequences and are as old as the import. Done again it changes nothing, and after it was stopped it
+		Long: `import checks an export as 'meander runs read' does, and stores its events and blobs. All digests
+stay the same; events get new sequences and are as old as the import. Done again it changes nothing, and after it was stopped it
 goes on. A run that is stored with anything that the export does not have is refused, and nothing is written.
 
 No service may run on the store: stop 'meander up' first. When it starts again, it goes on with groups that were open.`,
@@ -325,8 +326,8 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) err
 	}
 	if len(present) > 0 {
 		p := present[0]
-		return fmt.Errorf("%s %s runs on this store, and would take a part of the run for a new one; stop it first (one that was killed is forgotten after %v)",
-			p.Service, p.Instance, schemas.PresenceTTL)
+		return fmt.Errorf("%s %s runs on this store, and would take a part of the run for a new one; "+
+			"stop it first (one that was killed is forgotten after %v)", p.Service, p.Instance, schemas.PresenceTTL)
 	}
 	done, err := archive.Import(c.Context(), conn.Bus, f)
 	if err != nil {
@@ -335,7 +336,8 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker) err
 	if a.json {
 		return json.NewEncoder(c.OutOrStdout()).Encode(done)
 	}
-	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n", done.Run, count(done.Stored, "event"), count(done.There, "event"), count(done.Blobs, "blob"))
+	fmt.Fprintf(c.OutOrStdout(), "run %s: %s stored, %s there already, %s\n",
+		done.Run, count(done.Stored, "event"), count(done.There, "event"), count(done.Blobs, "blob"))
 	return nil
 }
 

@@ -90,8 +90,8 @@ func contentOf(t *testing.T, file string) map[string]any {
 	return out
 }
 
-// An export goes into another store, with all digests, and from there out again; done twice, or after it was cut off, it
-// ends the same. The run cannot be mixed with another of its name, and verify finds what it found.
+// An export goes into another store, with all digests, and from there out again; done twice, or after it was cut off,
+// it ends the same. The run cannot be mixed with another of its name, and verify finds what it found.
 func TestRuns_Import(t *testing.T) {
 	inStore(t)
 	dir := t.TempDir()
@@ -148,7 +148,7 @@ func TestRuns_ReadChanged(t *testing.T) {
 	}{
 		"a step":    {"MDR_STEPS/", func(d []byte) []byte { d[step+200] ^= 1; return d }},
 		"cut off":   {"it was cut off", func(d []byte) []byte { return d[:len(d)/2/512*512] }},
-		"of a list": {"SHA256SUMS", func(d []byte) []byte { i := bytes.LastIndex(d, []byte("MDR_GROUPS")); d[i] = 'X'; return d }},
+		"of a list": {"SHA256SUMS", func(d []byte) []byte { d[bytes.LastIndex(d, []byte("MDR_GROUPS"))] = 'X'; return d }},
 	} {
 		changed := filepath.Join(dir, strings.ReplaceAll(name, " ", "_"))
 		if err := os.WriteFile(changed, change.with(slices.Clone(whole)), 0o600); err != nil {

@@ -1,6 +1,6 @@
-// Package janitor frees what nobody needs any more: whole groups that are closed, by the rules of
-// its settings, with their batches and prompts, and blobs that nothing names. It never touches an open group, nor one of an
-// open batch, nor what a durable consumer has not read yet.
+// Package janitor frees what nobody needs any more: whole groups that are closed, by the rules of its settings, with
+// their batches and prompts, and blobs that nothing names. It never touches an open group, nor one of an open batch,
+// nor what a durable consumer has not read yet.
 package janitor
 
 import (
@@ -17,7 +17,8 @@ import (
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
 
-// Config of the janitor. Without a rule it frees no group, and blobs that nothing names once the object store is half full.
+// Config of the janitor. Without a rule it frees no group, and blobs that nothing names once the object store is half
+// full.
 type Config struct {
 	// Above frees the oldest groups while a stream is fuller than so many percent of its limit,
 	// down to four fifths of that; 0: never.
@@ -38,8 +39,8 @@ type Config struct {
 	Metrics prometheus.Registerer `koanf:"-"`
 }
 
-// sweepEvery is for how long an index of the blobs that stored events name is in use: to make one is to read all of them,
-// and blobs stay for bus.BlobGrace anyway.
+// sweepEvery is for how long an index of the blobs that stored events name is in use: to make one is to read all of
+// them, and blobs stay for bus.BlobGrace anyway.
 const sweepEvery = bus.BlobGrace / 8
 
 // sweeps is the last index of blobs, when it was made, and when a group was freed last: blobs of that go
@@ -61,7 +62,8 @@ func (s *sweeps) due(p *pass) bool {
 		return false
 	}
 	blobs := p.streams[bus.BlobStream]
-	full := p.pressing[bus.BlobStream] || blobs != nil && blobs.MaxBytes > 0 && blobs.Bytes > uint64(blobs.MaxBytes)/100*fullBlobs
+	full := p.pressing[bus.BlobStream] ||
+		blobs != nil && blobs.MaxBytes > 0 && blobs.Bytes > uint64(blobs.MaxBytes)/100*fullBlobs
 	if !s.once && !full && now.Sub(s.freed) > p.cfg.blobGrace()+2*sweepEvery {
 		return false
 	}
@@ -69,8 +71,8 @@ func (s *sweeps) due(p *pass) bool {
 	return true
 }
 
-// fullBlobs is the share of the object store, in percent, from which on what nothing names is freed without a rule: nobody
-// can ask for it.
+// fullBlobs is the share of the object store, in percent, from which on what nothing names is freed without a rule:
+// nobody can ask for it.
 const fullBlobs = 50
 
 // MinGrace is the least grace: whoever reads a result as it comes has so long to read the rest of its group.
@@ -188,8 +190,8 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	}
 }
 
-// Pass looks once and frees what the rules say, and the blobs that nothing names; dry: it only says what that would be. What it
-// returns with an error was freed before.
+// Pass looks once and frees what the rules say, and the blobs that nothing names; dry: it only says what that would be.
+// What it returns with an error was freed before.
 func Pass(ctx context.Context, cfg Config, b *bus.Bus, dry bool) (*Report, error) {
 	return look(ctx, cfg, b, dry, &sweeps{once: true}, nil)
 }

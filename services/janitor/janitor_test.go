@@ -241,7 +241,8 @@ func gate(t *testing.T, p *bustest.Plane, each func(asked []byte, send func(comm
 
 var purges = []byte("$JS.API.STREAM.PURGE.")
 
-// A durable that is made while the janitor looks is waited for: what it has not read stays, but for what was being freed.
+// A durable that is made while the janitor looks is waited for: what it has not read stays, but for what was being
+// freed.
 func TestPass_DurableMadeMeanwhile(t *testing.T) {
 	p := bustest.New(t, bustest.TCP)
 	const groups = 100
@@ -306,7 +307,8 @@ func TestPass_SideBySide(t *testing.T) {
 	}
 }
 
-// The result of a batch goes with the last of its groups, and prompts go with their group, however often they were published.
+// The result of a batch goes with the last of its groups, and prompts go with their group, however often they were
+// published.
 func TestPass_BatchesAndPrompts(t *testing.T) {
 	p := bustest.New(t)
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error {
@@ -347,7 +349,8 @@ func TestPass_BatchesAndPrompts(t *testing.T) {
 	}
 }
 
-// Blobs that have just been stored stay, so that groups would make no room in a full object store: none is freed for it.
+// Blobs that have just been stored stay, so that groups would make no room in a full object store: none is freed for
+// it.
 func TestPass_YoungBlobs(t *testing.T) {
 	p := bustest.New(t)
 	store(t, p, "u1", "u1")

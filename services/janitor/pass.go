@@ -82,8 +82,8 @@ func (p *pass) weigh(ctx context.Context) error {
 // mark is the size of a stream from which on groups are freed.
 func (p *pass) mark(s *bus.StreamStats) uint64 { return uint64(s.MaxBytes) / 100 * uint64(p.cfg.Above) }
 
-// pressed says whether a stream is fuller than the rule allows, so that what was stored at a time is to go; below four fifths
-// of that, it is not. A group that is being freed counts as a mean one. Lock held.
+// pressed says whether a stream is fuller than the rule allows, so that what was stored at a time is to go; below four
+// fifths of that, it is not. A group that is being freed counts as a mean one. Lock held.
 func (p *pass) pressed(at time.Time) bool {
 	groups := uint64(1)
 	if s := p.streams[schemas.StreamAdvantages]; s != nil {
@@ -474,8 +474,8 @@ func (p *pass) batch(ctx context.Context, m *bus.Message) error {
 	return p.remove(ctx, schemas.StreamAdvantages, m.Subject)
 }
 
-// prompts frees those whose group is not stored any more, however often one was published: a prompt has its run alone in
-// its subject. Those that intake has not settled stay, and those that a durable of others has not read.
+// prompts frees those whose group is not stored any more, however often one was published: a prompt has its run alone
+// in its subject. Those that intake has not settled stay, and those that a durable of others has not read.
 func (p *pass) prompts(ctx context.Context) error {
 	floors, err := p.b.Floors(ctx, schemas.StreamPrompts)
 	if err != nil {

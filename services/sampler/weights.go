@@ -106,8 +106,8 @@ type change struct {
 // mappedFrom is the size of a blob from which on load maps it, in bytes.
 const mappedFrom = 4 << 20
 
-// load reads a blob of weights. A large one goes through a file that is mapped, and has no name any more, so that the system
-// can take its memory back; where there is no place for one, it is in memory.
+// load reads a blob of weights. A large one goes through a file that is mapped, and has no name any more, so that the
+// system can take its memory back; where there is no place for one, it is in memory.
 func load(ctx context.Context, b *bus.Bus, ref schemas.Ref) (data []byte, unmap func() error, err error) {
 	if ref.Size < mappedFrom {
 		data, err = b.GetBlob(ctx, ref)
@@ -169,8 +169,9 @@ func fetch(ctx context.Context, b *bus.Bus, p *schemas.Policy) (made change, err
 	return made, nil
 }
 
-// Policy returns m with what a policy adds to its checkpoint; m itself where that is what it has. A model that is
-// not m is to be closed; files that are mapped for it stay so. What the policy names and is not there, or does not fit, is an error.
+// Policy returns m with what a policy adds to its checkpoint; m itself where that is what it has. A model that is not m
+// is to be closed; files that are mapped for it stay so. What the policy names and is not there, or does not fit, is an
+// error.
 func Policy(ctx context.Context, b *bus.Bus, m Network, p *schemas.Policy) (Network, error) {
 	made, err := fetch(ctx, b, p)
 	if err != nil {

@@ -100,7 +100,7 @@ type Limits struct {
 	MaxAdvantagesBytes   Bytes `koanf:"max_advantages_bytes" stream:"MDR_ADVANTAGES" help:"size of MDR_ADVANTAGES"`
 	MaxParkedBytes       Bytes `koanf:"max_parked_bytes" stream:"MDR_PARKED" help:"size of MDR_PARKED, the requests of paused runs"`
 	MaxDeadBytes         Bytes `koanf:"max_dead_bytes" stream:"MDR_DEAD" help:"size of MDR_DEAD, which drops its oldest letters"`
-	MaxBlobsBytes        Bytes `koanf:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: images, embeddings, and the weights of policies, of which one version may take gigabytes"`
+	MaxBlobsBytes        Bytes `koanf:"max_blobs_bytes" stream:"OBJ_mdr-blobs" help:"size of the object store: images, embeddings, weights"`
 	MaxPromptsAge        Age   `koanf:"max_prompts_age" stream:"MDR_PROMPTS" help:"how long prompts are kept, e.g. 14d or forever"`
 	MaxStepsAge          Age   `koanf:"max_steps_age" stream:"MDR_STEPS" help:"how long steps are kept; not below the trajectories'"`
 	MaxTrajectoriesAge   Age   `koanf:"max_trajectories_age" stream:"MDR_TRAJECTORIES" help:"how long trajectories are kept"`
@@ -224,7 +224,8 @@ func Advice(f bus.Fault) string {
 	}
 	fix := ", or free what nobody needs with 'meander gc --gc-age 24h' or 'meander runs rm RUN'"
 	if f.Name == bus.BlobStream {
-		fix = ", or free images and weights that nothing needs with 'meander gc --blobs', those of old groups with 'meander gc --gc-age 24h', those of a run with 'meander runs rm RUN'"
+		fix = ", or free images and weights that nothing needs with 'meander gc --blobs', those of old groups with " +
+			"'meander gc --gc-age 24h', those of a run with 'meander runs rm RUN'"
 	}
 	if f.MaxMessages > 0 && f.Messages >= uint64(f.MaxMessages) {
 		return fmt.Sprintf("%s is full: %d of %d messages", f.Name, f.Messages, f.MaxMessages) + fix

@@ -25,8 +25,12 @@ func TestScarce(t *testing.T) {
 
 // A full object store has a way out of its own: images and weights go by what names them.
 func TestAdvice_Blobs(t *testing.T) {
-	says := Advice(bus.Fault{StreamStats: bus.StreamStats{Name: bus.BlobStream, State: bus.StateFull, Bytes: 6 << 30, MaxBytes: 8 << 30}, Refused: 3 << 30})
-	for _, want := range []string{"OBJ_mdr-blobs is full: 6.0 GiB of 8.0 GiB, and 3.0 GiB are to be stored", "meander streams limit --max-blobs-bytes SIZE", "meander gc --blobs", "meander runs rm RUN"} {
+	full := bus.StreamStats{Name: bus.BlobStream, State: bus.StateFull, Bytes: 6 << 30, MaxBytes: 8 << 30}
+	says := Advice(bus.Fault{StreamStats: full, Refused: 3 << 30})
+	for _, want := range []string{
+		"OBJ_mdr-blobs is full: 6.0 GiB of 8.0 GiB, and 3.0 GiB are to be stored",
+		"meander streams limit --max-blobs-bytes SIZE", "meander gc --blobs", "meander runs rm RUN",
+	} {
 		if !strings.Contains(says, want) {
 			t.Errorf("%q does not say %q", says, want)
 		}
