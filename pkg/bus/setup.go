@@ -131,7 +131,7 @@ func (b *Bus) createBlobs(ctx context.Context, scale int64, replicas int) error 
 		Bucket: schemas.BlobBucket, Description: "images, embeddings and weights by their sha-256",
 		Storage: jetstream.FileStorage, Replicas: replicas,
 	}
-	for size := int64(mostBlobBytes); scale == 1 && size > leastBlobBytes; size /= 2 {
+	for size := int64(mostBlobBytes); scale == 1 && size > leastBlobBytes; size = size / 4 * 3 {
 		config.MaxBytes = 2 * size
 		_, err := b.js.CreateObjectStore(ctx, config)
 		if err == nil {
