@@ -23,8 +23,8 @@ type Engine interface {
 	// with Step.
 	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
 	// Step advances each episode, all of one bucket, by one boundary. An error is one of the
-	// whole call; what is wrong with an episode alone is in its Take. One goroutine calls it
-	// for an episode.
+	// whole call; what is wrong with an episode alone is in its Take: one that fails, or has the model
+	// panic, does so tried alone. One goroutine calls it for an episode.
 	Step(ctx context.Context, episodes []Episode) error
 }
 

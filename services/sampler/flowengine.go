@@ -48,9 +48,34 @@ type flowEpisode struct {
 	rollout       *flow.Rollout
 	cond, negCond *model.Conditioning // negCond is nil without guidance
 	velocity      []float32           // [S, C]
+	outcome
+}
 
-	step *schemas.Step // completed by the last Step
+// outcome is what the last Step of an episode came to.
+type outcome struct {
+	step *schemas.Step // that it completed; nil: none
 	err  error
+}
+
+// set takes what advance makes, unless there is a fault.
+func (o *outcome) set(fault error, advance func() (*schemas.Step, error)) {
+	*o = outcome{err: fault}
+	if fault == nil {
+		o.err = guarded(func() (err error) {
+			o.step, err = advance()
+			return err
+		})
+	}
+}
+
+// Take returns the step once.
+func (o *outcome) Take() ([]schemas.StepEvent, error) {
+	step := o.step
+	o.step = nil
+	if o.err != nil || step == nil {
+		return nil, o.err
+	}
+	return []schemas.StepEvent{step}, nil
 }
 
 func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error) {
@@ -137,9 +162,10 @@ func (e *flowEngine) first(req *schemas.Request, from *schemas.SegmentStart, tok
 // evaluated is an episode that asks the model at one point at a time.
 type evaluated interface {
 	Episode
-	// row is where it asks; advance takes what came into its Dst, unless there is a fault.
+	// row is where it asks; advance takes what came into its Dst, and returns the step that this completes.
 	row() Row
-	advance(fault error)
+	advance() (*schemas.Step, error)
+	set(fault error, advance func() (*schemas.Step, error))
 	request() *schemas.Request
 }
 
@@ -157,7 +183,8 @@ func (e *flowEngine) Step(ctx context.Context, episodes []Episode) error {
 		return err
 	}
 	for i, ep := range episodes {
-		ep.(evaluated).advance(faults[i])
+		p := ep.(evaluated)
+		p.set(faults[i], p.advance)
 	}
 	return nil
 }
@@ -174,15 +201,12 @@ func (p *flowEpisode) row() Row {
 }
 
 // advance feeds the velocity to the rollout.
-func (p *flowEpisode) advance(fault error) {
-	p.step, p.err = nil, fault
-	if fault != nil {
-		return
-	}
+func (p *flowEpisode) advance() (*schemas.Step, error) {
 	step, err := p.rollout.Advance(p.velocity)
-	if p.err = err; step != nil { // nil: the solver wants another evaluation
-		p.step = p.event(step)
+	if err != nil || step == nil { // nil: the solver wants another evaluation
+		return nil, bus.Terminal(schemas.CodeFailed, err)
 	}
+	return p.event(step), nil
 }
 
 // Texts are what the velocity depends on besides the state.
@@ -192,23 +216,6 @@ func (p *flowEpisode) Texts() (cond, negative *model.Conditioning) { return p.co
 func (p *flowEpisode) Bucket() string { return bucketOf(p.req) }
 
 func bucketOf(r *schemas.Request) string { return fmt.Sprintf("%dx%d", r.Height, r.Width) }
-
-func (p *flowEpisode) Take() ([]schemas.StepEvent, error) {
-	return taken(&p.step, p.err)
-}
-
-// taken is what Take returns of a step that is there, or of none.
-func taken(at **schemas.Step, fault error) ([]schemas.StepEvent, error) {
-	step := *at
-	*at = nil
-	switch {
-	case fault != nil:
-		return nil, bus.Terminal(schemas.CodeFailed, fault)
-	case step == nil:
-		return nil, nil
-	}
-	return []schemas.StepEvent{step}, nil
-}
 
 func (p *flowEpisode) Done() bool { return p.rollout.Done() }
 

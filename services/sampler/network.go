@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/decoding"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/lm"
@@ -185,12 +186,18 @@ func (n Network) canary(ctx context.Context) (*schemas.Canary, error) {
 	if n.Served != nil {
 		return nil, nil // nobody here has its weights
 	}
-	what, x, err := "velocity", []float32(nil), error(nil)
-	if n.Text != nil {
-		what = "vector of logits"
-		x, err = canaryLogits(ctx, n.Text)
-	} else {
-		x, err = canaryVelocity(ctx, n.Images)
+	what, x := "velocity", []float32(nil)
+	err := guarded(func() (err error) {
+		if n.Text != nil {
+			what = "vector of logits"
+			x, err = canaryLogits(ctx, n.Text)
+		} else {
+			x, err = canaryVelocity(ctx, n.Images)
+		}
+		return err
+	})
+	if bus.Code(err) == schemas.CodePanic {
+		return nil, refuse("canary: %w", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("canary: %w", err)

@@ -40,7 +40,9 @@ func (x *prefixes) fork(ctx context.Context, ids []int32, logits []float32) (lm.
 		p, own := x.take(ids)
 		if own {
 			p.sequence, p.logits = x.model.NewSequence(), make([]float32, len(logits))
-			p.err = x.model.Forward(ctx, []lm.Row{{Sequence: p.sequence, IDs: ids, Logits: p.logits}})
+			p.err = guarded(func() error {
+				return x.model.Forward(ctx, []lm.Row{{Sequence: p.sequence, IDs: ids, Logits: p.logits}})
+			})
 			close(p.ready)
 		}
 		select {

@@ -260,7 +260,7 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 func (s *service) run(ctx context.Context, log zerolog.Logger) error {
 	cfg, metrics := s.cfg, s.metrics
 	// The schedulers outlive ctx: samples in hand are finished while Consume drains.
-	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	work, stop := context.WithCancel(log.WithContext(context.WithoutCancel(ctx)))
 	var wg sync.WaitGroup
 	for i := range cfg.Workers {
 		c := s.seats[i%len(s.seats)]

@@ -215,9 +215,7 @@ type rolledEpisode struct {
 	rolling       *Rolling
 	cond, negCond *model.Conditioning
 	output        []float32 // [S, C]
-
-	step *schemas.Step
-	err  error
+	outcome
 }
 
 // startRolled is Start for a request with scheduled_sampling.
@@ -245,15 +243,12 @@ func (p *rolledEpisode) row() Row {
 	return Row{Dst: p.output, X: x, Sigma: sigma, Cond: p.cond, Negative: p.negCond, Scale: p.req.TrueCFGScale}
 }
 
-func (p *rolledEpisode) advance(fault error) {
-	p.step, p.err = nil, fault
-	if fault != nil {
-		return
-	}
+func (p *rolledEpisode) advance() (*schemas.Step, error) {
 	step, before, err := p.rolling.Advance(p.output)
-	if p.err = err; step != nil {
-		p.step = p.event(step, before)
+	if err != nil || step == nil {
+		return nil, bus.Terminal(schemas.CodeFailed, err)
 	}
+	return p.event(step, before), nil
 }
 
 // event is a step with the states that were asked for.
@@ -290,10 +285,6 @@ func (p *rolledEpisode) tensor(x []float32) schemas.Tensor {
 }
 
 func (p *rolledEpisode) Bucket() string { return bucketOf(p.req) }
-
-func (p *rolledEpisode) Take() ([]schemas.StepEvent, error) {
-	return taken(&p.step, p.err)
-}
 
 // Texts are what the output depends on besides the state.
 func (p *rolledEpisode) Texts() (cond, negative *model.Conditioning) { return p.cond, p.negCond }

@@ -2,11 +2,8 @@ package sampler
 
 import (
 	"context"
-	"fmt"
-	"runtime/debug"
 	"time"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -118,22 +115,15 @@ func (s *scheduler) pick() []*attempt {
 	return batch
 }
 
-// step advances a batch by one boundary. A panic of the numerical code ends these
-// attempts, not the process.
+// step advances a batch by one boundary. An engine judges each episode alone; what it fails at as a whole, were it
+// by a panic, ends all of them, not the process.
 func (s *scheduler) step(ctx context.Context, batch []*attempt) {
-	defer func() {
-		if p := recover(); p != nil {
-			for _, a := range batch {
-				s.finish(a, bus.Terminal(schemas.CodePanic, fmt.Errorf("denoise: %v\n%s", p, debug.Stack())))
-			}
-		}
-	}()
 	episodes := make([]Episode, len(batch))
 	for i, a := range batch {
 		episodes[i] = a.episode
 	}
 	began := time.Now()
-	err := batch[0].engine.Step(ctx, episodes)
+	err := guarded(func() error { return batch[0].engine.Step(ctx, episodes) })
 	took := time.Since(began)
 	s.metrics.step.Observe(took.Seconds())
 	s.metrics.fill.Observe(float64(len(batch)) / float64(s.batch))
@@ -143,12 +133,14 @@ func (s *scheduler) step(ctx context.Context, batch []*attempt) {
 			continue
 		}
 		a.device += took / time.Duration(len(batch))
-		s.take(a)
+		if err := guarded(func() error { return s.take(a) }); err != nil || a.episode.Done() || asks(a.episode) != nil {
+			s.finish(a, err)
+		}
 	}
 }
 
 // take records what an episode has completed.
-func (s *scheduler) take(a *attempt) {
+func (s *scheduler) take(a *attempt) error {
 	steps, err := a.episode.Take()
 	for i, step := range steps {
 		device := a.device / time.Duration(len(steps)-i)
@@ -160,9 +152,7 @@ func (s *scheduler) take(a *attempt) {
 	if err == nil && len(steps) > 0 && a.between != nil && !a.episode.Done() {
 		err = a.between()
 	}
-	if err != nil || a.episode.Done() || asks(a.episode) != nil {
-		s.finish(a, err)
-	}
+	return err
 }
 
 // finish ends an attempt, which leaves with the others of its step: until then it is the scheduler's.

@@ -252,6 +252,16 @@ func TestScheduler_Faults(t *testing.T) {
 			t.Errorf("unstored: %v", unstored.err)
 		}
 
+		beside, _ := cast("beside", "a", 3)
+		broken, _ := cast("broken", "a", 3)
+		broken.record = func(schemas.StepEvent, time.Duration) error { panic("no such step") }
+		s.enter(beside, broken)
+		<-broken.done
+		<-beside.done
+		if bus.Code(broken.err) != schemas.CodePanic || beside.err != nil {
+			t.Errorf("broken: %v, beside it: %v", broken.err, beside.err)
+		}
+
 		calls := len(e.calls)
 		e.before = func(call int) error {
 			switch call - calls {

@@ -113,7 +113,14 @@ func (e *Served) Step(ctx context.Context, episodes []Episode) error {
 		e.mu.Unlock()
 		any := false
 		for _, ep := range episodes {
-			any = ep.(*servedEpisode).poll() || any
+			p := ep.(*servedEpisode)
+			err := guarded(func() error {
+				any = p.poll() || any
+				return nil
+			})
+			if err != nil {
+				p.err, any = err, true
+			}
 		}
 		if any {
 			return nil

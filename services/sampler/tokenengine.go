@@ -211,31 +211,33 @@ func (p *transcript) Bucket() string { return "" }
 
 // Step has the model see what each sequence got last, and draws the next token of each.
 func (e *tokenEngine) Step(ctx context.Context, episodes []Episode) error {
-	var rows []lm.Row
 	var of []*tokenEpisode
 	for _, ep := range episodes {
 		if p := ep.(*tokenEpisode); len(p.unseen) > 0 {
-			rows, of = append(rows, lm.Row{Sequence: p.sequence, IDs: p.unseen, Logits: p.logits}), append(of, p)
+			of = append(of, p)
 		}
 	}
-	for len(rows) > 0 {
-		err := e.model.Forward(ctx, rows)
+	for len(of) > 0 {
+		faults, err := e.forward(ctx, of)
+		for i, p := range of {
+			p.err = faults[i]
+		}
 		if err == nil {
 			break
 		}
 		if !errors.Is(err, lm.ErrFull) {
-			return fmt.Errorf("evaluate model: %w", err)
+			return err
 		}
 		if e.makeRoom() {
 			continue
 		}
 		// The youngest makes room for the others, and is made again, to the same tokens.
-		last := len(rows) - 1
-		if of[last].err = fmt.Errorf("evaluate model: %w", err); last == 0 {
-			of[last].err = bus.Terminal(schemas.CodeFailed, of[last].err)
+		last := len(of) - 1
+		if of[last].err = err; last == 0 {
+			of[last].err = bus.Terminal(schemas.CodeFailed, err)
 		}
 		_ = of[last].Close()
-		rows, of = rows[:last], of[:last]
+		of = of[:last]
 	}
 	d := e.distributions.Get().(*decoding.Distribution)
 	defer e.distributions.Put(d)
@@ -243,10 +245,36 @@ func (e *tokenEngine) Step(ctx context.Context, episodes []Episode) error {
 		p := ep.(*tokenEpisode)
 		if p.err == nil {
 			p.unseen = nil
-			p.err = p.draw(d)
+			p.err = guarded(func() error { return p.draw(d) })
 		}
 	}
 	return nil
+}
+
+// forward has the model see the unseen tokens of sequences. One that is computed again begins anew: what a call that
+// failed left in the cache does not count.
+func (e *tokenEngine) forward(ctx context.Context, of []*tokenEpisode) (map[int]error, error) {
+	tried := map[*tokenEpisode]bool{}
+	return isolate(ctx, of, func(of []*tokenEpisode) (map[int]error, error) {
+		rows := make([]lm.Row, len(of))
+		for i, p := range of {
+			if tried[p] {
+				p.restart()
+			}
+			tried[p] = true
+			rows[i] = lm.Row{Sequence: p.sequence, IDs: p.unseen, Logits: p.logits}
+		}
+		if err := e.model.Forward(ctx, rows); err != nil {
+			return nil, fmt.Errorf("evaluate model: %w", err)
+		}
+		faults := map[int]error{}
+		for i, p := range of {
+			if _, err := decoding.Check(p.logits); err != nil {
+				faults[i] = bus.Terminal(schemas.CodeFailed, fmt.Errorf("token %d: %w", len(p.ids), err))
+			}
+		}
+		return faults, nil
+	})
 }
 
 // draw adds one token, unless there is to be none.
@@ -420,6 +448,12 @@ func (p *transcript) Done() bool { return p.ended && len(p.events) == 0 }
 func (p *tokenEpisode) Switch(to Engine) {
 	_ = p.Close()
 	p.e = to.(*tokenEngine)
+	p.restart()
+}
+
+// restart has the model see the whole sequence anew.
+func (p *tokenEpisode) restart() {
+	_ = p.Close()
 	p.sequence, p.unseen = p.e.model.NewSequence(), slices.Clone(p.ids)
 }
 

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Row is one place where a velocity is wanted.
@@ -36,8 +39,12 @@ type Velocities struct {
 func NewVelocities(m model.Model) *Velocities { return &Velocities{model: m, card: m.Card()} }
 
 // Eval sets each row's Dst, the rows being images of height x width pixels. Rows do not
-// depend on each other. When guidance fails for some rows, faults says for which.
+// depend on each other: faults says which of them cannot be computed, tried alone.
 func (v *Velocities) Eval(ctx context.Context, rows []Row, height, width int) (faults map[int]error, err error) {
+	return isolate(ctx, rows, func(rows []Row) (map[int]error, error) { return v.eval(ctx, rows, height, width) })
+}
+
+func (v *Velocities) eval(ctx context.Context, rows []Row, height, width int) (map[int]error, error) {
 	v.dst, v.x, v.sigma, v.cond = v.dst[:0], v.x[:0], v.sigma[:0], v.cond[:0]
 	add := func(dst, x []float32, sigma float32, cond *model.Conditioning) {
 		v.dst, v.x, v.sigma, v.cond = append(v.dst, dst), append(v.x, x), append(v.sigma, sigma), append(v.cond, cond)
@@ -53,18 +60,17 @@ func (v *Velocities) Eval(ctx context.Context, rows []Row, height, width int) (f
 	if err := v.model.Velocity(ctx, v.dst, v.x, v.sigma, v.cond, height, width); err != nil {
 		return nil, fmt.Errorf("evaluate model: %w", err)
 	}
+	faults := map[int]error{}
 	guided = 0
 	for i, r := range rows {
-		if r.Negative == nil {
-			continue
-		}
-		negative := v.negative[guided]
-		guided++
-		if err := v.guide(r.Dst, negative, r.Scale); err != nil {
-			if faults == nil {
-				faults = map[int]error{}
+		if r.Negative != nil {
+			if err := v.guide(r.Dst, v.negative[guided], r.Scale); err != nil {
+				faults[i] = bus.Terminal(schemas.CodeFailed, err)
 			}
-			faults[i] = err
+			guided++
+		}
+		if j := slices.IndexFunc(r.Dst, func(x float32) bool { return x-x != 0 }); j >= 0 && faults[i] == nil {
+			faults[i] = bus.Terminal(schemas.CodeFailed, fmt.Errorf("velocity: element %d is %v; must be finite", j, r.Dst[j]))
 		}
 	}
 	return faults, nil

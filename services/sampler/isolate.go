@@ -1,0 +1,68 @@
+package sampler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/lm"
+	"github.com/meander-rl/meander/pkg/tensor"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// guarded calls f; a panic of its code is a terminal error.
+func guarded(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = bus.Terminal(schemas.CodePanic, fmt.Errorf("panic: %v\n%s", p, debug.Stack()))
+		}
+	}()
+	return f()
+}
+
+// evaluation computes rows in one call. faults are those of rows by their index, err is one of the whole call.
+type evaluation[R any] func(rows []R) (faults map[int]error, err error)
+
+// isolate computes rows in one call. Where the call panics or fails, all of them are computed again, each
+// alone, and where some have a fault, those: no row is judged by what another does to their call. An error that says
+// nothing of the rows is returned: a lost device, a full cache, the end of ctx.
+func isolate[R any](ctx context.Context, rows []R, evaluate evaluation[R]) (faults map[int]error, err error) {
+	call := func(rows []R) (faults map[int]error, err error) {
+		err = guarded(func() (err error) {
+			faults, err = evaluate(rows)
+			return err
+		})
+		return faults, err
+	}
+	faults, err = call(rows)
+	switch {
+	case err == nil && len(faults) == 0:
+		return nil, nil
+	case errors.Is(err, tensor.ErrDeviceLost), errors.Is(err, lm.ErrFull), err != nil && ctx.Err() != nil:
+		return nil, err
+	case len(rows) == 1 && err != nil:
+		return map[int]error{0: err}, nil
+	case len(rows) == 1:
+		return faults, nil
+	}
+	zerolog.Ctx(ctx).Warn().Err(err).Int("rows", len(rows)).Int("faults", len(faults)).
+		Msg("a call of the model failed, its samples are computed one by one")
+	alone := map[int]error{}
+	for i := range rows {
+		if err == nil && faults[i] == nil {
+			continue
+		}
+		fault, failed := call(rows[i : i+1])
+		if failed == nil {
+			failed = fault[0]
+		}
+		if failed != nil {
+			alone[i] = failed
+		}
+	}
+	return alone, nil
+}
