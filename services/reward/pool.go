@@ -238,15 +238,13 @@ func (p *pool) run(jobs []*job) {
 		defer release()
 		in, asked = append(in, x), append(asked, j)
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, p.timeout)
-	defer cancel()
 	var results []scorer.Result
 	began := time.Now()
 	if len(asked) > 0 {
-		results = p.call(ctx, asked[0].scorer, in)
+		results = p.rate(asked[0].scorer, in)
 	}
 	took := time.Since(began)
-	away := p.unanswered(ctx, asked, results)
+	away := unanswered(results)
 	p.settle(len(asked), away, probe, took)
 	for i, j := range asked {
 		name := j.scorer.Name()
@@ -267,18 +265,8 @@ func (p *pool) putBack(jobs []*job) {
 	p.metrics.waiting.WithLabelValues(p.name).Add(float64(len(jobs)))
 }
 
-// unanswered is why no sample of a call got an answer; nil when one did. It names what a
-// time limit means.
-func (p *pool) unanswered(ctx context.Context, asked []*job, results []scorer.Result) (away error) {
-	for i := range results {
-		r := &results[i]
-		if errors.Is(r.Err, context.DeadlineExceeded) && !errors.Is(r.Err, scorer.ErrUnavailable) && ctx.Err() != nil {
-			r.Err = fmt.Errorf("%s: no score within %v: %w", asked[i].scorer.Name(), p.timeout, scorer.ErrUnavailable)
-		}
-		if r.Err == nil && (math.IsNaN(r.Value) || math.IsInf(r.Value, 0)) {
-			r.Err = fmt.Errorf("score is %v", r.Value)
-		}
-	}
+// unanswered is why no sample of a call got an answer; nil when one did.
+func unanswered(results []scorer.Result) (away error) {
 	for _, r := range results {
 		if !errors.Is(r.Err, scorer.ErrUnavailable) {
 			return nil
@@ -322,8 +310,43 @@ func (p *pool) settle(samples int, away error, probe bool, took time.Duration) {
 	p.dispatch(now)
 }
 
-// call runs the function; a panic is its failure, not the service's.
-func (p *pool) call(ctx context.Context, s scorer.Scorer, in []scorer.Input) (results []scorer.Result) {
+// rate has samples scored in one call. Where that gives none of them a score, or some of them one that is no number,
+// these are scored again, each alone: no sample is judged by what another does to its call.
+func (p *pool) rate(s scorer.Scorer, in []scorer.Input) []scorer.Result {
+	results := p.call(s, in)
+	failed, none := make([]bool, len(in)), true
+	for i, r := range results {
+		failed[i] = r.Err != nil && !errors.Is(r.Err, scorer.ErrUnavailable)
+		none = none && failed[i]
+	}
+	for i, r := range results {
+		if failed[i] && (none || !number(r.Value)) && len(in) > 1 && p.ctx.Err() == nil {
+			results[i] = p.call(s, in[i:i+1])[0]
+		}
+	}
+	return results
+}
+
+func number(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+// call runs the function, for as long as a call may take; a panic is its failure, not the service's.
+func (p *pool) call(s scorer.Scorer, in []scorer.Input) []scorer.Result {
+	ctx, cancel := context.WithTimeout(p.ctx, p.timeout)
+	defer cancel()
+	results := ask(ctx, s, in)
+	for i := range results {
+		r := &results[i]
+		if errors.Is(r.Err, context.DeadlineExceeded) && !errors.Is(r.Err, scorer.ErrUnavailable) && ctx.Err() != nil {
+			r.Err = fmt.Errorf("%s: no score within %v: %w", s.Name(), p.timeout, scorer.ErrUnavailable)
+		}
+		if r.Err == nil && !number(r.Value) {
+			r.Err = fmt.Errorf("score is %v", r.Value)
+		}
+	}
+	return results
+}
+
+func ask(ctx context.Context, s scorer.Scorer, in []scorer.Input) (results []scorer.Result) {
 	fail := func(err error) []scorer.Result {
 		results := make([]scorer.Result, len(in))
 		for i := range results {

@@ -319,3 +319,76 @@ func TestPool_Stopping(t *testing.T) {
 		}
 	})
 }
+
+// What one sample does to its call, fails that one: the others are scored without it.
+func TestPool_PoisonFailsAlone(t *testing.T) {
+	refused := errors.New("status 400")
+	for name, bad := range map[string]func(in []scorer.Input, results []scorer.Result, at int) []scorer.Result{
+		"panic": func([]scorer.Input, []scorer.Result, int) []scorer.Result { panic("index out of range") },
+		"short": func([]scorer.Input, []scorer.Result, int) []scorer.Result { return nil },
+		"failed": func(in []scorer.Input, _ []scorer.Result, _ int) []scorer.Result {
+			return each(len(in), scorer.Result{Err: refused})
+		},
+		"no numbers": func(in []scorer.Input, _ []scorer.Result, _ int) []scorer.Result {
+			return each(len(in), scorer.Result{Value: math.NaN()})
+		},
+		"no number": func(_ []scorer.Input, results []scorer.Result, at int) []scorer.Result {
+			results[at].Value = math.Inf(1)
+			return results
+		},
+		"a fault of its own": func(_ []scorer.Input, results []scorer.Result, at int) []scorer.Result {
+			results[at].Err = refused
+			return results
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fake{batch: 4, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
+				results := make([]scorer.Result, len(in))
+				for i := range in {
+					results[i].Value = float64(len(in[i].Prompt))
+				}
+				if at := slices.IndexFunc(in, func(in scorer.Input) bool { return in.Prompt == "poison" }); at >= 0 {
+					return bad(in, results, at)
+				}
+				return results
+			}}
+			p := openPool(t, &pool{calls: 1, batch: 4, queueLimit: 16, linger: time.Minute})
+			var all sync.WaitGroup
+			for _, prompt := range []string{"a", "poison", "abc", "abcd"} {
+				all.Go(func() {
+					r := p.score(t.Context(), f, func(context.Context, bool) (scorer.Input, func(), error) {
+						return scorer.Input{Prompt: prompt}, func() {}, nil
+					})
+					switch want := float64(len(prompt)); {
+					case prompt == "poison" && r.Err == nil:
+						t.Errorf("%s: the poison has a score", name)
+					case prompt != "poison" && (r.Err != nil || r.Value != want):
+						t.Errorf("%s: %v, %v; want a score of %v", name, r.Value, r.Err, want)
+					}
+				})
+			}
+			all.Wait()
+			if n := len(f.calls()); name == "a fault of its own" && n != 1 {
+				t.Errorf("%s: %d calls, want one: the function has judged it", name, n)
+			}
+		})
+	}
+}
+
+// Without an answer nobody is judged, and nobody is asked for alone.
+func TestPool_AwayIsAskedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{batch: 2, call: func(_ context.Context, in []scorer.Input) []scorer.Result {
+			return each(len(in), scorer.Result{Err: scorer.ErrUnavailable})
+		}}
+		p := openPool(t, &pool{calls: 1, batch: 2, queueLimit: 16, linger: time.Minute})
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() { p.score(t.Context(), f, ready) })
+		}
+		all.Wait()
+		if got := f.calls(); !slices.Equal(got, []int{2}) {
+			t.Errorf("calls of %v samples, want one of 2", got)
+		}
+	})
+}
