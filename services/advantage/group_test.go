@@ -2,6 +2,8 @@ package advantage
 
 import (
 	"bytes"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,5 +120,44 @@ func TestGroup_Numbers(t *testing.T) {
 	}
 	if *a.Mean != 2 || a.PolicyVersionMin != 0 || a.Opened != 1000 || a.Closed != 1001 {
 		t.Errorf("mean %v, opened %d, closed %d", *a.Mean, a.Opened, a.Closed)
+	}
+}
+
+// A group whose rewards no estimator can take fails alone: the others of its batch have the advantages that they have
+// without it.
+func TestEstimate_PoisonFailsAlone(t *testing.T) {
+	batch := func(lists ...[]float64) (out []*schemas.Advantage) {
+		var groups []*group
+		for _, values := range lists {
+			var g *group
+			for i, v := range values {
+				r := rewardOf(int64(i), int64(len(values)), &v)
+				r.Group.Advantage.Std = "global"
+				if g == nil {
+					g = newGroup(openingOf(r), time.Time{})
+				}
+				g.add(r, nil, time.Hour)
+			}
+			groups, out = append(groups, g), append(out, g.outline())
+		}
+		estimate(groups, out)
+		return out
+	}
+	poison := []float64{1e200, -1e200}
+	want := batch([]float64{1, 2}, []float64{4}, []float64{0, 8})
+	got := batch([]float64{1, 2}, poison, []float64{4}, poison, []float64{0, 8})
+	for _, i := range []int{3, 1} {
+		if got[i].Status != schemas.StatusFailed || !strings.Contains(got[i].Error, "too large") {
+			t.Errorf("poison: %s, %q; want it failed, its rewards too large", got[i].Status, got[i].Error)
+		}
+		got = slices.Delete(got, i, i+1)
+	}
+	for i, a := range got {
+		for j, m := range a.Members {
+			same := m.Advantage != nil && *m.Advantage == *want[i].Members[j].Advantage && a.BatchSamples == 5
+			if a.Status != schemas.StatusComplete || !same {
+				t.Errorf("group %d: %s %q, sample %d: %v of %d", i, a.Status, a.Error, j, m.Advantage, a.BatchSamples)
+			}
+		}
 	}
 }

@@ -196,7 +196,7 @@ func estimate(groups []*group, outlines []*schemas.Advantage) {
 
 // estimateAlike is estimate for the groups at the given places, whose options are the
 // same. What the estimator refuses is a failure of these groups, never tried again:
-// equal rewards would be refused again.
+// equal rewards would be refused again. Of several those fail that it refuses alone, where there are any.
 func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 	rewards := make([]estimator.Rewards, len(at))
 	samples := 0
@@ -207,7 +207,18 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 	cfg := groups[at[0]].config()
 	results, err := estimator.Estimate(cfg, rewards)
 	if err != nil {
-		for _, i := range at {
+		fit := slices.Clone(at)
+		for k, i := range at { // twice, as some estimators need more than one reward
+			if _, alone := estimator.Estimate(cfg, []estimator.Rewards{rewards[k], rewards[k]}); alone != nil && len(at) > 1 {
+				outlines[i].Status, outlines[i].Error = schemas.StatusFailed, alone.Error()
+				fit = slices.DeleteFunc(fit, func(j int) bool { return j == i })
+			}
+		}
+		if len(fit) < len(at) && len(fit) > 0 {
+			estimateAlike(groups, outlines, fit)
+			return
+		}
+		for _, i := range fit {
 			outlines[i].Status, outlines[i].Error = schemas.StatusFailed, err.Error()
 		}
 		return
