@@ -186,6 +186,7 @@ golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollou
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
 	build/golden-venv/bin/python deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
 	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/qwenimage/testdata/golden
+	build/golden-venv/bin/python deploy/golden/make_lora.py pkg/lora/testdata/peft.json
 
 build/golden-venv/ok: deploy/golden/requirements.txt
 	python3 -m venv build/golden-venv

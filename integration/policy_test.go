@@ -175,6 +175,7 @@ func wrongAdapters(t *testing.T, d int) map[string]wrong {
 		"absurd rank": {file(projection, d, 5000, 0), false, "rank 5000; must be at most"},
 		"module":      {file("blocks.0.q", d, 4, 0), true, "module blocks.0.q: the transformer has none"},
 		"shape":       {file(projection, d+1, 4, 0), true, "module " + projection},
+		"nothing":     {loraFile(t, projection, d, d, 4, 0, 0), true, "changes nothing"},
 	}
 }
 
@@ -243,11 +244,11 @@ func TestPolicy_Refused(t *testing.T) {
 	refused("no such file", "adapter.file", func(p *schemas.Policy) {
 		p.Adapter.File = schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("1", 64), Size: 100}
 	})
-	nothing := parsedLoRA(t, loraFile(t, projection, d, d, 4, 0, 0))
-	if err := pushedLoRA(t, peer, nothing); err != nil { // can only be told by trying
+	// What is too little for the weights can only be told by trying.
+	if _, err := peer.PushPolicy(t.Context(), parsedLoRA(t, good), client.Push{Scale: 1e-30}); err != nil {
 		t.Fatal(err)
 	}
-	refused("nothing", "canary", nil)
+	refused("next to nothing", "canary", nil)
 }
 
 // A sampler does not start with an adapter of its own that it cannot use. One that starts on a lane whose
@@ -268,10 +269,20 @@ func TestPolicy_RefusedAtStart(t *testing.T) {
 			t.Errorf("%s: %v; want %q in it", name, err, w.want)
 		}
 	}
+	good := loraFile(t, projection, d, d, 4, 7, 0)
+	if err := os.WriteFile(c.Adapter, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.AdapterScale = 0
+	err := sampler.Run(t.Context(), c, plane.Bus, zerolog.Nop())
+	if err == nil || !strings.Contains(err.Error(), "changes nothing") {
+		t.Errorf("scale 0: %v; want it refused as a push of it is", err)
+	}
+	c.AdapterScale = 1
 	if now, err := peer.Policy(t.Context(), ""); err != nil || now.PolicyVersion != base.PolicyVersion {
 		t.Errorf("version %d, %v; want that of before", now.PolicyVersion, err)
 	}
-	pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 0)), client.Push{})
+	pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, good), client.Push{})
 	if err != nil {
 		t.Fatal(err)
 	}

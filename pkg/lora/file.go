@@ -1,11 +1,13 @@
 package lora
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -14,20 +16,89 @@ import (
 
 // config is adapter_config.json as far as it changes results.
 type config struct {
-	Type          string             `json:"peft_type"`
-	R             float64            `json:"r"`
-	Alpha         *float64           `json:"lora_alpha"`
-	AlphaPattern  map[string]float64 `json:"alpha_pattern"`
-	RSLoRA        bool               `json:"use_rslora"`
-	DoRA          bool               `json:"use_dora"`
-	Bias          string             `json:"bias"`
-	LoRABias      bool               `json:"lora_bias"`
-	FanInFanOut   bool               `json:"fan_in_fan_out"`
-	ModulesToSave []string           `json:"modules_to_save"`
+	Type          string          `json:"peft_type"`
+	R             float64         `json:"r"`
+	Alpha         *float64        `json:"lora_alpha"`
+	RankPatterns  json.RawMessage `json:"rank_pattern"`
+	AlphaPatterns json.RawMessage `json:"alpha_pattern"`
+	RSLoRA        bool            `json:"use_rslora"`
+	Bias          string          `json:"bias"`
+	Init          json.RawMessage `json:"init_lora_weights"`
 }
 
-// parseConfig returns the scale of a module of a rank, or nil when the file is empty.
-func parseConfig(file []byte) (func(module string, r int) float64, error) {
+// Fields of LoraConfig by what they are here: used are those of config; harmless say how an adapter was trained, where
+// it came from, or which modules have one, which the tensors say. Every other one, of today or to come, must be unset.
+var (
+	used = []string{
+		"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "init_lora_weights",
+	}
+	harmless = []string{
+		"auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "peft_version",
+		"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "megatron_core",
+		"loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
+	}
+)
+
+// plainInits are the ways to begin training that leave the weights beneath the adapter as they are. With the others
+// (pissa, olora, loftq, corda, lora_ga) it holds a part of those weights, which PEFT takes away from them.
+var plainInits = []string{"", "null", "true", "false", `"gaussian"`, `"eva"`, `"orthogonal"`, `"mica"`}
+
+// pattern is an entry of rank_pattern or alpha_pattern.
+type pattern struct {
+	of    *regexp.Regexp
+	value float64
+}
+
+// otherwise are the forms that Python's regular expressions have alone, or mean otherwise.
+var otherwise = regexp.MustCompile(`\{,|\[\[?:|\(\?[^:]|\\[^dDwWsSbB.\-_/\\|()\[\]{}^$*+?]`)
+
+// parsePatterns reads an object of numbers by its keys, in their order.
+func parsePatterns(data json.RawMessage) (list []pattern, err error) {
+	if len(data) == 0 || string(data) == "null" {
+		return nil, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	if t, _ := d.Token(); t != json.Delim('{') {
+		return nil, fmt.Errorf("%s; must be an object", data)
+	}
+	for d.More() {
+		t, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		key, _ := t.(string)
+		if otherwise.MatchString(key) {
+			return nil, fmt.Errorf("%q: a form of Python's regular expressions that is not supported", key)
+		}
+		var x pattern
+		if x.of, err = regexp.Compile(`^(.*\.)?(` + key + `)$`); err != nil {
+			return nil, fmt.Errorf("%q: %w", key, err)
+		}
+		var value *float64
+		if err := d.Decode(&value); err != nil || value == nil {
+			return nil, fmt.Errorf("%q: must be a number", key)
+		}
+		x.value = *value
+		list = append(list, x)
+	}
+	return list, nil
+}
+
+// find is the value of the first pattern that matches a module at its end, as get_pattern_key of PEFT has it.
+func find(list []pattern, module string, otherwise float64) float64 {
+	for _, x := range list {
+		if x.of.MatchString(module) {
+			return x.value
+		}
+	}
+	return otherwise
+}
+
+// scaling returns the scale of a module of a rank.
+type scaling func(module string, r int) (float64, error)
+
+// parseConfig returns nil when the file is empty.
+func parseConfig(file []byte) (scaling, error) {
 	if len(file) == 0 {
 		return nil, nil
 	}
@@ -45,7 +116,7 @@ func parseConfig(file []byte) (func(module string, r int) float64, error) {
 		return nil, fmt.Errorf("adapter configuration: %w", err)
 	}
 	var c config
-	if err := json.Unmarshal(b, &c); err != nil {
+	if err := errors.Join(json.Unmarshal(b, &plain), json.Unmarshal(b, &c)); err != nil { // without spaces
 		return nil, fmt.Errorf("adapter configuration: %w", err)
 	}
 	var faults []error
@@ -56,30 +127,29 @@ func parseConfig(file []byte) (func(module string, r int) float64, error) {
 	}
 	check(c.Type == "" || c.Type == "LORA", "peft_type: %q; must be LORA", c.Type)
 	check(c.Alpha != nil, "lora_alpha: missing; must be a number")
-	check(!c.DoRA, "use_dora: not supported")
-	check(!c.LoRABias, "lora_bias: not supported")
-	check(!c.FanInFanOut, "fan_in_fan_out: not supported")
 	check(c.Bias == "" || c.Bias == "none", "bias: %q; must be none", c.Bias)
-	check(len(c.ModulesToSave) == 0, "modules_to_save: not supported")
-	patterns := slices.Sorted(maps.Keys(c.AlphaPattern))
-	for _, k := range patterns {
-		check(!strings.ContainsAny(k, `*+?()[]{}|^$\`), "alpha_pattern %q: patterns are not supported, only names", k)
-		check(finite(c.AlphaPattern[k]), "alpha_pattern %q: %g; must be a number", k, c.AlphaPattern[k])
+	check(slices.Contains(plainInits, string(c.Init)), "init_lora_weights: %s; not supported: the weights beneath "+
+		"the adapter are changed too; save it as a plain LoRA, with PEFT's path_initial_model_for_weight_conversion", c.Init)
+	for _, k := range slices.Sorted(maps.Keys(plain)) {
+		unset := slices.Contains([]string{"null", "false", `""`, "[]", "{}"}, string(plain[k]))
+		check(unset || slices.Contains(used, k) || slices.Contains(harmless, k), "%s: not supported", k)
 	}
+	ranks, err := parsePatterns(c.RankPatterns)
+	check(err == nil, "rank_pattern: %w", err)
+	alphas, err := parsePatterns(c.AlphaPatterns)
+	check(err == nil, "alpha_pattern: %w", err)
 	if err := errors.Join(faults...); err != nil {
 		return nil, fmt.Errorf("adapter configuration: %w", err)
 	}
-	return func(module string, r int) float64 {
-		alpha := *c.Alpha
-		for _, k := range patterns {
-			if module == k || strings.HasSuffix(module, "."+k) {
-				alpha = c.AlphaPattern[k]
-			}
+	return func(module string, r int) (float64, error) {
+		if of := find(ranks, module, c.R); of != 0 && of != float64(r) {
+			return 0, fmt.Errorf("module %s: rank %d; the adapter configuration has %g", module, r, of)
 		}
+		alpha := find(alphas, module, *c.Alpha)
 		if c.RSLoRA {
-			return alpha / math.Sqrt(float64(r))
+			return alpha / math.Sqrt(float64(r)), nil
 		}
-		return alpha / float64(r)
+		return alpha / float64(r), nil
 	}, nil
 }
 
@@ -95,7 +165,7 @@ var loraSuffixes = []struct{ suffix, kind string }{
 }
 
 // readProducts reads all modules and reports everything that does not belong.
-func readProducts(archive *safetensors.Archive, scale func(string, int) float64) (map[string]*Product, error) {
+func readProducts(archive *safetensors.Archive, scale scaling) (map[string]*Product, error) {
 	type parts struct{ a, b, alpha string }
 	found := map[string]*parts{}
 	var unexpected []string
@@ -163,7 +233,9 @@ func readProducts(archive *safetensors.Archive, scale func(string, int) float64)
 			}
 			low.Scale = float64(alpha[0]) / float64(low.R)
 		case scale != nil:
-			low.Scale = scale(module, low.R)
+			if low.Scale, err = scale(module, low.R); err != nil {
+				return nil, err
+			}
 		}
 		if !finiteAll(low.A, low.B) || !finite(low.Scale) {
 			return nil, fmt.Errorf("module %s: not finite; all numbers of lora_A and lora_B must be", module)

@@ -60,7 +60,9 @@ const (
 // Open reads a LoRA in PEFT's form from a safetensors file or a folder. The scale of
 // a module is lora_alpha/r, or lora_alpha/sqrt(r) with use_rslora, from adapter_config.json
 // beside the weights, from the file's header, or from alpha tensors; a file that says
-// nothing is taken at scale 1, as diffusers does. Other kinds of adapters are an error.
+// nothing is taken at scale 1, as diffusers does. Of the keys of alpha_pattern and rank_pattern, regular
+// expressions, the first in the file that matches counts. A configuration that asks for more is an error that
+// names the field: what it adds to the weights is not scale * B A alone.
 func Open(name string) (*Adapter, error) {
 	file, config, err := read(name)
 	if err == nil {
@@ -190,7 +192,8 @@ func ParseTable(data []byte) (Table, error) {
 // Encode is the table as JSON, the same bytes for equal tables.
 func (t Table) Encode() ([]byte, error) { return json.Marshal(t) }
 
-// Check says which of the adapters' modules the model does not have, or has in another shape.
+// Check says which of the adapters' modules the model does not have, or has in another shape, and which adapter
+// changes nothing.
 func (t Table) Check(adapters ...Weighted) error {
 	var errs []error
 	for i, a := range adapters {
@@ -200,6 +203,9 @@ func (t Table) Check(adapters ...Weighted) error {
 		var faults []error
 		if !finite(a.Weight) {
 			faults = append(faults, fmt.Errorf("scale: %g; must be a number", a.Weight))
+		}
+		if a.changesNothing() {
+			faults = append(faults, errors.New("changes nothing: its scale, lora_alpha, lora_A or lora_B is 0 everywhere"))
 		}
 		for _, module := range a.Adapter.Modules() {
 			p := a.Adapter.modules[module]
@@ -220,6 +226,17 @@ func (t Table) Check(adapters ...Weighted) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// changesNothing reports whether all products are 0.
+func (a Weighted) changesNothing() bool {
+	zeros := func(x []float32) bool { return !slices.ContainsFunc(x, func(v float32) bool { return v != 0 }) }
+	for _, p := range a.Adapter.modules {
+		if a.Weight*p.Scale != 0 && !zeros(p.A) && !zeros(p.B) {
+			return false
+		}
+	}
+	return true
 }
 
 // maxFaults is how many modules an error names.

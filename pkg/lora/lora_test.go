@@ -138,9 +138,15 @@ func TestParse_Refused(t *testing.T) {
 		"bias of LoRA":     {whole, `{"lora_alpha": 1, "lora_bias": true}`, "lora_bias"},
 		"transposed":       {whole, `{"lora_alpha": 1, "fan_in_fan_out": true}`, "fan_in_fan_out"},
 		"saved modules":    {whole, `{"lora_alpha": 1, "modules_to_save": ["proj_out"]}`, "modules_to_save"},
-		"pattern":          {whole, `{"lora_alpha": 1, "alpha_pattern": {"m.*": 3}}`, `alpha_pattern "m.*"`},
+		"look-ahead":       {whole, `{"lora_alpha": 1, "alpha_pattern": {"m(?!n)": 3}}`, `alpha_pattern: "m(?!n)": a form`},
+		"Python's repeat":  {whole, `{"lora_alpha": 1, "rank_pattern": {"m{,2}": 1}}`, `rank_pattern: "m{,2}": a form`},
+		"no pattern":       {whole, `{"lora_alpha": 1, "alpha_pattern": {"m(": 3}}`, `alpha_pattern: "m(": error`},
+		"no value":         {whole, `{"lora_alpha": 1, "alpha_pattern": {"m": null}}`, `alpha_pattern: "m": must be a number`},
+		"another rank":     {whole, `{"lora_alpha": 1, "r": 8}`, "module m: rank 1; the adapter configuration has 8"},
+		"a rank pattern":   {whole, `{"lora_alpha": 1, "r": 1, "rank_pattern": {"m": 2}}`, "module m: rank 1; the adapter configuration has 2"},
+		"a field to come":  {whole, `{"lora_alpha": 1, "use_lora_3": true}`, "use_lora_3: not supported"},
 		"a number of text": {whole, `{"lora_alpha": "1"}`, "lora_alpha"},
-		"faults together":  {whole, `{"use_dora": true, "lora_bias": true}`, "lora_alpha: missing; must be a number\nuse_dora: not supported\nlora_bias"},
+		"faults together":  {whole, `{"use_dora": true, "lora_bias": true}`, "lora_alpha: missing; must be a number\nlora_bias: not supported\nuse_dora"},
 	} {
 		if a, err := lora.Parse("bad", c.file, []byte(c.config)); a != nil || err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q in it", name, err, c.want)
@@ -246,6 +252,22 @@ func TestTable(t *testing.T) {
 		}
 		return lora.Weighted{Adapter: a, Weight: 1}
 	}
+	of := func(config string, a, b float32) lora.Weighted {
+		tensors := []safetensors.Tensor{
+			matrix(t, "m.lora_A.weight", tensor.F32, 1, 3, 0, a, a),
+			matrix(t, "m.lora_B.weight", tensor.F32, 2, 1, 0, b),
+			matrix(t, "other.lora_A.weight", tensor.F32, 1, 5, 0, 0, 0, 0, 0),
+			matrix(t, "other.lora_B.weight", tensor.F32, 4, 1, 1, 1, 1, 1),
+		}
+		parsed, err := lora.Parse("test", file(t, nil, tensors...), []byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lora.Weighted{Adapter: parsed, Weight: 1}
+	}
+	if err := table.Check(of("", 1, 4)); err != nil { // one of its modules changes something
+		t.Error(err)
+	}
 	if err := table.Check(adapter("m")); err != nil {
 		t.Error(err)
 	}
@@ -262,6 +284,10 @@ func TestTable(t *testing.T) {
 		"shape":     {adapter("other"), "module other: changes a weight of 2 x 3, here 4 x 5"},
 		"scale":     {lora.Weighted{Adapter: adapter("m").Adapter, Weight: math.Inf(1)}, "scale: +Inf"},
 		"many":      {adapter(many...), "and perhaps more"},
+		"no weight": {lora.Weighted{Adapter: adapter("m").Adapter}, "adapter test: changes nothing"},
+		"alpha 0":   {of(`{"lora_alpha": 0}`, 1, 4), "changes nothing"},
+		"lora_A 0":  {of("", 0, 4), "changes nothing"},
+		"lora_B 0":  {of("", 1, 0), "changes nothing"},
 	} {
 		if err := table.Check(c.with); err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2000 {
 			t.Errorf("%s: %v; want %q in it", name, err, c.want)
