@@ -313,6 +313,7 @@ type service struct {
 	seats  []*seat // one for each of places
 	// network is the model of its files: without what policies add.
 	network   Network
+	bare      *schemas.Canary // of network, once a policy is loaded
 	versions  *versions
 	publisher *bus.Publisher
 	sealer    *sealer

@@ -88,6 +88,15 @@ func (s *service) weigh(ctx context.Context, p *schemas.Policy) (_ *weights, err
 			if w.canary, err = m.canary(ctx); err != nil {
 				return nil, err
 			}
+			if s.bare == nil {
+				if s.bare, err = place.Network.canary(ctx); err != nil {
+					return nil, err
+				}
+			}
+			if p.Adapter != nil && w.canary.Digest == s.bare.Digest {
+				return nil, refuse("canary: what the weights give at a fixed input is that of the checkpoint; " +
+					"must be another: the adapter changes nothing")
+			}
 		}
 		w.engines = append(w.engines, m.engine(s.cfg.Workers, s.cfg.SharePrefixes))
 	}
