@@ -1,6 +1,7 @@
 package flow_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -174,6 +175,55 @@ func TestSchedule_Diffusers(t *testing.T) {
 		}
 	}
 	t.Logf("%d cases; diffusers' first sigma is above 1 in %d", cases, above)
+}
+
+// Of UniPC and DPM-Solver++ on flow sigmas the schedule is theirs in every bit, but for a first sigma of 1, and for the
+// last bit where DPM-Solver++ writes a dynamic shift in another form.
+func TestSchedule_DiffusersSolvers(t *testing.T) {
+	b, err := os.ReadFile("testdata/shifts.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Schedules []struct {
+			Config json.RawMessage
+			Cases  []struct {
+				Given  []float64
+				Tokens int
+				Sigmas bits
+			}
+		}
+	}
+	if err := json.Unmarshal(b, &file); err != nil {
+		t.Fatal(err)
+	}
+	cases := 0
+	for _, g := range file.Schedules {
+		s, err := flow.ParseSchedule(g.Config)
+		if err != nil {
+			t.Fatalf("%s: %v", g.Config, err)
+		}
+		for _, c := range g.Cases {
+			cases++
+			got, err := s.Shifted(c.Given, c.Tokens)
+			if err != nil {
+				t.Fatalf("%s, given %v: %v", g.Config, c.Given, err)
+			}
+			if got[0] == 1 && c.Sigmas[0] == float32(1-1e-6) {
+				c.Sigmas[0] = 1
+			}
+			within := func(a, b float32) bool {
+				dpm := bytes.Contains(g.Config, []byte("DPMSolver")) && s.UseDynamicShifting
+				return a == b || dpm && math.Abs(float64(a)-float64(b)) <= 6e-8
+			}
+			if !slices.EqualFunc(got, c.Sigmas, within) {
+				t.Errorf("%s, given %v: sigmas %v, want %v", g.Config, c.Given, got, c.Sigmas)
+			}
+		}
+	}
+	if cases < 200 {
+		t.Errorf("%d cases, want 200", cases)
+	}
 }
 
 // indexForTimestep is FlowMatchEulerDiscreteScheduler.index_for_timestep, with -1 where

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Limits of a schedule.
@@ -42,27 +43,79 @@ type Schedule struct {
 	UseExponentialSigmas bool `json:"use_exponential_sigmas"`
 	UseBetaSigmas        bool `json:"use_beta_sigmas"`
 	StochasticSampling   bool `json:"stochastic_sampling"`
+
+	// wide computes the shift in float64, as the solvers of diffusers do, not on an array of float32.
+	wide bool
+}
+
+// Classes of schedulers whose sigmas a Schedule makes. The solvers have the grid of the pipeline too, though DPM-Solver++
+// takes none in diffusers.
+const (
+	classEuler = "FlowMatchEulerDiscreteScheduler"
+	classUniPC = "UniPCMultistepScheduler"
+	classDPM   = "DPMSolverMultistepScheduler"
+)
+
+// solverConfig is what a scheduler_config.json has besides, of a solver all of it.
+type solverConfig struct {
+	Class         string  `json:"_class_name"`
+	Prediction    string  `json:"prediction_type"`
+	UseFlowSigmas bool    `json:"use_flow_sigmas"`
+	FlowShift     float64 `json:"flow_shift"`
+	FinalSigmas   string  `json:"final_sigmas_type"`
+	UseLuLambdas  bool    `json:"use_lu_lambdas"`
 }
 
 // ParseSchedule reads a scheduler_config.json. Keys left out have the defaults of
-// diffusers, unknown keys such as _class_name are ignored, and what is not supported
-// is an error that names the key.
+// diffusers, unknown keys are ignored, and what is not supported is an error that names
+// the key. Of UniPC and DPM-Solver++ with use_flow_sigmas the shift is flow_shift; a first
+// sigma of 1 stays 1, from which they take 1e-6 so that their logarithms are finite.
 func ParseSchedule(config []byte) (Schedule, error) {
 	s := Schedule{
 		NumTrainTimesteps: trainTimesteps, Shift: 1, BaseShift: 0.5, MaxShift: 1.15,
 		BaseImageSeqLen: 256, MaxImageSeqLen: 4096, TimeShiftType: "exponential",
 	}
+	c := solverConfig{FlowShift: 1, FinalSigmas: "zero"}
 	if len(config) > maxConfigBytes {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %d bytes; must be at most %d", len(config), maxConfigBytes)
 	}
-	if err := json.Unmarshal(config, &s); err != nil {
+	if err := errors.Join(json.Unmarshal(config, &s), json.Unmarshal(config, &c)); err != nil {
 		return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
 	}
-	if err := s.Validate(); err != nil {
+	if err := errors.Join(c.apply(&s), s.Validate()); err != nil {
 		return Schedule{}, fmt.Errorf("scheduler config: %w", err)
 	}
 	return s, nil
 }
+
+// apply has a schedule be that of the class, and joins what it cannot be.
+func (c solverConfig) apply(s *Schedule) error {
+	var faults []error
+	check := func(ok bool, key string, value any, rule string) {
+		if !ok {
+			faults = append(faults, fmt.Errorf("%s: %#v; must be %s", key, value, rule))
+		}
+	}
+	switch c.Class {
+	case "", classEuler:
+		check(c.Prediction == "" || c.Prediction == flowPrediction, "prediction_type", c.Prediction, flowPrediction)
+	case classUniPC, classDPM:
+		s.Shift, s.wide = c.FlowShift, true
+		check(c.UseFlowSigmas, "use_flow_sigmas", c.UseFlowSigmas, "true for "+c.Class)
+		check(c.Prediction == flowPrediction, "prediction_type", c.Prediction, flowPrediction)
+		check(positive(c.FlowShift), "flow_shift", c.FlowShift, "a finite number above 0")
+		check(c.FinalSigmas == "zero", "final_sigmas_type", c.FinalSigmas, "zero")
+		check(!c.UseLuLambdas, "use_lu_lambdas", c.UseLuLambdas, "false (not supported)")
+		check(c.Class == classUniPC || s.terminal() == 0, "shift_terminal", s.terminal(), "null for "+c.Class)
+		check(s.TimeShiftType != "linear" || c.Class == classUniPC, "time_shift_type", s.TimeShiftType, "exponential")
+	default:
+		check(false, "_class_name", c.Class, classEuler+", or "+classUniPC+" or "+classDPM+" with use_flow_sigmas")
+	}
+	return errors.Join(faults...)
+}
+
+// flowPrediction is the prediction_type of a flow model.
+const flowPrediction = "flow_prediction"
 
 // Validate joins all faults of s, each naming the key, the value and the rule.
 func (s Schedule) Validate() error {
@@ -73,7 +126,7 @@ func (s Schedule) Validate() error {
 		}
 	}
 	check(s.NumTrainTimesteps == trainTimesteps, "num_train_timesteps", s.NumTrainTimesteps, "1000")
-	check(positive(s.Shift), "shift", s.Shift, "a finite number above 0")
+	check(positive(s.Shift) || s.wide, "shift", s.Shift, "a finite number above 0") // else flow_shift is checked
 	if s.UseDynamicShifting {
 		check(finite(s.BaseShift), "base_shift", s.BaseShift, "a finite number")
 		check(finite(s.MaxShift), "max_shift", s.MaxShift, "a finite number")
@@ -142,8 +195,15 @@ func (s Schedule) Shifted(sigmas []float64, imageSeqLen int) ([]float32, error) 
 	return s.finish(sigmas, imageSeqLen)
 }
 
-// finish rounds grid to float32 before it is shifted, as the scheduler does.
+// finish rounds grid to float32 before it is shifted, unless the shift is a solver's, as the scheduler does.
 func (s Schedule) finish(grid []float64, imageSeqLen int) ([]float32, error) {
+	if s.wide {
+		grid = slices.Clone(grid)
+		if err := shift(s, grid, imageSeqLen); err != nil {
+			return nil, err
+		}
+		return terminate(float32s(grid))
+	}
 	sigmas := float32s(grid)
 	if err := shift(s, sigmas, imageSeqLen); err != nil {
 		return nil, err

@@ -217,6 +217,11 @@ func TestParseSchedule(t *testing.T) {
 	}
 }
 
+// solver is the configuration of a solver on flow sigmas, with one more key.
+func solver(class, more string) string {
+	return fmt.Sprintf(`{"_class_name": %q, "use_flow_sigmas": true, "prediction_type": "flow_prediction", %s}`, class, more)
+}
+
 func TestParseSchedule_Refuses(t *testing.T) {
 	cases := []struct{ config, want string }{
 		{`{"use_karras_sigmas": true}`, "use_karras_sigmas: true"},
@@ -231,6 +236,19 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		{`{"use_dynamic_shifting": true, "time_shift_type": "cubic"}`, `time_shift_type: "cubic"`},
 		{`{"use_dynamic_shifting": true, "max_image_seq_len": 256}`, "max_image_seq_len: 256"},
 		{`{"shift": "3"}`, "shift"},
+		{`{"_class_name": "DDIMScheduler"}`, `_class_name: "DDIMScheduler"; must be FlowMatchEulerDiscreteScheduler, or UniPC`},
+		{`{"_class_name": "FlowMatchHeunDiscreteScheduler"}`, `_class_name: "FlowMatchHeunDiscreteScheduler"`},
+		{`{"_class_name": "DEISMultistepScheduler", "use_flow_sigmas": true, "flow_shift": 3}`, `_class_name: "DEIS`},
+		{`{"prediction_type": "epsilon"}`, `prediction_type: "epsilon"; must be flow_prediction`},
+		{`{"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction"}`, "use_flow_sigmas: false"},
+		{`{"_class_name": "DPMSolverMultistepScheduler", "use_flow_sigmas": true}`, `prediction_type: ""; must be flow_pred`},
+		{solver("UniPCMultistepScheduler", `"prediction_type": "v_prediction"`), `prediction_type: "v_prediction"`},
+		{solver("UniPCMultistepScheduler", `"flow_shift": 0`), "flow_shift: 0; must be a finite number above 0"},
+		{solver("UniPCMultistepScheduler", `"final_sigmas_type": "sigma_min"`), `final_sigmas_type: "sigma_min"`},
+		{solver("UniPCMultistepScheduler", `"use_karras_sigmas": true`), "use_karras_sigmas: true"},
+		{solver("DPMSolverMultistepScheduler", `"use_lu_lambdas": true`), "use_lu_lambdas: true"},
+		{solver("DPMSolverMultistepScheduler", `"shift_terminal": 0.1`), "shift_terminal: 0.1; must be null"},
+		{solver("DPMSolverMultistepScheduler", `"time_shift_type": "linear"`), `time_shift_type: "linear"`},
 		{`[1]`, "scheduler config"},
 		{`{"shift": 1`, "scheduler config"},
 		{`{"_class_name": "` + strings.Repeat("x", 1<<20) + `"}`, "1048576"},

@@ -15,16 +15,18 @@ type Noise struct {
 	BetaStart    float64 `json:"beta_start"`
 	BetaEnd      float64 `json:"beta_end"`
 	BetaSchedule string  `json:"beta_schedule"`
+	FlowSigmas   bool    `json:"use_flow_sigmas"`
 }
 
 // ParseNoise reads a scheduler_config.json. Keys left out have the defaults of diffusers; a
-// class whose name begins with FlowMatch, or none, is that of a flow model.
+// class whose name begins with FlowMatch, or none, is that of a flow model, as is any with use_flow_sigmas.
 func ParseNoise(config []byte) (Noise, error) {
 	n := Noise{Timesteps: 1000, BetaStart: 1e-4, BetaEnd: 0.02, BetaSchedule: "linear"}
 	if err := json.Unmarshal(config, &n); err != nil {
 		return Noise{}, fmt.Errorf("parse scheduler config: %w", err)
 	}
-	switch flows := n.Class == "" || strings.HasPrefix(n.Class, "FlowMatch"); {
+	flows := n.Class == "" || strings.HasPrefix(n.Class, "FlowMatch") || n.FlowSigmas && n.Prediction == string(Flow)
+	switch {
 	case n.Timesteps < 2 || n.Timesteps > maxTimesteps:
 		return Noise{}, fmt.Errorf("scheduler config: num_train_timesteps: %d; must be 2 to %d", n.Timesteps, maxTimesteps)
 	case flows:
@@ -32,6 +34,9 @@ func ParseNoise(config []byte) (Noise, error) {
 		return n, nil
 	case n.Prediction == "":
 		n.Prediction = string(Epsilon)
+	}
+	if n.FlowSigmas {
+		return Noise{}, fmt.Errorf("scheduler config: use_flow_sigmas: true; must be false with prediction_type %s", n.Prediction)
 	}
 	if p := Prediction(n.Prediction); p != Epsilon && p != V {
 		return Noise{}, fmt.Errorf("scheduler config: prediction_type: %q; must be epsilon or v_prediction", n.Prediction)

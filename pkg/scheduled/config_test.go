@@ -18,6 +18,7 @@ func TestParseNoise(t *testing.T) {
 		first, last  float32 // of the schedule, before its 0
 	}{
 		{"flow", `{"_class_name": "FlowMatchEulerDiscreteScheduler"}`, 5, 5, scheduled.Flow, 1, 0.25},
+		{"a solver of flow", `{"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction", "use_flow_sigmas": true}`, 5, 5, scheduled.Flow, 1, 0.25},
 		{"the defaults", `{"_class_name": "DDPMScheduler"}`, 0, 1001, scheduled.Epsilon, 0.99997985, 0.01},
 		{"scaled", `{"_class_name": "DDIMScheduler", "prediction_type": "v_prediction", "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}`, 1000, 1001, scheduled.V, 0.9976672, 0.02915476},
 	} {
@@ -42,6 +43,7 @@ func TestParseNoise(t *testing.T) {
 		`{"_class_name": "DDPMScheduler", "prediction_type": "sample"}`:                `prediction_type: "sample"; must be epsilon or v_prediction`,
 		`{"_class_name": "DDPMScheduler", "beta_schedule": "squaredcos_cap_v2"}`:       `beta_schedule: "squaredcos_cap_v2"; must be linear or scaled_linear`,
 		`{"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1}`: "num_train_timesteps: 1; must be 2 to",
+		`{"_class_name": "DPMSolverMultistepScheduler", "use_flow_sigmas": true}`:      "use_flow_sigmas: true; must be false with prediction_type epsilon",
 		`[]`: "parse scheduler config",
 	} {
 		if _, err := scheduled.ParseNoise([]byte(config)); err == nil || !strings.Contains(err.Error(), want) {

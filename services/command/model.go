@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/meander-rl/meander/pkg/flow"
 	languages "github.com/meander-rl/meander/pkg/lm/families"
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
+	"github.com/meander-rl/meander/services/sampler"
 )
 
 func modelCommand(a *app) *cobra.Command {
@@ -48,7 +48,7 @@ Exit status 1 when it cannot.`,
 				return usage(err)
 			}
 			if info.SchedulerConfig != nil {
-				if _, err := flow.ParseSchedule(info.SchedulerConfig); err != nil {
+				if err := sampler.CheckSchedule(info.SchedulerConfig); err != nil {
 					info.Problems = append(info.Problems, strings.Split(err.Error(), "\n")...)
 				}
 			}

@@ -180,18 +180,24 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	return errors.Join(err, places.Close())
 }
 
-// checkSchedule refuses a scheduler_config.json that no request can be made by.
 func checkSchedule(n Network) error {
 	if n.Images == nil {
 		return nil
 	}
-	config := n.Images.Card().SchedulerConfig
+	return CheckSchedule(n.Images.Card().SchedulerConfig)
+}
+
+// CheckSchedule refuses a scheduler_config.json that no request can be made by.
+func CheckSchedule(config []byte) error {
 	noise, err := scheduled.ParseNoise(config)
 	if err == nil && noise.Prediction != string(scheduled.Flow) {
 		return nil // it serves scheduled sampling alone
 	}
-	_, err = flow.ParseSchedule(config)
-	return err
+	_, fault := flow.ParseSchedule(config)
+	if fault == nil {
+		return nil
+	}
+	return errors.Join(fault, err)
 }
 
 // loading logs how far a model is, for as long as it takes, and tells another, if there is one.
