@@ -186,6 +186,8 @@ golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollou
 	build/golden-venv/bin/python deploy/golden/make_shifts.py pkg/flow/testdata/shifts.json
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
 	build/golden-venv/bin/python deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
+	build/golden-venv/bin/python deploy/golden/make_simpletuner.py pkg/scheduled/testdata/simpletuner.json
+	build/golden-venv/bin/python deploy/golden/make_tables.py pkg/scheduled/testdata/tables.json
 	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/qwenimage/testdata/golden
 	build/golden-venv/bin/python deploy/golden/make_lora.py pkg/lora/testdata/peft.json
 

@@ -182,7 +182,7 @@ var (
 	InitialNoises    = []string{NoisePerSample, NoiseShared}
 	WindowStrategies = []string{WindowRandom, WindowProgressive, WindowNoncontiguous}
 	OffsetStrategies = []string{"uniform", "biased_early", "biased_late"}
-	RolloutSamplers  = []string{"euler", "dpm", "unipc", "rk4"}
+	RolloutSamplers  = []string{"euler", "dpm", "unipc", "unip", "rk4"}
 	RolloutCompats   = []string{CompatExact, CompatSimpleTuner}
 	RampShapes       = []string{"linear", "cosine"}
 	ReflexModes      = []string{ReflexAuto, ReflexOn, ReflexOff}

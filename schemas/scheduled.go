@@ -26,10 +26,10 @@ type ScheduledSampling struct {
 	// BaseTimesteps are what the samples are trained at, one per sample or one for all, from 0 to
 	// below N. Of fractions, which only flow models have, a rollout ends at the integer part.
 	BaseTimesteps []float64 `msgpack:"base_timesteps" size:"1..MaxGroupSize" range:"0.." absent:"drawn, each from 0 to N-1 alike" flag:"base-timesteps"`
-	// Sampler steps a sample down: euler, dpm, unipc or rk4, which asks the model four times a step.
+	// Sampler steps a sample down: euler, dpm, unipc, unip (unipc without its corrector) or rk4, which asks the model four times a step.
 	Sampler string `msgpack:"sampler,omitempty" enum:"RolloutSamplers" default:"unipc" flag:"rollout-sampler"`
-	// Order of the sampler: up to 9 of unipc, up to 3 of dpm.
-	Order *int64 `msgpack:"order,omitempty" range:"1..9" absent:"2 of unipc and dpm, 1 of euler, 4 of rk4" flag:"rollout-order"`
+	// Order of the sampler: up to 9 of unipc and unip, up to 3 of dpm.
+	Order *int64 `msgpack:"order,omitempty" range:"1..9" absent:"2 of unipc, unip and dpm, 1 of euler, 4 of rk4" flag:"rollout-order"`
 	// Compat is exact, which does what these fields say, or simpletuner, which does what the
 	// trainer of that name does: flow models step with euler, a prob_start or prob_end of 0 is
 	// not set, and models that predict epsilon or v step the wrong way.

@@ -122,7 +122,7 @@ func TestPrompt_ScheduledSampling(t *testing.T) {
 		{"p above 1", func(p *P) { p.ScheduledSampling.Probability = new(1.5) }, "scheduled_sampling.probability: 1.5; must be between 0 and 1"},
 		{"M below 0", func(p *P) { p.ScheduledSampling.MaxStepOffset = new(int64(-1)) }, "scheduled_sampling.max_step_offset: -1; must be between 0 and 999"},
 		{"a strategy", func(p *P) { p.ScheduledSampling.Strategy = "early" }, `scheduled_sampling.strategy: "early"; must be one of uniform, biased_early, biased_late`},
-		{"a sampler", func(p *P) { p.ScheduledSampling.Sampler = "heun" }, `scheduled_sampling.sampler: "heun"; must be one of euler, dpm, unipc, rk4`},
+		{"a sampler", func(p *P) { p.ScheduledSampling.Sampler = "heun" }, `scheduled_sampling.sampler: "heun"; must be one of euler, dpm, unipc, unip, rk4`},
 		{"an order", func(p *P) { p.ScheduledSampling.Order = new(int64(10)) }, "scheduled_sampling.order: 10; must be between 1 and 9"},
 		{"a ramp", func(p *P) { p.ScheduledSampling.Ramp.RampSteps = new(int64(-1)) }, "scheduled_sampling.ramp.ramp_steps: -1; must not be negative"},
 		{"beta1", func(p *P) { p.ScheduledSampling.ReflexFlow.Beta1 = new(-1.0) }, "scheduled_sampling.reflexflow.beta1: -1; must be between 0 and 1000000"},

@@ -1,9 +1,12 @@
 package scheduled
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -16,33 +19,74 @@ type Noise struct {
 	BetaEnd      float64 `json:"beta_end"`
 	BetaSchedule string  `json:"beta_schedule"`
 	FlowSigmas   bool    `json:"use_flow_sigmas"`
+	ZeroSNR      bool    `json:"rescale_betas_zero_snr"`
+	Trained      any     `json:"trained_betas"`
 }
 
-// ParseNoise reads a scheduler_config.json. Keys left out have the defaults of diffusers; a
-// class whose name begins with FlowMatch, or none, is that of a flow model, as is any with use_flow_sigmas.
+// class is what diffusers takes where the file of a scheduler leaves a key out.
+type class struct {
+	start, end float64
+	schedule   string
+	zeroSNR    bool // it has rescale_betas_zero_snr
+}
+
+var classes = map[string]class{
+	"DDPMScheduler":                   {1e-4, 0.02, "linear", true},
+	"DDPMParallelScheduler":           {1e-4, 0.02, "linear", true},
+	"DDIMScheduler":                   {1e-4, 0.02, "linear", true},
+	"DDIMParallelScheduler":           {1e-4, 0.02, "linear", true},
+	"EulerDiscreteScheduler":          {1e-4, 0.02, "linear", true},
+	"EulerAncestralDiscreteScheduler": {1e-4, 0.02, "linear", true},
+	"DPMSolverMultistepScheduler":     {1e-4, 0.02, "linear", true},
+	"UniPCMultistepScheduler":         {1e-4, 0.02, "linear", true},
+	"DPMSolverSinglestepScheduler":    {1e-4, 0.02, "linear", false},
+	"DEISMultistepScheduler":          {1e-4, 0.02, "linear", false},
+	"LMSDiscreteScheduler":            {1e-4, 0.02, "linear", false},
+	"PNDMScheduler":                   {1e-4, 0.02, "linear", false},
+	"SASolverScheduler":               {1e-4, 0.02, "linear", false},
+	"KDPM2DiscreteScheduler":          {0.00085, 0.012, "linear", false},
+	"KDPM2AncestralDiscreteScheduler": {0.00085, 0.012, "linear", false},
+	"LCMScheduler":                    {0.00085, 0.012, "scaled_linear", true},
+	"TCDScheduler":                    {0.00085, 0.012, "scaled_linear", true},
+}
+
+// ParseNoise reads a scheduler_config.json. Keys left out have the defaults of the class in diffusers; a
+// class whose name begins with FlowMatch, or none, is that of a flow model, as is any with use_flow_sigmas. What
+// is not supported is an error that names the key.
 func ParseNoise(config []byte) (Noise, error) {
-	n := Noise{Timesteps: 1000, BetaStart: 1e-4, BetaEnd: 0.02, BetaSchedule: "linear"}
+	n := Noise{Timesteps: 1000}
 	if err := json.Unmarshal(config, &n); err != nil {
 		return Noise{}, fmt.Errorf("parse scheduler config: %w", err)
 	}
-	flows := n.Class == "" || strings.HasPrefix(n.Class, "FlowMatch") || n.FlowSigmas && n.Prediction == string(Flow)
-	switch {
-	case n.Timesteps < 2 || n.Timesteps > maxTimesteps:
-		return Noise{}, fmt.Errorf("scheduler config: num_train_timesteps: %d; must be 2 to %d", n.Timesteps, maxTimesteps)
-	case flows:
+	fault := func(format string, args ...any) (Noise, error) {
+		return Noise{}, fmt.Errorf("scheduler config: "+format, args...)
+	}
+	if n.Timesteps < 2 || n.Timesteps > maxTimesteps {
+		return fault("num_train_timesteps: %d; must be 2 to %d", n.Timesteps, maxTimesteps)
+	}
+	if n.Class == "" || strings.HasPrefix(n.Class, "FlowMatch") || n.FlowSigmas && n.Prediction == string(Flow) {
 		n.Prediction = string(Flow)
 		return n, nil
-	case n.Prediction == "":
-		n.Prediction = string(Epsilon)
 	}
-	if n.FlowSigmas {
-		return Noise{}, fmt.Errorf("scheduler config: use_flow_sigmas: true; must be false with prediction_type %s", n.Prediction)
+	c, known := classes[n.Class]
+	if !known {
+		return fault("_class_name: %q; must be one of %s", n.Class, strings.Join(slices.Sorted(maps.Keys(classes)), ", "))
 	}
-	if p := Prediction(n.Prediction); p != Epsilon && p != V {
-		return Noise{}, fmt.Errorf("scheduler config: prediction_type: %q; must be epsilon or v_prediction", n.Prediction)
-	}
-	if n.BetaSchedule != "linear" && n.BetaSchedule != "scaled_linear" {
-		return Noise{}, fmt.Errorf("scheduler config: beta_schedule: %q; must be linear or scaled_linear", n.BetaSchedule)
+	n.Prediction, n.BetaSchedule = cmp.Or(n.Prediction, string(Epsilon)), cmp.Or(n.BetaSchedule, c.schedule)
+	n.BetaStart, n.BetaEnd = cmp.Or(n.BetaStart, c.start), cmp.Or(n.BetaEnd, c.end)
+	switch p := Prediction(n.Prediction); {
+	case p != Epsilon && p != V:
+		return fault("prediction_type: %q; must be epsilon or v_prediction", n.Prediction)
+	case n.FlowSigmas:
+		return fault("use_flow_sigmas: true; must be false with prediction_type %s", n.Prediction)
+	case n.BetaSchedule != "linear" && n.BetaSchedule != "scaled_linear":
+		return fault("beta_schedule: %q; must be linear or scaled_linear", n.BetaSchedule)
+	case n.Trained != nil:
+		return fault("trained_betas: not supported; must be null")
+	case n.ZeroSNR && !c.zeroSNR:
+		return fault("rescale_betas_zero_snr: true; must be false with %s, which has none", n.Class)
+	case n.ZeroSNR && p == Epsilon:
+		return fault("rescale_betas_zero_snr: true; must be false with prediction_type epsilon: the last has no data")
 	}
 	return n, nil
 }
@@ -60,10 +104,25 @@ func (n Noise) Levels(timesteps int) (*Levels, error) {
 	if timesteps != n.Timesteps {
 		return nil, fmt.Errorf("timesteps: %d; must be %d, those of a model that predicts %s", timesteps, n.Timesteps, p)
 	}
+	abar := LinearAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd)
 	if n.BetaSchedule == "scaled_linear" {
-		return VarianceLevels(p, scaledAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd))
+		abar = scaledAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd)
 	}
-	return VarianceLevels(p, LinearAlphasCumprod(timesteps, n.BetaStart, n.BetaEnd))
+	if n.ZeroSNR {
+		zeroSNR(abar)
+	}
+	return VarianceLevels(p, abar)
+}
+
+// zeroSNR moves the roots of alphas_cumprod evenly so that the last is 0 and the first stays (Lin et al. 2023, algorithm
+// 1). It is 0 for all classes, as models are trained; some put 2^-24 there, which can be more than the one before has.
+func zeroSNR(abar []float64) {
+	first, last := math.Sqrt(abar[0]), math.Sqrt(abar[len(abar)-1])
+	scale := first / (first - last)
+	for t, v := range abar {
+		root := float64((math.Sqrt(v) - last) * scale)
+		abar[t] = float64(root * root)
+	}
 }
 
 // scaledAlphasCumprod is alphas_cumprod [n] of betas whose roots rise linearly (Rombach et al. 2022).

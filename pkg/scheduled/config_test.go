@@ -1,6 +1,8 @@
 package scheduled_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -40,14 +42,49 @@ func TestParseNoise(t *testing.T) {
 		}
 	}
 	for config, want := range map[string]string{
-		`{"_class_name": "DDPMScheduler", "prediction_type": "sample"}`:                `prediction_type: "sample"; must be epsilon or v_prediction`,
-		`{"_class_name": "DDPMScheduler", "beta_schedule": "squaredcos_cap_v2"}`:       `beta_schedule: "squaredcos_cap_v2"; must be linear or scaled_linear`,
-		`{"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1}`: "num_train_timesteps: 1; must be 2 to",
-		`{"_class_name": "DPMSolverMultistepScheduler", "use_flow_sigmas": true}`:      "use_flow_sigmas: true; must be false with prediction_type epsilon",
+		`{"_class_name": "DDPMScheduler", "prediction_type": "sample"}`:                                       `prediction_type: "sample"; must be epsilon or v_prediction`,
+		`{"_class_name": "DDPMScheduler", "beta_schedule": "squaredcos_cap_v2"}`:                              `beta_schedule: "squaredcos_cap_v2"; must be linear or scaled_linear`,
+		`{"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1}`:                        "num_train_timesteps: 1; must be 2 to",
+		`{"_class_name": "DPMSolverMultistepScheduler", "use_flow_sigmas": true}`:                             "use_flow_sigmas: true; must be false with prediction_type epsilon",
+		`{"_class_name": "CogVideoXDDIMScheduler"}`:                                                           `_class_name: "CogVideoXDDIMScheduler"; must be one of DDIM`,
+		`{"_class_name": "DDPMScheduler", "trained_betas": [0.1]}`:                                            "trained_betas: not supported",
+		`{"_class_name": "DDPMScheduler", "rescale_betas_zero_snr": true}`:                                    "must be false with prediction_type epsilon",
+		`{"_class_name": "PNDMScheduler", "prediction_type": "v_prediction", "rescale_betas_zero_snr": true}`: "must be false with PNDMScheduler, which has none",
 		`[]`: "parse scheduler config",
 	} {
 		if _, err := scheduled.ParseNoise([]byte(config)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", config, err, want)
 		}
+	}
+}
+
+// Zero terminal SNR: the table of every class that has it is diffusers' in all its timesteps, which computes it in float32.
+func TestParseNoise_Diffusers(t *testing.T) {
+	var golden struct {
+		Tables []struct {
+			Config json.RawMessage
+			Abar   []float64 // at some timesteps
+			At     []int
+		}
+	}
+	readVectors(t, "testdata/tables.json", &golden)
+	for _, c := range golden.Tables {
+		n, err := scheduled.ParseNoise(c.Config)
+		if err != nil {
+			t.Errorf("%s: %v", c.Config, err)
+			continue
+		}
+		levels, err := n.Levels(0)
+		if err != nil {
+			t.Errorf("%s: %v", c.Config, err)
+			continue
+		}
+		for i, at := range c.At {
+			a := levels.At(float64(at)).A
+			near(t, fmt.Sprintf("%s: abar[%d]", c.Config, at), a*a, c.Abar[i], 3e-6)
+		}
+	}
+	if len(golden.Tables) < 30 {
+		t.Errorf("%d tables, want 30", len(golden.Tables))
 	}
 }

@@ -1,6 +1,7 @@
 package scheduled
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -42,7 +43,7 @@ func FlowLevels(n int) (*Levels, error) {
 
 // VarianceLevels are those of a variance-preserving model that predicts epsilon or v:
 // A = sqrt(abar_t), U = sqrt(1 - abar_t), with abar the schedule's alphas_cumprod [N],
-// strictly decreasing within (0, 1).
+// strictly decreasing within (0, 1). The last may be 0, of a model that predicts v: a latent without data.
 func VarianceLevels(p Prediction, abar []float64) (*Levels, error) {
 	if p != Epsilon && p != V {
 		return nil, fmt.Errorf("prediction: %q; must be epsilon or v_prediction", string(p))
@@ -53,7 +54,7 @@ func VarianceLevels(p Prediction, abar []float64) (*Levels, error) {
 	l := &Levels{prediction: p, levels: make([]Level, len(abar))}
 	above := 1.0
 	for t, v := range abar {
-		if !(v > 0 && v < above) {
+		if pure := v == 0 && t == len(abar)-1 && p == V; !(v > 0 && v < above || pure) {
 			return nil, fmt.Errorf("alphas_cumprod[%d]: %v; must be above 0 and below %v, the one before", t, v, above)
 		}
 		l.levels[t] = Level{U: math.Sqrt(1 - v), A: math.Sqrt(v)}
@@ -75,6 +76,15 @@ func LinearAlphasCumprod(n int, first, last float64) []float64 {
 	return abar
 }
 
+// Takes refuses a sampler that cannot begin where there is no data: rk4, whose clock is U/A.
+func (l *Levels) Takes(s Sampler) error {
+	if s == RK4 && l.prediction != Flow && l.levels[len(l.levels)-1].A == 0 {
+		return errors.New("sampler: rk4; must be euler, dpm, unipc or unip with rescale_betas_zero_snr: " +
+			"the last timestep has no data")
+	}
+	return nil
+}
+
 // Timesteps is N.
 func (l *Levels) Timesteps() int { return len(l.levels) }
 
@@ -94,6 +104,9 @@ func (l *Levels) At(t float64) Level {
 	if l.prediction == Flow {
 		u := low.U + float64(f*(high.U-low.U))
 		return Level{U: u, A: 1 - u}
+	}
+	if high.A == 0 {
+		return high // at any share of the way, on a clock that has no end
 	}
 	s := low.U / low.A
 	s += float64(f * (high.U/high.A - s))

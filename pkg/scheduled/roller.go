@@ -2,7 +2,9 @@ package scheduled
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -56,7 +58,8 @@ type estimate[T Float] struct {
 
 // NewRoller starts at x, the latent at the source, which it copies.
 func NewRoller[T Float](r Rollout, x []T) (*Roller[T], error) {
-	if err := checkSampler(r.Sampler, r.Order, r.Compat); err != nil {
+	err := checkSampler(r.Sampler, r.Order, r.Levels.prediction, r.Compat)
+	if err = errors.Join(err, r.Levels.Takes(r.Sampler)); err != nil {
 		return nil, err
 	}
 	if n := r.Levels.Timesteps(); r.Source < 0 || r.Source >= n {
@@ -114,12 +117,12 @@ func (r *Roller[T]) Advance(prediction []T) (step Step, complete bool, err error
 	return step, true, nil
 }
 
-// multistep makes a step of euler, dpm or unipc and returns its order.
+// multistep makes a step of euler, dpm, unip or unipc and returns its order.
 func (r *Roller[T]) multistep(prediction []T) int {
 	now := r.fresh()
-	dataEstimate(now.m, r.x, prediction, r.r.Levels.levels[r.t], r.r.Levels.prediction)
-	copy(now.x, r.x)
 	here := r.near(0)
+	dataEstimate(now.m, r.x, prediction, here, r.r.Levels.prediction)
+	copy(now.x, r.x)
 	if r.r.Sampler == UniPC && len(r.past) > 0 {
 		// UniC: the step that led here once more, now that its end is known.
 		past := r.levelsPast(2, r.orderAt(-1, len(r.past)-1)-1)
@@ -138,7 +141,7 @@ func (r *Roller[T]) multistep(prediction []T) int {
 	switch r.r.Sampler {
 	case DPM:
 		w = dpmWeights(v, past)
-	case UniPC:
+	case UniP, UniPC:
 		w = uniWeights(v, past, false)
 	}
 	combine(r.x, now.x, now.m, w, r.estimates(r.past, len(past), nil))
@@ -170,8 +173,15 @@ func (r *Roller[T]) near(ahead int) Level {
 	if i >= len(levels) {
 		return Level{A: 1}
 	}
-	return levels[(i+len(levels))%len(levels)]
+	l := levels[(i+len(levels))%len(levels)]
+	if l.A == 0 && r.rises() {
+		l.U, l.A = math.Sincos(math.Atan(pureNoise))
+	}
+	return l
 }
+
+// pureNoise is what the public trainer has for U/A where there is no data: sqrt(1/1e-12).
+const pureNoise = 1e6
 
 // orderAt is the order of the step that begins that many ahead, with so many estimates known:
 // one more than those, and less near the table's first entry.

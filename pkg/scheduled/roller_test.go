@@ -21,6 +21,7 @@ type rollCase struct {
 	Timesteps  int                  `json:"timesteps"`
 	BetaFirst  float64              `json:"beta_first"`
 	BetaLast   float64              `json:"beta_last"`
+	ZeroSNR    bool                 `json:"zero_snr"`
 	X0         []float64            `json:"x0"`
 	Noise      []float64            `json:"noise"`
 	Source     int                  `json:"source"`
@@ -43,7 +44,13 @@ func (c rollCase) levels(t *testing.T) *scheduled.Levels {
 	t.Helper()
 	levels, err := scheduled.FlowLevels(c.Timesteps)
 	if c.Prediction != scheduled.Flow {
-		levels, err = scheduled.VarianceLevels(c.Prediction, scheduled.LinearAlphasCumprod(c.Timesteps, c.BetaFirst, c.BetaLast))
+		var noise scheduled.Noise
+		noise, err = scheduled.ParseNoise(fmt.Appendf(nil, `{"_class_name": "DDPMScheduler", "prediction_type": %q,
+			"num_train_timesteps": %d, "beta_start": %v, "beta_end": %v, "rescale_betas_zero_snr": %v}`,
+			c.Prediction, c.Timesteps, c.BetaFirst, c.BetaLast, c.ZeroSNR))
+		if err == nil {
+			levels, err = noise.Levels(0)
+		}
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -175,6 +182,32 @@ func TestRoll_WorkedNumbers(t *testing.T) {
 	}
 }
 
+// Rollouts in the way of the public trainer are those of its library.
+func TestRoll_SimpleTunersLibrary(t *testing.T) {
+	var golden struct {
+		Rolls []rollCase `json:"rolls"`
+	}
+	readVectors(t, "testdata/simpletuner.json", &golden)
+	most := map[scheduled.Sampler]int{scheduled.UniPC: 3, scheduled.UniP: 6}
+	for _, c := range golden.Rolls {
+		if n := most[c.Sampler]; n > 0 && c.Order > n {
+			r := scheduled.Rollout{Levels: c.levels(t), Sampler: c.Sampler, Order: c.Order, Compat: c.Compat, Source: c.Source}
+			want := fmt.Sprintf("order: %d; must be at most %d with %s", c.Order, n, c.Sampler)
+			if _, err := scheduled.NewRoller(r, []float64{1}); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v; want %s", c.Name, err, want)
+			}
+			continue
+		}
+		_, states := run[float64](t, c)
+		for i, want := range c.States {
+			allNear(t, fmt.Sprintf("%s: state %d", c.Name, i), states[i], want, 1e-11)
+		}
+	}
+	if len(golden.Rolls) < 130 {
+		t.Errorf("%d rollouts, want 130", len(golden.Rolls))
+	}
+}
+
 type stepping struct {
 	sampler scheduled.Sampler
 	order   int
@@ -183,7 +216,7 @@ type stepping struct {
 func allSamplers() []stepping {
 	all := []stepping{{scheduled.Euler, 1}, {scheduled.DPM, 1}, {scheduled.DPM, 2}, {scheduled.DPM, 3}, {scheduled.RK4, 4}}
 	for order := 1; order <= 9; order++ {
-		all = append(all, stepping{scheduled.UniPC, order})
+		all = append(all, stepping{scheduled.UniPC, order}, stepping{scheduled.UniP, order})
 	}
 	return all
 }

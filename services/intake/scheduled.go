@@ -109,7 +109,11 @@ func settingsOf(s *schemas.ScheduledSampling, policy *schemas.Policy) (scheduled
 	if err := out.Validate(); err != nil {
 		return out, ofScheduled(err)
 	}
-	if _, err := noise.Levels(out.Timesteps); err != nil {
+	levels, err := noise.Levels(out.Timesteps)
+	if err == nil {
+		err = levels.Takes(out.Sampler)
+	}
+	if err != nil {
 		return out, ofScheduled(err)
 	}
 	return out, nil

@@ -101,7 +101,7 @@ func TestResolve_ScheduledSamplingRefuses(t *testing.T) {
 		want   string
 	}{
 		{"an order of dpm", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.Sampler, s.Order = "dpm", new(int64(4)) }, "scheduled_sampling.order: 4; must be at most 3 with dpm"},
-		{"rk4 of the public trainer", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.Sampler, s.Compat = "rk4", "simpletuner" }, "scheduled_sampling.sampler: rk4; must be euler, dpm or unipc"},
+		{"rk4 of the public trainer", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) { s.Sampler, s.Compat = "rk4", "simpletuner" }, "scheduled_sampling.sampler: rk4; must be euler, dpm, unipc or unip"},
 		{"M of N", flow, func(_ *schemas.Prompt, s *schemas.ScheduledSampling) {
 			s.Timesteps, s.BaseTimesteps = new(int64(10)), []float64{1}
 		}, "scheduled_sampling.max_step_offset: 10; must be at least 0 and below timesteps"},

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -108,7 +109,7 @@ func (r *Rolling) Row() (x []float32, sigma float32) {
 	if r.levels.Prediction() == scheduled.Flow {
 		return x, float32(level.U)
 	}
-	return x, float32(level.U / level.A)
+	return x, float32(min(level.U/level.A, math.MaxFloat32)) // where there is no data it has no end
 }
 
 func (r *Rolling) asksBiased() bool { return r.sample.Roll.Rolls() && r.Biased == nil }

@@ -23,7 +23,9 @@ from numpy.typing import ArrayLike
 from .noise import COS, SIN, philox
 
 STRATEGIES = ("uniform", "biased_early", "biased_late")
-SAMPLERS = {"euler": 1, "dpm": 3, "unipc": 9, "rk4": 4}  # and the highest order of each
+SAMPLERS = {"euler": 1, "dpm": 3, "unipc": 9, "unip": 9, "rk4": 4}  # and the highest order of each
+EXACT_ORDERS = {"unipc": 3, "unip": 6}  # that the library of the public trainer computes without losing digits
+PURE_NOISE = 1e6  # u/a of that trainer where there is no data
 PREDICTIONS = ("flow_prediction", "epsilon", "v_prediction")
 COMPAT = ("exact", "simpletuner")
 STREAM = 2  # of the draws, in the counter's third word
@@ -197,6 +199,12 @@ def linear_alphas_cumprod(n: int = 1000, first: float = 1e-4, last: float = 0.02
     return np.cumprod(1 - (first + (last - first) * np.arange(n) / max(n - 1, 1)))
 
 
+def zero_snr(alphas_cumprod: ArrayLike) -> np.ndarray:
+    """alphas_cumprod whose roots are moved evenly so that the last is 0 and the first stays (Lin et al. 2023)."""
+    root = np.sqrt(np.asarray(alphas_cumprod, np.float64))
+    return ((root - root[-1]) * (root[0] / (root[0] - root[-1]))) ** 2
+
+
 class Levels:
     """The mixes (u, a) of a model's training timesteps 0 .. N-1, noise rising."""
 
@@ -213,10 +221,11 @@ class Levels:
 
     @classmethod
     def variance_preserving(cls, prediction: str, alphas_cumprod: ArrayLike) -> Levels:
-        """a = sqrt(abar), u = sqrt(1-abar) of alphas_cumprod [N], strictly decreasing within (0, 1)."""
+        """a = sqrt(abar), u = sqrt(1-abar) of alphas_cumprod [N], strictly decreasing within (0, 1); to 0 with v_prediction."""
         _one_of("prediction", prediction, PREDICTIONS[1:])
         abar = np.asarray(alphas_cumprod, np.float64)
-        if abar.ndim != 1 or abar.size < 2 or not (np.diff(abar) < 0).all() or not 0 < abar[-1] <= abar[0] < 1:
+        least = 0 if prediction == "v_prediction" else np.finfo(np.float64).tiny
+        if abar.ndim != 1 or abar.size < 2 or not (np.diff(abar) < 0).all() or not least <= abar[-1] <= abar[0] < 1:
             raise ValueError("alphas_cumprod: must be at least 2 values that strictly decrease within (0, 1)")
         return cls(prediction, np.sqrt(1 - abar), np.sqrt(abar))
 
@@ -231,6 +240,8 @@ class Levels:
         if self.prediction == "flow_prediction":
             u = float(self.u[i] + (t - i) * (self.u[i + 1] - self.u[i]))
             return u, 1 - u
+        if self.a[i + 1] == 0:  # at any share of the way, on a clock that has no end
+            return 1.0, 0.0
         low, high = self.u[i] / self.a[i], self.u[i + 1] / self.a[i + 1]
         s = float(low + (t - i) * (high - low))
         return s / math.hypot(1, s), 1 / math.hypot(1, s)
@@ -270,7 +281,7 @@ def roll(
 ) -> Iterator[Step]:
     """Steps the latent x from source down to target, 0 <= target <= source < N; model(x, timestep) is its prediction.
 
-    order 0 is the sampler's usual one, 2 of dpm and unipc. The latent that the model sees, and that a step has, is the
+    order 0 is the sampler's usual one, 2 of dpm, unipc and unip. The latent that the model sees, and that a step has, is the
     predictor's; unipc goes on from the corrected one.
     """
     _one_of("sampler", sampler, list(SAMPLERS))
@@ -279,10 +290,14 @@ def roll(
         raise ValueError(f"source, target: {source}, {target}; must be 0 <= target <= source < {len(levels)}")
     most = SAMPLERS[sampler]
     if compat == "simpletuner" and sampler == "rk4":
-        raise ValueError("sampler: rk4; must be euler, dpm or unipc with compat simpletuner, which has no rk4")
+        raise ValueError("sampler: rk4; must be euler, dpm, unipc or unip with compat simpletuner, which has no rk4")
+    if sampler == "rk4" and levels.a[-1] == 0 and levels.prediction != "flow_prediction":
+        raise ValueError("sampler: rk4; must be euler, dpm, unipc or unip where the last timestep has no data")
     if not 0 <= order <= (9 if compat == "simpletuner" else most) or sampler == "rk4" and order not in (0, 4):
         raise ValueError(f"order: {order}; must be {'4' if sampler == 'rk4' else f'1 to {most}'} with {sampler}, or 0 for its own")
     flow = levels.prediction == "flow_prediction"
+    if compat == "simpletuner" and not flow and order > EXACT_ORDERS.get(sampler, 9):
+        raise ValueError(f"order: {order}; must be at most {EXACT_ORDERS[sampler]} with {sampler} and compat simpletuner")
     state = np.array(x, np.float64)
     if flow and (sampler == "euler" or compat == "simpletuner"):
         for t in range(source, target, -1):
@@ -384,7 +399,8 @@ def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target:
 
     def near(t: int, ahead: int) -> tuple[float, float]:
         i = index(t, ahead)
-        return (0.0, 1.0) if i >= n else levels.at(i % n)
+        u, a = (0.0, 1.0) if i >= n else levels.at(i % n)
+        return (math.sin(math.atan(PURE_NOISE)), math.cos(math.atan(PURE_NOISE))) if rises and a == 0 else (u, a)
 
     def order_at(t: int, ahead: int, known: int) -> int:
         return max(1, min(order, known + 1, index(t, ahead) + 1))
@@ -399,8 +415,8 @@ def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target:
         return out
 
     for t in range(source, target, -1):
-        m = _estimate(levels, x, np.asarray(model(x, float(t)), np.float64), t)
         here, there = near(t, 0), near(t, 1)
+        m = _estimate(levels, x, np.asarray(model(x, float(t)), np.float64), here)
         if sampler == "unipc" and history:
             past = behind(t, 2, order_at(t, -1, len(history) - 1) - 1, history[1:])
             x = _uni(history[0][1], history[0][0], _Span(near(t, -1), here), past, m)
@@ -411,9 +427,9 @@ def _multistep(levels: Levels, sampler: str, x: np.ndarray, source: int, target:
         yield Step(t, t - 1, there, 1 + len(past), x)
 
 
-def _estimate(levels: Levels, x: np.ndarray, prediction: np.ndarray, t: int) -> np.ndarray:
+def _estimate(levels: Levels, x: np.ndarray, prediction: np.ndarray, level: tuple[float, float]) -> np.ndarray:
     """The data that a prediction made of x points at."""
-    u, a = levels.at(t)
+    u, a = level
     if levels.prediction == "flow_prediction":
         return x - u * prediction
     return (x - u * prediction) / a if levels.prediction == "epsilon" else a * x - u * prediction

@@ -138,7 +138,7 @@ def test_roll(case):
 
 
 @pytest.mark.parametrize("prediction", scheduled.PREDICTIONS)
-@pytest.mark.parametrize("sampler,order", [("euler", 0), ("dpm", 1), ("dpm", 2), ("dpm", 3), *[("unipc", n) for n in range(1, 10)], ("rk4", 4)])
+@pytest.mark.parametrize("sampler,order", [("euler", 0), ("dpm", 1), ("dpm", 2), ("dpm", 3), *[(name, n) for name in ("unipc", "unip") for n in range(1, 10)], ("rk4", 4)])
 def test_a_perfect_model_lands_on_the_teacher(prediction, sampler, order):
     rng = np.random.default_rng(3)
     case = {"prediction": prediction, "timesteps": 100, "beta_first": 1e-3, "beta_last": 0.1, "x0": rng.normal(size=8), "noise": rng.normal(size=8), "model": {"true": 1}}
@@ -173,6 +173,27 @@ def test_simpletuner_loses_places(n, lost):
         assert step.level in (levels.at(t), levels.at(t + 1))
         stays += [t] if step.level == levels.at(t) else []
     assert stays == lost
+
+
+LIBRARY = json.loads((ROOT / "pkg/scheduled/testdata/simpletuner.json").read_text())["rolls"]
+
+
+def test_simpletuners_library():
+    """Its rollouts, up to the orders that it computes with all digits; the others are refused."""
+    for case in LIBRARY:
+        abar = scheduled.linear_alphas_cumprod(case["timesteps"], case["beta_first"], case["beta_last"])
+        if case["zero_snr"]:
+            abar = scheduled.zero_snr(abar)
+        levels = scheduled.Levels.variance_preserving(case["prediction"], abar)
+        x = scheduled.noised(case["x0"], case["noise"], levels.at(case["source"]))
+        rolling = scheduled.roll(
+            levels, case["sampler"], x, case["source"], case["target"], model_of(case, levels), case["order"], "simpletuner")
+        if case["order"] > {"unipc": 3, "unip": 6}.get(case["sampler"], 9):
+            with pytest.raises(ValueError, match=f"order: {case['order']}; must be at most"):
+                next(rolling)
+            continue
+        for step, want in zip(rolling, case["states"][1:]):
+            close(step.latent, want, 1e-11)
 
 
 def test_roll_refuses():
