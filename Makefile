@@ -190,6 +190,8 @@ golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollou
 	build/golden-venv/bin/python deploy/golden/make_tables.py pkg/scheduled/testdata/tables.json
 	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/qwenimage/testdata/golden
 	build/golden-venv/bin/python deploy/golden/make_lora.py pkg/lora/testdata/peft.json
+	build/golden-venv/bin/python deploy/golden/make_defaults.py pkg/lm/qwen2/testdata/defaults.json \
+		pkg/model/qwenimage/testdata/defaults.json pkg/flow/testdata/defaults.json
 
 build/golden-venv/ok: deploy/golden/requirements.txt
 	python3 -m venv build/golden-venv

@@ -261,3 +261,49 @@ func TestSample_Diffusers(t *testing.T) {
 		allNear(t, name+"x", path(t, odePlan(c.Solver, c.Sigmas), 1, gaussian{0.5}.velocity)[1:], c.Path, f32)
 	}
 }
+
+// What a file leaves out is what the classes of diffusers have, recorded by deploy/golden/make_defaults.py.
+func TestParseSchedule_DefaultsOfDiffusers(t *testing.T) {
+	b, err := os.ReadFile("testdata/defaults.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden struct{ Classes map[string]map[string]any }
+	if err := json.Unmarshal(b, &golden); err != nil {
+		t.Fatal(err)
+	}
+	for class, want := range golden.Classes {
+		config := `{}`
+		if class != "FlowMatchEulerDiscreteScheduler" {
+			config = fmt.Sprintf(`{"_class_name": %q, "prediction_type": "flow_prediction", "use_flow_sigmas": true}`, class)
+			want["shift"] = want["flow_shift"]
+			if want["final_sigmas_type"] != "zero" || want["use_flow_sigmas"] != false || want["prediction_type"] != "epsilon" {
+				t.Errorf("%s: %v", class, want)
+			}
+		}
+		s, err := flow.ParseSchedule([]byte(config))
+		if err != nil {
+			t.Errorf("%s: %v", class, err)
+			continue
+		}
+		if b, err = json.Marshal(s); err != nil {
+			t.Fatal(err)
+		}
+		var got map[string]any
+		if err := json.Unmarshal(b, &got); err != nil {
+			t.Fatal(err)
+		}
+		compared := 0
+		for key, value := range got {
+			if w, ok := want[key]; ok {
+				compared++
+				if value != w {
+					t.Errorf("%s: %s: %v, want %v", class, key, value, w)
+				}
+			}
+		}
+		if compared < 7 {
+			t.Errorf("%s: %d keys compared, want 7", class, compared)
+		}
+	}
+}

@@ -41,7 +41,8 @@ type generation struct {
 	Repetition   float64  `json:"repetition_penalty"`
 }
 
-// What transformers takes where a generation_config.json leaves a field out.
+// defaultTopK is what transformers takes where a generation_config.json leaves top_k out, defaultMaxNewTokens our own:
+// there it ends a sequence with its prompt after 20 tokens.
 const (
 	defaultTopK         = 50
 	defaultMaxNewTokens = 128
@@ -71,7 +72,11 @@ type configs struct {
 }
 
 func readConfigs(folder *safetensors.Folder) (*configs, error) {
-	c := &configs{decoder: nn.NewDecoderConfig()}
+	// The defaults of Qwen2Config of transformers, for files that leave fields out.
+	c := &configs{decoder: &nn.DecoderConfig{
+		Vocabulary: 151936, Width: 4096, Intermediate: 22016, Layers: 32, Heads: 32, KVHeads: 32, MaxPositions: 32768,
+		Epsilon: 1e-6, Theta: 10000, Activation: "silu",
+	}}
 	var top struct {
 		Architectures []string `json:"architectures"`
 		Type          string   `json:"model_type"`

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 
@@ -42,8 +43,20 @@ type ropeConfig struct {
 	Sections []int   `json:"mrope_section"`
 }
 
-// NewDecoderConfig has the values of fields that a file leaves out.
-func NewDecoderConfig() *DecoderConfig { return &DecoderConfig{Epsilon: 1e-5, Activation: "silu"} }
+// UnmarshalJSON keeps what a file leaves out, which are the defaults of the class. Heads of keys that are null are
+// as many as there are heads; left out they are the class's.
+func (c *DecoderConfig) UnmarshalJSON(data []byte) error {
+	type plain DecoderConfig
+	file := struct {
+		*plain
+		KVHeads *int `json:"num_key_value_heads"`
+	}{plain: (*plain)(c), KVHeads: &c.KVHeads}
+	err := json.Unmarshal(data, &file)
+	if file.KVHeads == nil {
+		c.KVHeads = 0
+	}
+	return err
+}
 
 // Check completes the fields that follow from others and notes what is wrong. The decoder
 // needs so many positions.

@@ -47,7 +47,9 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 		}
 		f.Check(ok, "%s: %.80q; must be %s", field, got, want[0])
 	}
-	class("scheduler", c.Scheduler, "FlowMatchEulerDiscreteScheduler")
+	// What a schedule cannot be made of is refused by its own file.
+	class("scheduler", c.Scheduler,
+		"FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
 	class("text_encoder", c.TextEncoder, textEncoderClass)
 	class("tokenizer", c.Tokenizer, "Qwen2Tokenizer", "Qwen2TokenizerFast")
 	class("transformer", c.Transformer, transformerClass)
@@ -56,6 +58,14 @@ func readIndexConfig(folder *safetensors.Folder) (*indexConfig, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// newTextConfig has the defaults of Qwen2_5_VLTextConfig of transformers, for fields that a file leaves out.
+func newTextConfig() *nn.DecoderConfig {
+	return &nn.DecoderConfig{
+		Vocabulary: 152064, Width: 8192, Intermediate: 29568, Layers: 80, Heads: 64, KVHeads: 8, MaxPositions: 32768,
+		Epsilon: 1e-5, Theta: 1e6, Activation: "silu",
+	}
 }
 
 // readTextConfig reads text_encoder/config.json as far as the text path needs it.
@@ -72,12 +82,12 @@ func readTextConfig(folder *safetensors.Folder, dir string) (*nn.DecoderConfig, 
 		Tied  bool              `json:"tie_word_embeddings"`
 		Quant any               `json:"quantization_config"`
 	}
-	c := nn.NewDecoderConfig()
+	c := newTextConfig()
 	if err := errors.Join(json.Unmarshal(b, c), json.Unmarshal(b, &file)); err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	if file.Text != nil {
-		c = nn.NewDecoderConfig()
+		c = newTextConfig()
 		file.Text = c
 		if err := json.Unmarshal(b, &file); err != nil {
 			return nil, fmt.Errorf("read %s: %w", name, err)
@@ -166,7 +176,18 @@ type vaeConfig struct {
 
 func readVAEConfig(folder *safetensors.Folder, dir string) (*vaeConfig, error) {
 	name := path.Join(dir, "config.json")
-	c := &vaeConfig{Channels: 3}
+	// The defaults of the class, for files that leave fields out.
+	c := &vaeConfig{
+		Base: 96, Latents: 16, Mult: []int{1, 2, 4, 4}, ResBlocks: 2, Temporal: []bool{false, true, true}, Channels: 3,
+		Mean: []float64{
+			-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+			0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+		},
+		Std: []float64{
+			2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+			3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.916,
+		},
+	}
 	if err := nn.ReadJSON(folder, name, c); err != nil {
 		return nil, err
 	}
