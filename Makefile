@@ -27,19 +27,28 @@ comma    := ,
 FORMS    := secure cluster
 profiles := $(subst $(comma), ,$(PROFILE))
 forms    := $(strip $(foreach f,$(FORMS),$(filter $f,$(profiles))))
+# Every profile of docker-compose.yml: what any of them started is stopped.
+PROFILES := all-in-one gpu metrics
+# Compose takes a name that it does not know, and starts what has none.
+ifneq ($(filter up down logs compose-check,$(MAKECMDGOALS)),)
+unknown  := $(filter-out $(FORMS) $(PROFILES),$(profiles))
+$(if $(unknown),$(error PROFILE=$(PROFILE): there is no $(unknown); must be of $(FORMS) $(PROFILES), with commas between several))
+misplaced := $(filter $(FORMS),$(subst $(comma), ,$(COMPOSE_PROFILES)))
+$(if $(misplaced),$(error COMPOSE_PROFILES=$(COMPOSE_PROFILES): $(misplaced) must be in PROFILE))
+endif
 # Once a file is named Compose does not look for the override by itself.
 COMPOSE  := docker compose --env-file build/compose.env \
 	$(if $(forms),--file docker-compose.yml $(patsubst %,--file deploy/compose.%.yml,$(forms) $(if $(word 2,$(forms)),secure-cluster)) $(addprefix --file ,$(wildcard docker-compose.override.yml))) \
 	$(addprefix --profile ,$(filter-out $(FORMS),$(profiles)))
 AUTH     := $(or $(MEANDER_AUTH),./build/auth)
 # What a client of the containers needs to know, whichever form they have.
-address  := $(if $(filter secure,$(forms)),tls,nats)://127.0.0.1:
+address  := $(if $(filter secure,$(forms)),tls://,nats://meander:$$MEANDER_NATS_TOKEN@)127.0.0.1:
 servers  := $(address)$(or $(MEANDER_PORT),4222)$(if $(filter cluster,$(forms)),$(comma)$(address)$(or $(MEANDER_PORT_2),4224)$(comma)$(address)$(or $(MEANDER_PORT_3),4225))
 access   := $(if $(filter secure,$(forms)),\
-	unset MEANDER_NATS_TOKEN; export MEANDER_NATS_CREDS=$(abspath $(AUTH))/trainer.creds MEANDER_NATS_TLS_CA=$(abspath $(AUTH))/tls/ca.pem,\
-	unset MEANDER_NATS_CREDS MEANDER_NATS_TLS_CA; [ "$$MEANDER_NATS_TOKEN" ] || . $(CURDIR)/build/compose.env; export MEANDER_NATS_TOKEN)
-# Every profile of docker-compose.yml: what any of them started is stopped.
-PROFILES := all-in-one gpu metrics
+	export MEANDER_NATS_CREDS=$(abspath $(AUTH))/trainer.creds MEANDER_NATS_TLS_CA=$(abspath $(AUTH))/tls/ca.pem,\
+	unset MEANDER_NATS_CREDS MEANDER_NATS_TLS_CA)
+# The token of the stack: that of the caller, or of this checkout.
+token    := [ "$$MEANDER_NATS_TOKEN" ] || . ./build/compose.env; export MEANDER_NATS_TOKEN
 
 # What a caller may set: make race PACKAGES=./pkg/bus
 PACKAGES ?= ./...
@@ -221,10 +230,14 @@ build/learn-venv/ok: deploy/learn/requirements.txt pkg/client/python/pyproject.t
 	build/learn-venv/bin/python -m pip install --no-deps --editable pkg/client/python
 	touch $@
 
-up: compose-plugin build/compose.env $(if $(filter secure,$(forms)),credentials) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; settings: docker-compose.yml
+up: compose-plugin build/compose.env compose-check $(if $(filter secure,$(forms)),credentials) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; APART=1: between one and three; settings: docker-compose.yml
 	VERSION=$(VERSION) $(if $(filter cluster,$(forms)),MEANDER_STREAM_REPLICAS=3) $(COMPOSE) up --build --detach --wait --remove-orphans
-	@umask 077 && echo '$(strip $(access)); export MEANDER_NATS_URL=$(servers)' > build/client.env
+	@$(token); umask 077 && echo "unset MEANDER_NATS_TOKEN; $(strip $(access)); export MEANDER_NATS_URL=$(servers)" > build/client.env
 	@echo 'To reach it: . build/client.env'
+
+.PHONY: compose-check
+compose-check: compose-plugin build/compose.env ## fail and say why the stack cannot be brought to this form, before anything is touched
+	@$(token); deploy/compose.check '$(forms)' '$(profiles),$(COMPOSE_PROFILES)'
 
 down: compose-plugin build/compose.env ## stop the containers of every profile; the stored events stay
 	$(COMPOSE) $(addprefix --profile ,$(PROFILES)) down --remove-orphans

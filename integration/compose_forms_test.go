@@ -2,9 +2,11 @@ package integration_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,7 +25,7 @@ func (c *composed) keys(t *testing.T, role string) string {
 	dir := filepath.Join(t.TempDir(), "auth")
 	keysOfContainers(t, dir)
 	c.env = append(c.env, "MEANDER_AUTH="+dir)
-	c.url = strings.Replace(c.url, "nats://", "tls://", 1)
+	c.url = strings.Replace(c.url, openScheme, "tls://", 1)
 	t.Setenv("MEANDER_NATS_URL", c.url)
 	t.Setenv("MEANDER_NATS_CREDS", filepath.Join(dir, role+".creds"))
 	t.Setenv("MEANDER_NATS_TLS_CA", filepath.Join(dir, "tls/ca.pem"))
@@ -73,7 +75,7 @@ asyncio.run(asyncio.wait_for(main(), 120))
 			t.Errorf("a viewer's run: %d\n%s", out.code, out.stderr)
 		}
 		t.Setenv("MEANDER_NATS_CREDS", "")
-		t.Setenv("MEANDER_NATS_TOKEN", stackToken)
+		t.Setenv("MEANDER_NATS_URL", strings.Replace(c.url, "tls://", "tls://meander:"+stackToken+"@", 1))
 		if out := meander(t, t.TempDir(), "streams"); out.code == 0 {
 			t.Errorf("a token lets in:\n%s", out.stdout)
 		}
@@ -91,7 +93,7 @@ asyncio.run(asyncio.wait_for(main(), 120))
 		c.same(t, want)
 	})
 	t.Setenv("MEANDER_NATS_CREDS", filepath.Join(dir, "viewer.creds")) // who lists runs
-	t.Run("taken down", func(t *testing.T) { c.takenDown(t, "python") })
+	t.Run("taken down", func(t *testing.T) { c.takenDown(t, "command-line") })
 }
 
 // keysOfContainers brings the containers' part of a folder of credentials up to date.
@@ -104,8 +106,7 @@ func keysOfContainers(t *testing.T, dir string) {
 
 // cluster is the form with three servers.
 func (c *composed) cluster(t *testing.T, want summary) {
-	c.url = c.servers("nats://")
-	t.Setenv("MEANDER_NATS_TOKEN", stackToken)
+	c.url = c.servers(openScheme)
 	t.Setenv("MEANDER_NATS_URL", c.url)
 	c.up("--wait")
 	t.Run("containers", func(t *testing.T) { c.contained(t, 7) })
@@ -144,7 +145,7 @@ func (c *composed) both(t *testing.T, want summary) {
 	c.up("--wait")
 	t.Run("no server takes a token", func(t *testing.T) {
 		for _, url := range strings.Split(c.servers("nats://"), ",") {
-			if nc, err := nats.Connect(url, nats.Token(stackToken), nats.RootCAs(os.Getenv("MEANDER_NATS_TLS_CA"))); err == nil {
+			if nc, err := nats.Connect(url, nats.Token(stackToken), nats.UserInfo("meander", stackToken), nats.RootCAs(os.Getenv("MEANDER_NATS_TLS_CA"))); err == nil {
 				nc.Close()
 				t.Errorf("%s lets in who has the token", url)
 			}
@@ -153,6 +154,51 @@ func (c *composed) both(t *testing.T, want summary) {
 	t.Run("containers", func(t *testing.T) { c.contained(t, 8) })
 	t.Run("command line", func(t *testing.T) { c.same(t, want) })
 	c.loses(t, want)
+}
+
+// changes takes the stack from a form to another and back, on the same volumes: each finds the runs of those before.
+func (c *composed) changes(t *testing.T, images map[string]string, forms ...[]string) {
+	var runs []string
+	for i := range 2*len(forms) - 1 {
+		form := forms[i%len(forms)]
+		c.form(t, images, form...)
+		t.Setenv("MEANDER_NATS_CREDS", "")
+		t.Setenv("MEANDER_NATS_TLS_CA", "")
+		clustered, scheme := slices.Contains(form, "cluster"), openScheme
+		if clustered {
+			c.env = append(c.env, "MEANDER_STREAM_REPLICAS=3")
+		}
+		if slices.Contains(form, "secure") {
+			c.keys(t, "trainer")
+			scheme = "tls://"
+		}
+		t.Setenv("MEANDER_NATS_URL", c.url)
+		if clustered {
+			t.Setenv("MEANDER_NATS_URL", c.servers(scheme))
+		}
+		c.up("--wait", "--remove-orphans")
+		stored := meander(t, t.TempDir(), "runs", "ls").must(t, 0).stdout
+		for _, run := range runs {
+			if !strings.Contains(stored, run) {
+				t.Errorf("form %v: run %s is gone:\n%s", form, run, stored)
+			}
+		}
+		runs = append(runs, fmt.Sprint("change-", i))
+		meander(t, t.TempDir(), composeRun(runs[i], 2)...).must(t, 0)
+		other := "cluster"
+		if clustered {
+			other = ""
+		}
+		for _, ask := range []struct {
+			forms, apart, says string
+		}{{strings.Join(form, " "), "", ""}, {other, "", "the streams cannot come along"}, {other, "1", ""}} {
+			cmd := exec.Command(filepath.Join(root, "deploy/compose.check"), ask.forms, "")
+			cmd.Env = append(os.Environ(), "COMPOSE_PROJECT_NAME="+c.project, "MEANDER_NATS_TOKEN="+stackToken, "APART="+ask.apart)
+			if out, err := cmd.CombinedOutput(); (err == nil) != (ask.says == "") || !strings.Contains(string(out), ask.says) {
+				t.Errorf("from %v to %q, apart %q: %v, %s", form, ask.forms, ask.apart, err, out)
+			}
+		}
+	}
 }
 
 // fault is what a command that failed said.

@@ -33,7 +33,11 @@ type composed struct {
 	url   string
 }
 
-const stackToken = "secret-of-the-test"
+const (
+	stackToken = "secret-of-the-test"
+	// openScheme stands before the addresses of servers that let in who has the token.
+	openScheme = "nats://meander:" + stackToken + "@"
+)
 
 // Images are built of binaries made here, on nothing, so that no registry is asked; all else is
 // docker-compose.yml as it stands, alone and in the forms that make up has.
@@ -53,13 +57,18 @@ func TestCompose(t *testing.T) {
 	t.Run("secure", func(t *testing.T) { newStack(t, images, "secure").secure(t, want) })
 	t.Run("cluster", func(t *testing.T) { newStack(t, images, "cluster").cluster(t, want) })
 	t.Run("secure cluster", func(t *testing.T) { newStack(t, images, "secure", "cluster", "secure-cluster").both(t, want) })
+	t.Run("changes of form", func(t *testing.T) {
+		t.Run("one server", func(t *testing.T) { newStack(t, images).changes(t, images, nil, []string{"secure"}) })
+		t.Run("three servers", func(t *testing.T) {
+			newStack(t, images, "cluster").changes(t, images, []string{"cluster"}, []string{"secure", "cluster", "secure-cluster"})
+		})
+	})
 }
 
 // plain is docker-compose.yml alone.
 func (c *composed) plain(t *testing.T, want summary) {
 	c.up("--wait")
 	t.Run("containers", func(t *testing.T) { c.contained(t, 6) }) // the server, four services and the all-in-one
-	t.Setenv("MEANDER_NATS_TOKEN", stackToken)
 	t.Setenv("MEANDER_NATS_URL", c.url)
 
 	t.Run("command line", func(t *testing.T) { c.same(t, want) })
@@ -173,7 +182,7 @@ func buildImages(t *testing.T) map[string]string {
 // newStack is a stack of docker-compose.yml and the forms over it, not started.
 func newStack(t *testing.T, images map[string]string, forms ...string) *composed {
 	t.Helper()
-	c := &composed{t: t, env: []string{"MEANDER_NATS_TOKEN=" + stackToken}, files: []string{"docker-compose.yml"}}
+	c := &composed{t: t, env: []string{"MEANDER_NATS_TOKEN=" + stackToken}}
 	for _, variable := range []string{"MEANDER_PORT", "MEANDER_PORT_2", "MEANDER_PORT_3", "MEANDER_ALL_IN_ONE_PORT"} {
 		_, port, err := net.SplitHostPort(harness.FreeAddress(t))
 		if err != nil {
@@ -182,10 +191,19 @@ func newStack(t *testing.T, images map[string]string, forms ...string) *composed
 		c.ports = append(c.ports, port)
 		c.env = append(c.env, variable+"="+port)
 	}
-	c.project, c.url = "meander-test-"+c.ports[0], "nats://127.0.0.1:"+c.ports[0]
+	c.project = "meander-test-" + c.ports[0]
 	if len(forms) == 0 {
 		c.env = append(c.env, "COMPOSE_PROFILES=all-in-one")
 	}
+	c.form(t, images, forms...)
+	t.Cleanup(func() { c.down(t) })
+	return c
+}
+
+// form has the stack take a form when it is started next.
+func (c *composed) form(t *testing.T, images map[string]string, forms ...string) {
+	t.Helper()
+	c.url, c.files = openScheme+"127.0.0.1:"+c.ports[0], []string{"docker-compose.yml"}
 	for _, form := range forms {
 		c.files = append(c.files, "deploy/compose."+form+".yml")
 	}
@@ -206,8 +224,6 @@ func newStack(t *testing.T, images map[string]string, forms ...string) *composed
 		t.Fatal(err)
 	}
 	c.files = append(c.files, file)
-	t.Cleanup(func() { c.down(t) })
-	return c
 }
 
 // buildImage makes the image of a program as the last stage of deploy/Dockerfile does, or that of
@@ -255,8 +271,21 @@ func natsImage(t *testing.T, dir string) (text string) {
 	if err := os.CopyFS(filepath.Join(dir, "deploy/nats"), os.DirFS(filepath.Join(root, "deploy/nats"))); err != nil {
 		t.Fatal(err)
 	}
+	for _, tool := range []string{"sh", "grep", "mkdir", "mv", "rm"} { // of deploy/nats/start
+		path, err := exec.LookPath(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copyFile(t, path, filepath.Join(dir, "bin", tool))
+		libraries, err := exec.Command("ldd", path).Output() // fails for what needs none
+		for _, library := range regexp.MustCompile(`/\S+`).FindAllString(string(libraries), -1) {
+			if err == nil {
+				copyFile(t, library, filepath.Join(dir, "lib-of-tools", library))
+			}
+		}
+	}
 	text = read(t, "deploy/nats/Dockerfile")
-	text = regexp.MustCompile(`(?m)^FROM .*$`).ReplaceAllString(text, "FROM scratch\nENV PATH=/bin\nCOPY bin /bin")
+	text = regexp.MustCompile(`(?m)^FROM .*$`).ReplaceAllString(text, "FROM scratch\nENV PATH=/bin\nCOPY lib-of-tools /\nCOPY bin /bin")
 	text = regexp.MustCompile(`(?m)^RUN mkdir /data .*$`).ReplaceAllString(text, "COPY --chown=65532:65532 out/data /data")
 	return text
 }
@@ -386,7 +415,7 @@ func (c *composed) python(t *testing.T) {
 	if text == nil {
 		t.Fatal("the README has no program")
 	}
-	script := strings.Replace(text[1], "nats://127.0.0.1:4222", strings.Replace(c.url, "://", "://"+stackToken+"@", 1), 1)
+	script := strings.Replace(text[1], "nats://127.0.0.1:4222", c.url, 1)
 	script = strings.Replace(script, "print(", "return print(", 1) // it would go on for ever
 	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()

@@ -152,3 +152,61 @@ func TestDeploy_FormsOfTheServer(t *testing.T) {
 		t.Errorf("server %q, routes %v, cluster %+v", options.ServerName, options.Routes, options.Cluster)
 	}
 }
+
+// make up refuses by name what it cannot bring the stack to, before anything of it is stopped or started.
+func TestDeploy_FormsRefused(t *testing.T) {
+	sequential(t)
+	t.Parallel()
+	type engine struct{ runtimes, containers, volumes string }
+	one, three := engine{"runc", "nats", "events"}, engine{"runc nvidia", "nats nats-2", "cluster-1"}
+	for _, v := range []struct {
+		settings, says string
+		here           engine
+	}{
+		{"PROFILE=sekure", "there is no sekure; must be of secure cluster all-in-one gpu metrics", one},
+		{"PROFILE=secure,claster", "there is no claster", one},
+		{"COMPOSE_PROFILES=metrics,secure", "secure must be in PROFILE", one},
+		{"PROFILE=gpu", `no runtime "nvidia"`, one},
+		{"COMPOSE_PROFILES=metrics,gpu", `no runtime "nvidia"`, one},
+		{"PROFILE=gpu", "", engine{runtimes: "runc nvidia"}},
+		{"PROFILE=cluster", "from one server to three servers", one},
+		{"PROFILE=cluster", "stay in the volume events", engine{volumes: "events"}},
+		{"PROFILE=cluster APART=1", "", one},
+		{"PROFILE=cluster", "", three},
+		{"PROFILE=cluster", "", engine{containers: "nats nats-2", volumes: "cluster-1 events"}},
+		{"", "from three servers to one server", three},
+		{"", "from three servers to one server", engine{containers: "nats nats-2", volumes: "cluster-1 events"}},
+		{"", "", engine{volumes: "cluster-1 events"}},
+		{"", "", engine{}},
+		{"MEANDER_NATS_TOKEN=a@b", "MEANDER_NATS_TOKEN: must be letters", one},
+	} {
+		bin := t.TempDir()
+		script := `#!/bin/sh
+for last; do :; done
+case "$1 $2" in
+"compose version") echo 2.30.0 ;;
+info*) for r in RUNTIMES; do printf '"%s":{},' $r; done ;;
+"ps --all") for c in CONTAINERS; do [ "$last" != label=com.docker.compose.service=$c ] || echo $c; done ;;
+"volume ls") for v in VOLUMES; do [ "$last" != label=com.docker.compose.volume=$v ] || echo $v; done ;;
+*) touch "$0.touched" ;;
+esac
+`
+		script = strings.NewReplacer("RUNTIMES", v.here.runtimes, "CONTAINERS", v.here.containers, "VOLUMES", v.here.volumes).Replace(script)
+		if err := os.WriteFile(filepath.Join(bin, "docker"), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		target := "compose-check"
+		if v.says != "" {
+			target = "up"
+		}
+		cmd := exec.Command("make", append([]string{"-C", root, target}, strings.Fields(v.settings)...)...)
+		cmd.Env = append(os.Environ(), "MEANDER_NATS_TOKEN="+stackToken, "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != (v.says == "") || !strings.Contains(string(out), v.says) {
+			t.Errorf("make up %s with %+v: %v\n%s", v.settings, v.here, err, out)
+		}
+		if _, err := os.Stat(filepath.Join(bin, "docker.touched")); err == nil {
+			t.Errorf("make up %s with %+v: the stack was touched", v.settings, v.here)
+		}
+	}
+}
