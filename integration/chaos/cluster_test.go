@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -116,6 +118,7 @@ func TestCluster(t *testing.T) {
 		}
 		up := servers[name].KillFor(t)
 		f.more(t, window+1)
+		diagnosed(t, url, name+" is down, or behind", "connection refused")
 		up()
 		replicated(t, b)
 	}
@@ -132,6 +135,7 @@ func TestCluster(t *testing.T) {
 		}
 		return nil
 	})
+	diagnosed(t, addressOf(t, b), "no leader|is down, or behind") // named by the one that is left
 	for _, up := range again {
 		up()
 	}
@@ -185,6 +189,36 @@ func clusterServices(t *testing.T, url string) (services []*harness.Process, hea
 		services = append(services, harness.Raise(t, v))
 	}
 	return services, health
+}
+
+// diagnosed fails unless doctor finds faults that say so.
+func diagnosed(t *testing.T, url string, says ...string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), harness.Program(t, "meander"), "doctor", "--nats", url, "--json", "--timeout", "3s").Output()
+	exit, _ := errors.AsType[*exec.ExitError](err)
+	if exit == nil || exit.ExitCode() != 1 {
+		t.Errorf("doctor: %v, want status 1", err)
+	}
+	for _, s := range says {
+		found := slices.ContainsFunc(strings.Split(string(out), "\n"), func(line string) bool {
+			return regexp.MustCompile(s).MatchString(line) && strings.Contains(line, `"state":"fault"`)
+		})
+		if !found {
+			t.Errorf("doctor has no fault that says %q:\n%s", s, out)
+		}
+	}
+}
+
+// addressOf is the one server that a client is connected to.
+func addressOf(t *testing.T, b *bus.Bus) (url string) {
+	t.Helper()
+	bustest.Until(t, "a server is left", func() error {
+		if url = b.Conn().ConnectedUrl(); url == "" {
+			return errors.New("none")
+		}
+		return nil
+	})
+	return url
 }
 
 // replicated waits until every stream is on all servers.

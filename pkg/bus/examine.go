@@ -20,8 +20,8 @@ type Examined struct {
 	Wrong, Stale []string
 	// Rolls says that it drops its oldest messages for new ones, and so is never full.
 	Rolls bool
-	// Replicas is on how many servers it is kept, of Peers in their cluster; 1 without one.
-	Replicas, Peers int
+	// Peers is how many servers their cluster has, as far as its leader tells; 1 without one.
+	Peers int
 }
 
 // Examine looks at every stream and bucket of the contract, with its consumers where they are asked for,
@@ -48,6 +48,11 @@ func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, 
 				e.Missing, e.Err = true, nil
 			case err == nil && name == presenceStream && s.CachedInfo().Config.MaxAge <= 0:
 				e.Wrong = append(e.Wrong, fmt.Sprintf("it keeps its entries for ever, must forget them after %v", schemas.PresenceTTL))
+				fallthrough
+			case err == nil:
+				e.Replicas = s.CachedInfo().Config.Replicas
+				e.Current = e.Replicas
+				e.kept(s.CachedInfo().Cluster)
 			}
 			out = append(out, e)
 		}
@@ -72,7 +77,7 @@ func (b *Bus) examine(ctx context.Context, k keeping, withConsumers bool) (e Exa
 		return e, err
 	}
 	info := s.CachedInfo()
-	e.Replicas, e.Peers = max(1, info.Config.Replicas), 1
+	e.Peers = 1
 	if c := info.Cluster; c != nil && c.Name != "" {
 		e.Peers = max(2, len(c.Replicas)+1)
 	}

@@ -424,9 +424,10 @@ type StreamStats struct {
 	// OnDisk says that they wait for room on the server's disk.
 	OnDisk bool `json:"on_disk,omitempty"`
 	// Replicas is how many servers keep the stream, Current how many of them have all of it
-	// and of its consumers.
-	Replicas int `json:"replicas"`
-	Current  int `json:"current"`
+	// and of its consumers. Lacking are the names of those that do not: they are down, or behind.
+	Replicas int      `json:"replicas"`
+	Current  int      `json:"current"`
+	Lacking  []string `json:"lacking,omitempty"`
 	// Oldest and Newest are when messages were stored; zero for an empty stream.
 	Oldest    time.Time       `json:"oldest"`
 	Newest    time.Time       `json:"newest"`
@@ -480,7 +481,7 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 	}
 	for _, c := range consumers {
 		if c.Config.Durable != "" {
-			stats.Current = min(stats.Current, current(c.Cluster))
+			stats.kept(c.Cluster)
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
 				Name: c.Name, Stage: stageOf(c.Name), Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
 			})
@@ -514,17 +515,20 @@ func (b *Bus) consumersOf(ctx context.Context, s jetstream.Stream) (all []*jetst
 	return all, list.Err()
 }
 
-// current is how many servers have all of a stream or a consumer: one without a cluster.
-func current(c *jetstream.ClusterInfo) int {
+// kept counts the servers that have all of a stream or a consumer: one without a cluster.
+func (stats *StreamStats) kept(c *jetstream.ClusterInfo) {
 	n := 1
 	if c != nil {
 		for _, peer := range c.Replicas {
-			if peer.Current && !peer.Offline {
+			switch {
+			case peer.Current && !peer.Offline:
 				n++
+			case !slices.Contains(stats.Lacking, peer.Name):
+				stats.Lacking = append(stats.Lacking, peer.Name)
 			}
 		}
 	}
-	return n
+	stats.Current = min(stats.Current, n)
 }
 
 // statsOf is one stream, without its consumers.
@@ -536,8 +540,9 @@ func (b *Bus) statsOf(ctx context.Context, k keeping) (*StreamStats, jetstream.S
 	state, config := s.CachedInfo().State, s.CachedInfo().Config
 	stats := &StreamStats{
 		Name: k.name, Messages: state.Msgs, Bytes: state.Bytes, MaxBytes: config.MaxBytes, MaxMessages: config.MaxMsgs, MaxAge: config.MaxAge,
-		Replicas: config.Replicas, Current: current(s.CachedInfo().Cluster), Consumers: []ConsumerStats{},
+		Replicas: config.Replicas, Current: config.Replicas, Consumers: []ConsumerStats{},
 	}
+	stats.kept(s.CachedInfo().Cluster)
 	stats.State = stats.state(k.refuses)
 	if state.Msgs > 0 {
 		stats.Oldest, stats.Newest = state.FirstTime, state.LastTime

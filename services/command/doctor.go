@@ -11,9 +11,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
@@ -81,7 +83,7 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 			o.NoServer = a.why(err)
 		} else {
 			defer func() { _ = conn.Close() }() // nothing was sent
-			o.Bus, o.Where, o.Own = conn.Bus, conn.where, conn.serves()
+			o.Bus, o.Where, o.Own, o.Servers = conn.Bus, conn.where, conn.serves(), a.addresses()
 		}
 	}
 	p := &chart{out: out, json: a.json, counts: map[doctor.State]int{}}
@@ -96,15 +98,21 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 	return nil
 }
 
+// addresses are those of the servers of --nats.
+func (a *app) addresses() (out []string) {
+	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
+		if u, err := url.Parse(server); err == nil && u.Hostname() != "" {
+			out = append(out, net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), strconv.Itoa(nats.DefaultPort))))
+		}
+	}
+	return out
+}
+
 // why adds to the error of a connection what the network says of the server, which the client library
 // keeps to itself.
 func (a *app) why(err error) error {
-	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
-		u, parsed := url.Parse(server)
-		if parsed != nil || u.Port() == "" {
-			continue
-		}
-		c, dial := net.DialTimeout("tcp", u.Host, time.Second)
+	for _, address := range a.addresses() {
+		c, dial := net.DialTimeout("tcp", address, time.Second)
 		if dial != nil {
 			err = fmt.Errorf("%w: %w", err, dial)
 			continue

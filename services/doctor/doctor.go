@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/pkg/bus"
 )
@@ -43,6 +44,8 @@ type Options struct {
 	Bus      *bus.Bus
 	NoServer error
 	Where    string
+	// Servers are the addresses (host:port) that the servers of a cluster were named by: each is tried.
+	Servers []string
 	// Empty says that there is no server because nothing has been made yet.
 	Empty bool
 	// Own says that the server is one that this process opened on a store which nobody serves.
@@ -126,7 +129,7 @@ func bounded(ctx context.Context, o *Options, a area) []Finding {
 		return f
 	case <-grace.C:
 		late := &notes{area: a.name}
-		late.add(Unchecked, "try again; what hangs is not this program", "no answer within %v", o.Timeout)
+		late.add(Fault, "try again; what hangs is not this program", "no answer within %v", o.Timeout)
 		return late.found
 	}
 }
@@ -179,14 +182,19 @@ func (n *notes) add(s State, fix, format string, args ...any) {
 
 func (n *notes) ok(format string, args ...any) { n.add(OK, "", format, args...) }
 
-// failed says that a question was not answered: that nobody knows is no fault of what was asked about.
+// failed says that a question was not answered: what cannot be reached is a fault, and what this credential may not
+// ask about is not known.
 func (n *notes) failed(what string, err error) {
+	const codeNotAvailable = 10008 // of a server whose cluster has no leader
+	api, _ := errors.AsType[*jetstream.APIError](err)
 	switch {
 	case errors.Is(err, bus.ErrPermission):
 		n.add(Unchecked, "use a credential that may, such as the admin's", "%s: this credential may not ask", what)
+	case errors.Is(err, bus.ErrNoLeader), api != nil && api.ErrorCode == codeNotAvailable:
+		n.add(Fault, "start the servers that are down: with fewer than half of them the streams take and give nothing", "%s: no leader; its servers elect one, or too few of them are up", what)
 	case errors.Is(err, context.DeadlineExceeded):
-		n.add(Unchecked, "see the server's log", "%s: no answer in time", what)
+		n.add(Fault, "see the server's log", "%s: no answer in time", what)
 	default:
-		n.add(Unchecked, "see the server's log", "%s: %v", what, err)
+		n.add(Fault, "see the server's log", "%s: %v", what, err)
 	}
 }

@@ -271,6 +271,6 @@ func TestRun_NeverHangs(t *testing.T) {
 		<-forever
 		return 0, nil
 	}})
-	has(t, found, "disk", doctor.Unchecked, "no answer within 2s")
+	has(t, found, "disk", doctor.Fault, "no answer within 2s")
 	has(t, found, "streams", doctor.OK, "as this version expects")
 }

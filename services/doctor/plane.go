@@ -3,8 +3,11 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -14,15 +17,23 @@ import (
 const (
 	// slowAnswer is more than a server in the same data centre takes.
 	slowAnswer = 50 * time.Millisecond
+	// dialTimeout is how long a server is tried, and lagPatience how long one may be behind the others.
+	dialTimeout = 2 * time.Second
+	lagPatience = 3 * time.Second
 	// leastPayload is the least that events need: smaller ones travel in more parts than there may be.
 	leastPayload = 256 << 10
 	// nearlyFull is the share of a limit, in percent, from which it is time to act.
 	nearlyFull = 80
 )
 
-// server is what is at the other end.
-func server(_ context.Context, o *Options, say *notes) {
+// server is what is at the other end, and whether the other servers of its cluster are reached.
+func server(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
+	if len(o.Servers) > 1 {
+		for _, err := range unreached(ctx, o.Servers) {
+			say.add(Fault, "start it, or name the servers that there are with --nats; a cluster that loses half of its servers takes nothing", "%v", err)
+		}
+	}
 	rtt := time.Duration(1 << 62)
 	for range 3 { // the best: this machine may be busy
 		took, err := nc.RTT()
@@ -41,6 +52,23 @@ func server(_ context.Context, o *Options, say *notes) {
 	}
 }
 
+// unreached are the servers to which there is no connection, and why.
+func unreached(ctx context.Context, servers []string) (out []error) {
+	tried := make([]error, len(servers))
+	var all sync.WaitGroup
+	for i, address := range servers {
+		all.Go(func() {
+			c, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
+			if err == nil {
+				err = c.Close()
+			}
+			tried[i] = err
+		})
+	}
+	all.Wait()
+	return slices.DeleteFunc(tried, func(err error) bool { return err == nil })
+}
+
 // remote says whether the server is reached over a network.
 func remote(o *Options) bool {
 	host, _, _ := net.SplitHostPort(o.Bus.Conn().ConnectedAddr())
@@ -51,11 +79,12 @@ func remote(o *Options) bool {
 // streams are those of the contract: there, as this build expects them, with room, replicated where
 // they can be.
 func streams(ctx context.Context, o *Options, say *notes) {
-	all, err := o.Bus.Examine(ctx, false)
+	all, err := examine(ctx, o)
 	if err != nil {
 		say.failed("streams", err)
 		return
 	}
+	short(all, say)
 	good, missing := 0, []string{}
 	alone := []string{}
 	for _, s := range all {
@@ -76,7 +105,7 @@ func streams(ctx context.Context, o *Options, say *notes) {
 			alone = append(alone, s.Name)
 		}
 		fullness(&s, say)
-		if len(say.found) == before {
+		if len(say.found) == before && s.Current == s.Replicas {
 			good++
 		}
 	}
@@ -88,6 +117,43 @@ func streams(ctx context.Context, o *Options, say *notes) {
 	}
 	if good > 0 {
 		say.ok("%s as this version expects, with room", plural(good, "stream"))
+	}
+}
+
+// examine looks at the streams, again for a while where some are not on all of their servers: one that lags for a
+// moment catches up.
+func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
+	for end := time.Now().Add(min(lagPatience, o.Timeout/2)); ; {
+		all, err = o.Bus.Examine(ctx, false)
+		lags := slices.ContainsFunc(all, func(s bus.Examined) bool { return s.Current < s.Replicas })
+		if err != nil || !lags || time.Now().After(end) {
+			return all, err
+		}
+		select {
+		case <-ctx.Done():
+			return all, nil
+		case <-time.After(lagPatience / 10):
+		}
+	}
+}
+
+// short says which servers lack streams that they are to keep.
+func short(all []bus.Examined, say *notes) {
+	lack, nobody := map[string]int{}, 0
+	for _, s := range all {
+		for _, server := range s.Lacking {
+			lack[server]++
+		}
+		if s.Current+len(s.Lacking) < s.Replicas {
+			nobody++
+		}
+	}
+	const fix = "start it, or see its log: streams that lose half of their servers take nothing"
+	for _, server := range slices.Sorted(maps.Keys(lack)) {
+		say.add(Fault, fix, "server %s is down, or behind: %s of %d are without it", server, plural(lack[server], "stream"), len(all))
+	}
+	if nobody > 0 {
+		say.add(Fault, "start the servers that are missing", "%s on fewer servers than configured", plural(nobody, "stream"))
 	}
 }
 
