@@ -81,8 +81,7 @@ func (s *Server) heal(ctx context.Context) {
 				continue
 			}
 			s.set(nil, s.Fault())
-			ns.Shutdown()
-			ns.WaitForShutdown()
+			end(ns)
 		}
 		again, err := s.again(ctx)
 		if err != nil {

@@ -60,7 +60,7 @@ type Options struct {
 	// MaxPayload is the largest message in bytes; 0: 1 MiB.
 	MaxPayload int
 	// MaxFileStore bounds what all streams may store, in bytes; 0: three quarters of the
-	// space that is free at the start.
+	// space that is free at the start. Never less than what streams and guests were promised.
 	MaxFileStore int64
 	// Log receives the server's warnings and errors, and the rest at debug level.
 	Log zerolog.Logger
@@ -172,7 +172,7 @@ func (o Options) native() (*server.Options, error) {
 	return n, nil
 }
 
-// run starts the server and waits until it accepts connections. After a kill the
+// run starts the server with room for what it has promised, and lets guests in. After a kill the
 // socket of the one before may be there a moment longer than its lock.
 func run(ctx context.Context, native *server.Options, opts Options, killed bool) (*server.Server, error) {
 	if err := ctx.Err(); err != nil {
@@ -194,12 +194,65 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 			return nil, err
 		}
 	}
+	ns, err := launch(ctx, native, opts.Log)
+	if err == nil {
+		ns, err = roomy(ctx, ns, native, opts)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if g, ok := native.CustomClientAuthentication.(gate); ok {
+		if err := invite(ns, opts.Guests, g); err != nil {
+			end(ns)
+			return nil, err
+		}
+	}
+	return ns, nil
+}
+
+// spareStore is what a store that has promised more than it has may take yet: the streams that a newer release
+// adds are small then.
+const spareStore = 256 << 20
+
+// roomy is the server, started again with a larger store where the room of now, which is made of what the
+// disk has free at the start, is less than what its streams and guests were promised: it would refuse guests,
+// and every change of a limit, lower ones too. What the disk does not take is refused when it is written.
+func roomy(ctx context.Context, ns *server.Server, native *server.Options, opts Options) (*server.Server, error) {
+	info, err := ns.Jsz(nil)
+	if err != nil {
+		end(ns)
+		return nil, err
+	}
+	promised, room := int64(info.ReservedStore), info.Config.MaxStore
+	for _, g := range opts.Guests {
+		promised += g.MaxStore
+	}
+	if info.Disabled || promised <= room {
+		return ns, nil
+	}
+	opts.Log.Warn().Str("store", opts.StoreDir).Int64("room", room).Int64("promised", promised).
+		Msg("the store has less room than its streams and guests were promised; make room on its disk, " +
+			"or lower limits (meander streams limit)")
+	end(ns)
+	larger := native.Clone() // the same users, who are let in by what invite makes of it
+	larger.JetStreamMaxStore = promised + spareStore
+	return launch(ctx, larger, opts.Log)
+}
+
+// end stops a server, and waits until its store is written.
+func end(ns *server.Server) {
+	ns.Shutdown()
+	ns.WaitForShutdown()
+}
+
+// launch starts the server and waits until it accepts connections.
+func launch(ctx context.Context, native *server.Options, log zerolog.Logger) (*server.Server, error) {
 	ns, err := server.NewServer(native)
 	if err != nil {
 		return nil, err
 	}
-	bridge := &logBridge{log: opts.Log}
-	ns.SetLoggerV2(bridge, opts.Log.GetLevel() <= zerolog.DebugLevel, false, false)
+	bridge := &logBridge{log: log}
+	ns.SetLoggerV2(bridge, log.GetLevel() <= zerolog.DebugLevel, false, false)
 	ns.Start()
 	deadline := time.Now().Add(readyTimeout)
 	for !ns.ReadyForConnections(50 * time.Millisecond) {
@@ -213,16 +266,8 @@ func run(ctx context.Context, native *server.Options, opts Options, killed bool)
 		default:
 			continue
 		}
-		ns.Shutdown()
-		ns.WaitForShutdown()
+		end(ns)
 		return nil, err
-	}
-	if g, ok := native.CustomClientAuthentication.(gate); ok {
-		if err := invite(ns, opts.Guests, g); err != nil {
-			ns.Shutdown()
-			ns.WaitForShutdown()
-			return nil, err
-		}
 	}
 	return ns, nil
 }
@@ -251,8 +296,7 @@ func (s *Server) shutdown() error {
 	s.cancel()
 	s.healer.Wait()
 	if ns := s.current(); ns != nil {
-		ns.Shutdown()
-		ns.WaitForShutdown()
+		end(ns)
 	}
 	return s.claim.release()
 }

@@ -182,8 +182,8 @@ func (n *notes) add(s State, fix, format string, args ...any) {
 
 func (n *notes) ok(format string, args ...any) { n.add(OK, "", format, args...) }
 
-// failed says that a question was not answered: what cannot be reached is a fault, and what this credential may not
-// ask about is not known.
+// failed says that a question was not answered: what cannot be reached is a fault, and what this credential
+// may not ask about is not known.
 func (n *notes) failed(what string, err error) {
 	const codeNotAvailable = 10008 // of a server whose cluster has no leader
 	api, _ := errors.AsType[*jetstream.APIError](err)
@@ -191,7 +191,8 @@ func (n *notes) failed(what string, err error) {
 	case errors.Is(err, bus.ErrPermission):
 		n.add(Unchecked, "use a credential that may, such as the admin's", "%s: this credential may not ask", what)
 	case errors.Is(err, bus.ErrNoLeader), api != nil && api.ErrorCode == codeNotAvailable:
-		n.add(Fault, "start the servers that are down: with fewer than half of them the streams take and give nothing", "%s: no leader; its servers elect one, or too few of them are up", what)
+		n.add(Fault, "start the servers that are down: with less than a majority of them the streams take and give nothing",
+			"%s: no leader; its servers elect one, or too few of them are up", what)
 	case errors.Is(err, context.DeadlineExceeded):
 		n.add(Fault, "see the server's log", "%s: no answer in time", what)
 	default:

@@ -31,7 +31,7 @@ func server(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
 	if len(o.Servers) > 1 {
 		for _, err := range unreached(ctx, o.Servers) {
-			say.add(Fault, "start it, or name the servers that there are with --nats; a cluster that loses half of its servers takes nothing", "%v", err)
+			say.add(Fault, "start it, or name with --nats the servers that there are; a cluster without a majority takes nothing", "%v", err)
 		}
 	}
 	rtt := time.Duration(1 << 62)
@@ -120,8 +120,8 @@ func streams(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// examine looks at the streams, again for a while where some are not on all of their servers: one that lags for a
-// moment catches up.
+// examine looks at the streams, again for a while where some are not on all of their servers: one that lags
+// for a moment catches up.
 func examine(ctx context.Context, o *Options) (all []bus.Examined, err error) {
 	for end := time.Now().Add(min(lagPatience, o.Timeout/2)); ; {
 		all, err = o.Bus.Examine(ctx, false)
@@ -148,9 +148,9 @@ func short(all []bus.Examined, say *notes) {
 			nobody++
 		}
 	}
-	const fix = "start it, or see its log: streams that lose half of their servers take nothing"
+	const fix = "start it, or see its log: streams without a majority of their servers take nothing"
 	for _, server := range slices.Sorted(maps.Keys(lack)) {
-		say.add(Fault, fix, "server %s is down, or behind: %s of %d are without it", server, plural(lack[server], "stream"), len(all))
+		say.add(Fault, fix, "server %s is down, or behind: %s of %d lack it", server, plural(lack[server], "stream"), len(all))
 	}
 	if nobody > 0 {
 		say.add(Fault, "start the servers that are missing", "%s on fewer servers than configured", plural(nobody, "stream"))
