@@ -446,6 +446,12 @@ type ConsumerStats struct {
 	Redelivered int    `json:"redelivered"`
 	// Pulls are requests for messages that the server has not answered yet: somebody works here.
 	Pulls int `json:"pulls"`
+	// Filters are the subjects that it takes; none: all. Takes says that whoever pulls gets what has not been
+	// acknowledged yet: as services need it, unlike durables of readers.
+	Filters []string `json:"filters,omitempty"`
+	Takes   bool     `json:"takes"`
+	// Delivered is when it delivered last; before the first time, when it was made.
+	Delivered time.Time `json:"delivered"`
 }
 
 // Stats describes the contract's streams in the order data flows, with their durable
@@ -482,8 +488,15 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 	for _, c := range consumers {
 		if c.Config.Durable != "" {
 			stats.kept(c.Cluster)
+			delivered := c.Created
+			if c.Delivered.Last != nil {
+				delivered = *c.Delivered.Last
+			}
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
-				Name: c.Name, Stage: stageOf(c.Name), Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
+				Name: c.Name, Stage: stageOf(c.Name),
+				Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
+				Filters: filtersOf(c.Config), Takes: c.Config.AckPolicy == jetstream.AckExplicitPolicy && c.Config.DeliverSubject == "",
+				Delivered: delivered,
 			})
 		}
 	}

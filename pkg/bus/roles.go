@@ -76,6 +76,9 @@ const (
 	everyPartition = "every partition"
 )
 
+// ClockSubject is where services are asked what time it is.
+const ClockSubject = "$SRV.CLOCK"
+
 // LaneConsumer is the durable of a lane's samplers.
 func LaneConsumer(lane schemas.Lane) string { return "sampler-" + string(lane) }
 
@@ -247,7 +250,7 @@ func (g Grant) Rights(key string, runs []schemas.Run, blobs bool) (Rights, error
 		r.allow("$JS.API.STREAM.PURGE." + stream)
 	}
 	if g.Looks && len(runs) == 0 {
-		r.allow("$SRV.INFO")
+		r.allow("$SRV.INFO", ClockSubject)
 	}
 	for _, name := range streamNames() {
 		spec, _ := specNamed(name)

@@ -30,7 +30,7 @@ func doctorCommand(a *app) *cobra.Command {
 		Use:   "doctor",
 		Short: "look everything over, and say what is wrong and what to do about it",
 		Long: `doctor looks at the server, its streams and consumers, what this credential may do,
-limits, clocks, the services that run, the disk, and on this machine the model, what computes
+limits, clocks, the services that run, the weights they use, the disk, and on this machine the model, what computes
 and the reward functions. It changes nothing. Each finding is ok, a warning, a fault, or not
 checked, with why; what is no longer ok comes with what to do.
 

@@ -82,6 +82,7 @@ var areas = []area{
 	{"limits", true, limits},
 	{"clocks", true, clocks},
 	{"services", true, services},
+	{"policies", true, policies},
 	{"disk", false, disk},
 	{"model", false, modelFolder},
 	{"device", false, device},

@@ -19,6 +19,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/doctor"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const signs = "../../deploy/models/signs"
@@ -75,7 +76,31 @@ func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := boot.TellTime(s, name+"-1"); err != nil {
+			t.Fatal(err)
+		}
 		t.Cleanup(func() { _ = s.Stop() })
+	}
+}
+
+// work makes the durables that services take their work from, but for those that are spoilt.
+func work(t *testing.T, p *bustest.Plane, spoil map[string]func(*jetstream.ConsumerConfig) bool) {
+	t.Helper()
+	take := func(stream, name string, filters ...string) {
+		c := jetstream.ConsumerConfig{Durable: name, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: filters}
+		if change := spoil[name]; change != nil && !change(&c) {
+			return
+		}
+		if _, err := p.JetStream().CreateConsumer(t.Context(), stream, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	take(schemas.StreamPrompts, bus.IntakeConsumer)
+	take(schemas.StreamControl, bus.ControlConsumer)
+	take(schemas.StreamTrajectories, bus.RewardConsumer)
+	take(schemas.StreamVerdicts, bus.VerdictConsumer)
+	for i := range schemas.RewardPartitions {
+		take(schemas.StreamRewards, bus.PartitionConsumer(i), schemas.PartitionFilter(i))
 	}
 }
 
@@ -83,14 +108,24 @@ func TestRun_Healthy(t *testing.T) {
 	t.Parallel()
 	p := bustest.New(t)
 	serve(t, p, "v1", "intake", "sampler", "reward", "advantage")
+	work(t, p, nil)
 	found := look(t, doctor.Options{Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1", DiskFree: func() (int64, error) { return 1 << 50, nil }})
-	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "disk", "model", "device"} {
+	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "consumers", "disk", "model", "device"} {
 		only(t, found, area, doctor.OK)
 	}
-	has(t, found, "consumers", doctor.Unchecked, "services make them")
+	has(t, found, "consumers", doctor.OK, "20 consumers, none of them behind without a worker")
+	for _, name := range []string{"intake", "sampler", "reward", "advantage"} {
+		has(t, found, "clocks", doctor.OK, name+" "+name+"-1: within")
+	}
 	has(t, found, "model", doctor.OK, "signs loads, weights ")
 	has(t, found, "services", doctor.OK, "1 intake, 1 sampler, 1 reward, 1 advantage")
-	has(t, found, "rewards", doctor.OK, "jpeg_compressibility")
+	// Each function is tried on what it rates, texts or images; ocr may not be installed here.
+	has(t, found, "rewards", doctor.OK, "give a score: confidence, entropy_mean, exact_match, glyph, jpeg_compressibility")
+	for _, f := range found["rewards"] {
+		if f.State != doctor.OK && !strings.HasPrefix(f.Says, "ocr: ") {
+			t.Errorf("%+v", f)
+		}
+	}
 }
 
 func TestRun_NoServer(t *testing.T) {
@@ -162,6 +197,95 @@ func TestRun_Consumers(t *testing.T) {
 	}
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Warning, "intake of MDR_PROMPTS: 1 wait, and nobody takes them")
 	has(t, look(t, doctor.Options{Bus: p.Bus}), "services", doctor.Warning, "nobody answers for intake, sampler, reward, advantage")
+}
+
+// Durables that somebody replaced or removed, under the services that need them.
+func TestRun_Durables(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "consumers", doctor.Unchecked, "services make them")
+	serve(t, p, "v1", "intake", "reward", "advantage")
+	work(t, p, map[string]func(*jetstream.ConsumerConfig) bool{
+		bus.IntakeConsumer:       func(c *jetstream.ConsumerConfig) bool { c.FilterSubject = "mdr.v1.prompt.other"; return true },
+		bus.PartitionConsumer(3): func(*jetstream.ConsumerConfig) bool { return false },
+		bus.RewardConsumer:       func(c *jetstream.ConsumerConfig) bool { c.AckPolicy = jetstream.AckNonePolicy; return true },
+	})
+	e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: "s", Lane: "signs", At: time.Now().UnixNano()}
+	p.Forge(t, schemas.PresenceSubject("s"), bustest.Encode(t, e))
+	found := look(t, doctor.Options{Bus: p.Bus})
+	has(t, found, "consumers", doctor.Fault, "intake of MDR_PROMPTS is not as intake makes it: it takes mdr.v1.prompt.other")
+	has(t, found, "consumers", doctor.Fault, "advantage-p03 of MDR_REWARDS is not there, and advantage runs")
+	has(t, found, "consumers", doctor.Fault, "reward of MDR_TRAJECTORIES is not as reward makes it")
+	has(t, found, "consumers", doctor.Fault, "sampler-signs of MDR_REQUESTS is not there")
+	if n := len(found["consumers"]); n != 4 {
+		t.Errorf("%d findings: %+v", n, found["consumers"])
+	}
+}
+
+// What waits at a durable whose worker asks for it, and gets nothing.
+func TestRun_Backlog(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	c, err := p.JetStream().CreateConsumer(t.Context(), schemas.StreamPrompts, jetstream.ConsumerConfig{
+		Durable: bus.IntakeConsumer, AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := p.PublishPrompt(t.Context(), "r", []byte("x"), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Next(); err != nil { // in hand, and nobody goes on
+		t.Fatal(err)
+	}
+	later := func(d time.Duration) func() time.Time { return func() time.Time { return time.Now().Add(d) } }
+	has(t, look(t, doctor.Options{Bus: p.Bus, Now: later(time.Minute)}), "consumers", doctor.OK, "none of them behind")
+	has(t, look(t, doctor.Options{Bus: p.Bus, Now: later(time.Hour)}), "consumers", doctor.Warning, "intake of MDR_PROMPTS: 1 wait, and none was handed out for 1h")
+}
+
+// Weights that a sampler refused, and that another has not taken.
+func TestRun_Policies(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "policies", doctor.Unchecked, "there are none yet")
+	digest := strings.Repeat("a", 64)
+	policy := schemas.Policy{
+		Lane: "signs", Model: "signs", Family: "qwen-image", WeightsDigest: digest, Height: 64, Width: 64, NumInferenceSteps: 1,
+		TrueCFGScale: 1, LatentChannels: 64, PixelsPerToken: 16, MaxPixels: 1 << 20,
+	}
+	if err := p.SetPolicy(t.Context(), &policy, nil); err != nil {
+		t.Fatal(err)
+	}
+	has(t, look(t, doctor.Options{Bus: p.Bus}), "policies", doctor.OK, "lane signs: version 0, and no sampler runs")
+	next := policy
+	next.PolicyVersion, next.WeightsDigest = 1, strings.Repeat("b", 64)
+	if err := p.SetPolicy(t.Context(), &next, &policy); err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{"current", "behind", "refuses"} {
+		version := []int64{1, 0, 0}[i]
+		e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: name, Lane: "signs", PolicyVersion: &version, At: time.Now().UnixNano()}
+		p.Forge(t, schemas.PresenceSubject(name), bustest.Encode(t, e))
+	}
+	for i, state := range []string{schemas.AppliedRefused, schemas.AppliedApplied} {
+		a := &schemas.Applied{
+			Lane: "signs", Instance: "refuses", PolicyVersion: int64(1 - i), State: state, WeightsDigest: digest, Backend: "cpu", At: time.Now().UnixNano(),
+		}
+		if state == schemas.AppliedRefused {
+			a.Error = "lora_A of another rank\nand more"
+		}
+		if _, err := p.JetStream().Publish(t.Context(), schemas.AppliedSubject("signs", "refuses"), bustest.Encode(t, a)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	found := look(t, doctor.Options{Bus: p.Bus})
+	has(t, found, "policies", doctor.Warning, "behind uses version 0 of lane signs, and the current one is 1")
+	has(t, found, "policies", doctor.Fault, "refuses refused version 1 of lane signs and goes on with 0: lora_A of another rank -> push weights")
+	if n := len(found["policies"]); n != 2 {
+		t.Errorf("%d findings: %+v", n, found["policies"])
+	}
 }
 
 // Clocks that are apart: that of this machine, and those of services.

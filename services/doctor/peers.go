@@ -15,6 +15,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const (
@@ -140,18 +141,33 @@ func clocks(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	took := o.Now().Sub(began)
-	apart("this machine", info.TimeStamp.Sub(began.Add(took/2)), say)
+	behind := info.TimeStamp.Sub(began.Add(took / 2))
+	apart("this machine", behind, say)
 	entries, err := o.Bus.LastMany(ctx, "KV_"+schemas.PresenceBucket, []string{schemas.PresenceSubject(">")})
 	if err != nil {
 		say.failed("the clocks of services", err)
 		return
 	}
+	var told []string
 	for _, m := range entries {
 		p := &schemas.Presence{}
 		if len(m.Data) == 0 || schemas.DecodeValid(m.Data, p) != nil {
 			continue
 		}
+		told = append(told, p.Service)
 		apart(p.Instance, m.Time.Sub(time.Unix(0, p.At)), say)
+	}
+	// Services that have no entries there are asked.
+	began = o.Now()
+	err = asked(ctx, o.Bus.Conn(), bus.ClockSubject, func(m *nats.Msg) {
+		var c boot.Clock
+		if json.Unmarshal(m.Data, &c) == nil && c.At > 0 && !slices.Contains(told, c.Service) {
+			half := o.Now().Sub(began) / 2
+			apart(c.Service+" "+c.Instance, behind+began.Add(half).Sub(time.Unix(0, c.At)), say)
+		}
+	})
+	if err != nil {
+		say.failed("the clocks of services", err)
 	}
 }
 
@@ -243,31 +259,38 @@ func services(ctx context.Context, o *Options, say *notes) {
 	}
 }
 
-// discover asks who is there, and takes what answers in time.
-func discover(ctx context.Context, nc *nats.Conn) ([]micro.Info, error) {
-	inbox := nc.NewInbox()
-	answers, err := nc.SubscribeSync(inbox)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = answers.Unsubscribe() }()
-	if err := nc.PublishRequest("$SRV.INFO", inbox, nil); err != nil {
-		return nil, err
-	}
-	ctx, stop := context.WithTimeout(ctx, gather)
-	defer stop()
-	var out []micro.Info
-	for {
-		m, err := answers.NextMsgWithContext(ctx)
-		switch {
-		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrNoResponders):
-			return out, nil
-		case err != nil:
-			return out, err
-		}
+// discover is who is there.
+func discover(ctx context.Context, nc *nats.Conn) (out []micro.Info, err error) {
+	err = asked(ctx, nc, "$SRV.INFO", func(m *nats.Msg) {
 		var info micro.Info
 		if json.Unmarshal(m.Data, &info) == nil && strings.HasPrefix(info.Name, "meander-") {
 			out = append(out, info)
 		}
+	})
+	return out, err
+}
+
+// asked hands on what is answered in time.
+func asked(ctx context.Context, nc *nats.Conn, subject string, answer func(*nats.Msg)) error {
+	inbox := nc.NewInbox()
+	answers, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	if err := nc.PublishRequest(subject, inbox, nil); err != nil {
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, gather)
+	defer stop()
+	for {
+		m, err := answers.NextMsgWithContext(ctx)
+		switch {
+		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrNoResponders):
+			return nil
+		case err != nil:
+			return err
+		}
+		answer(m)
 	}
 }

@@ -171,36 +171,6 @@ func fullness(s *bus.Examined, say *notes) {
 	}
 }
 
-// consumers are how far those who work on the streams are.
-func consumers(ctx context.Context, o *Options, say *notes) {
-	all, err := o.Bus.Examine(ctx, true)
-	if err != nil {
-		say.failed("consumers", err)
-		return
-	}
-	n := 0
-	for _, s := range all {
-		for _, c := range s.Consumers {
-			n++
-			switch {
-			case c.Pending > 0 && c.Pulls == 0 && c.AckPending == 0 && !o.Own:
-				say.add(Warning, "start the service, or see its /readyz for what it waits for", "%s of %s: %d wait, and nobody takes them", c.Name, s.Name, c.Pending)
-			case c.Redelivered > 10 && c.Redelivered*2 > c.AckPending:
-				say.add(Warning, "see the logs of "+c.Stage+", and 'meander dead'", "%s of %s: %d of %d in hand came more than once", c.Name, s.Name, c.Redelivered, c.AckPending)
-			}
-			if c.Pending > 0 && o.Own {
-				say.ok("%s of %s: %d wait for 'meander up'", c.Name, s.Name, c.Pending)
-			}
-		}
-	}
-	switch {
-	case n == 0:
-		say.add(Unchecked, "", "there are none yet: services make them when they start")
-	case len(say.found) == 0:
-		say.ok("%s, none of them behind without a worker", plural(n, "consumer"))
-	}
-}
-
 // limits are those of the server and of the account.
 func limits(ctx context.Context, o *Options, say *notes) {
 	switch most := o.Bus.Conn().MaxPayload(); {

@@ -207,6 +207,22 @@ func setUp(ctx context.Context, b *bus.Bus, replicas int, log zerolog.Logger) er
 	return err
 }
 
+// Clock is what a service answers on bus.ClockSubject: the time that its machine has, in Unix nanoseconds.
+type Clock struct {
+	Service  string `json:"service"`
+	Instance string `json:"instance"`
+	At       int64  `json:"at"`
+}
+
+// TellTime has a service answer those who compare clocks.
+func TellTime(discovery micro.Service, instance string) error {
+	tell := micro.HandlerFunc(func(r micro.Request) {
+		name := strings.TrimPrefix(discovery.Info().Name, "meander-")
+		_ = r.RespondJSON(Clock{Service: name, Instance: instance, At: time.Now().UnixNano()}) // who asked has gone
+	})
+	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(bus.ClockSubject), micro.WithEndpointQueueGroupDisabled())
+}
+
 // Announce shows a service in NATS's service discovery (nats micro ls) as
 // meander-<name>, until leave.
 func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (leave func(), err error) {
@@ -214,6 +230,9 @@ func Announce(b *bus.Bus, name, summary, instance string, log zerolog.Logger) (l
 		Name: "meander-" + name, Version: semver(Version()), Description: summary,
 		Metadata: map[string]string{"instance": instance, "version": Version()},
 	})
+	if err == nil {
+		err = TellTime(discovery, instance)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("service discovery: %w", err)
 	}

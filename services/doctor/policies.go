@@ -1,0 +1,70 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// policies are the weights of each lane, and whether the samplers that run use them.
+func policies(ctx context.Context, o *Options, say *notes) {
+	lanes, err := o.Bus.Policies(ctx)
+	if err != nil {
+		say.failed("policies", err)
+		return
+	}
+	present, err := o.Bus.Present(ctx)
+	if err != nil {
+		say.failed("samplers", err)
+		return
+	}
+	for _, p := range lanes {
+		answers, err := o.Bus.Applied(ctx, p.Lane)
+		if err != nil {
+			say.failed(fmt.Sprintf("answers to policies of lane %s", p.Lane), err)
+			continue
+		}
+		lane(p, present, answers, say)
+	}
+	if len(lanes) == 0 {
+		say.add(Unchecked, "", "there are none yet: samplers announce their weights when they start")
+	}
+}
+
+// lane is what the samplers of a lane make of its current policy.
+func lane(p *schemas.Policy, present []*schemas.Presence, answers []*schemas.Applied, say *notes) {
+	slices.Reverse(answers) // the newest first
+	samplers, current := 0, 0
+	for _, s := range present {
+		if s.Service != schemas.ServiceSampler || s.Lane != p.Lane || s.Draining {
+			continue
+		}
+		samplers++
+		i := slices.IndexFunc(answers, func(a *schemas.Applied) bool {
+			return a.Instance == s.Instance && a.PolicyVersion == p.PolicyVersion
+		})
+		switch {
+		case i >= 0 && answers[i].State == schemas.AppliedRefused:
+			why, _, _ := strings.Cut(answers[i].Error, "\n")
+			say.add(Fault, fmt.Sprintf("push weights that it takes, or go back: meander policy rollback %d", answers[i].Serving),
+				"%s refused version %d of lane %s and goes on with %d: %s", s.Instance, p.PolicyVersion, p.Lane, answers[i].Serving, why)
+		case s.PolicyVersion == nil || *s.PolicyVersion == p.PolicyVersion:
+			current++
+		case s.Loading != nil:
+			current++
+			say.ok("%s takes over version %d of lane %s", s.Instance, *s.Loading, p.Lane)
+		default:
+			say.add(Warning, "see its log: it has not answered to that version",
+				"%s uses version %d of lane %s, and the current one is %d", s.Instance, *s.PolicyVersion, p.Lane, p.PolicyVersion)
+		}
+	}
+	switch {
+	case samplers == 0:
+		say.ok("lane %s: version %d, and no sampler runs", p.Lane, p.PolicyVersion)
+	case current == samplers:
+		say.ok("lane %s: version %d, used by %s", p.Lane, p.PolicyVersion, plural(samplers, "sampler"))
+	}
+}
