@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -54,6 +56,10 @@ Exit status: 0 every stream takes events, 1 one does not.`,
 			for _, p := range paused {
 				fmt.Fprintf(c.ErrOrStderr(), "%s; it goes on with: meander resume %s\n", p.Says(), p.Run)
 			}
+			for _, server := range lacking(stats) {
+				line := fmt.Sprintf("server %s is down, or behind: see 'meander doctor'", server)
+				fmt.Fprintln(c.ErrOrStderr(), paint(c.ErrOrStderr(), sgrRed, line))
+			}
 			for _, f := range faults {
 				fmt.Fprintln(c.ErrOrStderr(), paint(c.ErrOrStderr(), sgrRed, boot.Advice(f)))
 			}
@@ -96,6 +102,45 @@ func printStreams(out io.Writer, stats []bus.StreamStats) error {
 		}
 	}
 	return t.Flush()
+}
+
+// lacking are the servers that do not have all of what they are to keep.
+func lacking(stats []bus.StreamStats) (servers []string) {
+	for _, s := range stats {
+		servers = append(servers, s.Lacking...)
+	}
+	slices.Sort(servers)
+	return slices.Compact(servers)
+}
+
+// fits says how many more groups of the mean size of those that are stored have room, and which stream is full then.
+func fits(stats []bus.StreamStats) string {
+	of := map[string]*bus.StreamStats{}
+	for i := range stats {
+		of[stats[i].Name] = &stats[i]
+	}
+	groups, samples := of[schemas.StreamGroups].Messages, of[schemas.StreamTrajectories].Messages
+	if groups == 0 || samples == 0 {
+		return "how much fits is told once there are groups, by their size"
+	}
+	least, first := math.Inf(1), ""
+	for _, name := range []string{
+		schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamGroups, bus.BlobStream,
+	} {
+		s := of[name]
+		if s.MaxBytes <= 0 || s.Bytes == 0 {
+			continue
+		}
+		room := float64(s.MaxBytes) - float64(s.Bytes) - float64(s.Held)
+		if n := room / (float64(s.Bytes) / float64(groups)); n < least {
+			least, first = max(0, n), name
+		}
+	}
+	if first == "" {
+		return "without limits of bytes the disk alone says how much fits"
+	}
+	return fmt.Sprintf("room for about %.0f more groups, %.0f samples, of the mean size of the %d that are stored; then %s is full",
+		math.Floor(least), math.Floor(least*float64(samples)/float64(groups)), groups, first)
 }
 
 // watchFaults says which streams take nothing or are nearly full, what to do about it, and when they
@@ -232,7 +277,11 @@ refused; a shorter age removes at once what is older.`,
 				if err != nil {
 					return err
 				}
-				return printStreams(c.OutOrStdout(), stats)
+				if err := printStreams(c.OutOrStdout(), stats); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(c.OutOrStdout(), "\n%s\n", fits(stats))
+				return err
 			})(c, given)
 		},
 	}
