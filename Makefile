@@ -32,7 +32,8 @@ PROFILES := all-in-one gpu metrics
 # Compose takes a name that it does not know, and starts what has none.
 ifneq ($(filter up down logs compose-check,$(MAKECMDGOALS)),)
 unknown  := $(filter-out $(FORMS) $(PROFILES),$(profiles))
-$(if $(unknown),$(error PROFILE=$(PROFILE): there is no $(unknown); must be of $(FORMS) $(PROFILES), with commas between several))
+$(if $(unknown),$(error PROFILE=$(PROFILE): there is no $(unknown); \
+	must be of $(FORMS) $(PROFILES), with commas between several))
 misplaced := $(filter $(FORMS),$(subst $(comma), ,$(COMPOSE_PROFILES)))
 $(if $(misplaced),$(error COMPOSE_PROFILES=$(COMPOSE_PROFILES): $(misplaced) must be in PROFILE))
 endif
@@ -232,11 +233,12 @@ build/learn-venv/ok: deploy/learn/requirements.txt pkg/client/python/pyproject.t
 
 up: compose-plugin build/compose.env compose-check $(if $(filter secure,$(forms)),credentials) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; APART=1: between one and three; settings: docker-compose.yml
 	VERSION=$(VERSION) $(if $(filter cluster,$(forms)),MEANDER_STREAM_REPLICAS=3) $(COMPOSE) up --build --detach --wait --remove-orphans
-	@$(token); umask 077 && echo "unset MEANDER_NATS_TOKEN; $(strip $(access)); export MEANDER_NATS_URL=$(servers)" > build/client.env
+	@$(token); umask 077 && \
+	echo "unset MEANDER_NATS_TOKEN; $(strip $(access)); export MEANDER_NATS_URL=$(servers)" > build/client.env
 	@echo 'To reach it: . build/client.env'
 
 .PHONY: compose-check
-compose-check: compose-plugin build/compose.env ## fail and say why the stack cannot be brought to this form, before anything is touched
+compose-check: compose-plugin build/compose.env ## say why the stack cannot be brought to this form
 	@$(token); deploy/compose.check '$(forms)' '$(profiles),$(COMPOSE_PROFILES)'
 
 down: compose-plugin build/compose.env ## stop the containers of every profile; the stored events stay

@@ -191,7 +191,8 @@ info*) for r in RUNTIMES; do printf '"%s":{},' $r; done ;;
 *) touch "$0.touched" ;;
 esac
 `
-		script = strings.NewReplacer("RUNTIMES", v.here.runtimes, "CONTAINERS", v.here.containers, "VOLUMES", v.here.volumes).Replace(script)
+		here := strings.NewReplacer("RUNTIMES", v.here.runtimes, "CONTAINERS", v.here.containers, "VOLUMES", v.here.volumes)
+		script = here.Replace(script)
 		if err := os.WriteFile(filepath.Join(bin, "docker"), []byte(script), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -200,7 +201,7 @@ esac
 			target = "up"
 		}
 		cmd := exec.Command("make", append([]string{"-C", root, target}, strings.Fields(v.settings)...)...)
-		cmd.Env = append(os.Environ(), "MEANDER_NATS_TOKEN="+stackToken, "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "MEANDER_NATS_TOKEN="+stackToken, onPath(bin))
 		out, err := cmd.CombinedOutput()
 		if (err == nil) != (v.says == "") || !strings.Contains(string(out), v.says) {
 			t.Errorf("make up %s with %+v: %v\n%s", v.settings, v.here, err, out)

@@ -126,9 +126,9 @@ func TestDeploy_Compose(t *testing.T) {
 				if pinned := regexp.MustCompile(`:v?\d+\.\d+\.\d+`); !pinned.MatchString(s.Image) {
 					t.Errorf("image %s is not pinned", s.Image)
 				}
-			} else if token := s.Environment["MEANDER_NATS_TOKEN"] + s.Environment["MEANDER_NATS_URL"]; !strings.Contains(token, "${MEANDER_NATS_TOKEN:?") {
+			} else if has := s.Environment; !strings.Contains(has["MEANDER_NATS_TOKEN"]+has["MEANDER_NATS_URL"], "${MEANDER_NATS_TOKEN:?") {
 				// No password has a default: compose itself refuses to start without one.
-				t.Errorf("token %q; must be required from the environment", token)
+				t.Errorf("environment %v; the token must be required", has)
 			}
 			if s.Restart != "unless-stopped" || len(s.Healthcheck.Test) == 0 {
 				t.Errorf("restart %q, health check %v; want both", s.Restart, s.Healthcheck.Test)
@@ -325,8 +325,9 @@ func TestDeploy_NATSConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(options.Users) != 1 || options.Users[0].Password != "secret-of-the-test" || options.Users[0].Account.GetName() != "meander" || options.Authorization != "" {
-		t.Errorf("users %+v, token %q; want one in the account meander, with MEANDER_NATS_TOKEN", options.Users, options.Authorization)
+	if users := options.Users; options.Authorization != "" || len(users) != 1 || users[0].Password != "secret-of-the-test" ||
+		users[0].Account.GetName() != "meander" {
+		t.Errorf("users %+v; want one in the account meander, with MEANDER_NATS_TOKEN", users)
 	}
 	if !options.JetStream || options.StoreDir != "/data" || options.JetStreamMaxStore < 1<<30 {
 		t.Errorf("JetStream %v on %q with %d bytes; want it on /data with gigabytes", options.JetStream, options.StoreDir, options.JetStreamMaxStore)

@@ -31,12 +31,23 @@ func newFormed(t *testing.T, servers int) *formed {
 	f.keys = filepath.Join(f.dir, "auth")
 	meander(t, f.dir, "auth", "init", f.keys, "--tls").must(t, 0)
 	for range servers {
-		f.clients, f.monitors, f.routers = append(f.clients, harness.FreeAddress(t)), append(f.monitors, harness.FreeAddress(t)), append(f.routers, harness.FreeAddress(t))
+		for _, list := range []*[]string{&f.clients, &f.monitors, &f.routers} {
+			*list = append(*list, harness.FreeAddress(t))
+		}
 	}
 	return f
 }
 
 func (f *formed) store(i int) string { return filepath.Join(f.dir, fmt.Sprint("store-", i)) }
+
+func (f *formed) creds(user string) string { return filepath.Join(f.keys, user+".creds") }
+
+func (f *formed) ca() string { return filepath.Join(f.keys, "tls/ca.pem") }
+
+// onPath is the environment's PATH with a folder before it.
+func onPath(dir string) string {
+	return "PATH=" + dir + string(filepath.ListSeparator) + os.Getenv("PATH")
+}
 
 // etc is what a server of a form has in /etc/nats.
 func (f *formed) etc(t *testing.T, i int, secure bool) (etc string) {
@@ -50,12 +61,15 @@ func (f *formed) etc(t *testing.T, i int, secure bool) (etc string) {
 	}
 	must(os.CopyFS(etc, os.DirFS(filepath.Join(root, "deploy/nats"))))
 	if secure {
-		must(os.WriteFile(filepath.Join(etc, "access/access.conf"), []byte(read(t, "deploy/nats/secure/access.conf")), 0o600))
+		copyFile(t, filepath.Join(root, "deploy/nats/secure/access.conf"), filepath.Join(etc, "access/access.conf"))
 		for _, file := range []string{"auth.conf", "tls/server.pem", "tls/server-key.pem"} {
 			copyFile(t, filepath.Join(f.keys, file), filepath.Join(etc, "keys", filepath.Base(file)))
 		}
 	}
-	addresses := strings.NewReplacer("/etc/nats", etc, "/data", f.store(i), "0.0.0.0:4222", f.clients[i], "127.0.0.1:8222", f.monitors[i], "0.0.0.0:6222", f.routers[i])
+	addresses := strings.NewReplacer(
+		"/etc/nats", etc, "/data", f.store(i),
+		"0.0.0.0:4222", f.clients[i], "127.0.0.1:8222", f.monitors[i], "0.0.0.0:6222", f.routers[i],
+	)
 	for _, name := range []string{"nats.conf", "cluster.conf", "access/access.conf"} {
 		file := filepath.Join(etc, name)
 		text, err := os.ReadFile(file)
@@ -71,7 +85,10 @@ func (f *formed) begin(t *testing.T, secure bool) {
 	f.servers = nil
 	for i := range f.clients {
 		etc := f.etc(t, i, secure)
-		config, env := "nats.conf", []string{"MEANDER_NATS_TOKEN=" + stackToken, "MEANDER_NATS_STORE=" + f.store(i), "MEANDER_NATS_KEYS=" + filepath.Join(etc, "keys")}
+		config, env := "nats.conf", []string{
+			"MEANDER_NATS_TOKEN=" + stackToken, "MEANDER_NATS_STORE=" + f.store(i),
+			"MEANDER_NATS_KEYS=" + filepath.Join(etc, "keys"), onPath(filepath.Dir(harness.ServerProgram(t))),
+		}
 		if len(f.clients) > 1 {
 			config = "cluster.conf"
 			env = append(env, "MEANDER_ROUTE_PASSWORD="+stackToken, fmt.Sprint("MEANDER_SERVER_NAME=nats-", i))
@@ -79,9 +96,9 @@ func (f *formed) begin(t *testing.T, secure bool) {
 				env = append(env, fmt.Sprintf("MEANDER_ROUTE_%d=nats://meander:%s@%s", n+1, stackToken, address))
 			}
 		}
-		env = append(env, "PATH="+filepath.Dir(harness.ServerProgram(t))+string(filepath.ListSeparator)+os.Getenv("PATH"))
 		f.servers = append(f.servers, harness.Raise(t, &harness.Process{
-			Name: fmt.Sprint("nats-", i), Path: filepath.Join(etc, "start"), Dir: f.dir, Args: []string{"--config", filepath.Join(etc, config)}, Env: env,
+			Name: fmt.Sprint("nats-", i), Path: filepath.Join(etc, "start"), Dir: f.dir,
+			Args: []string{"--config", filepath.Join(etc, config)}, Env: env,
 		}))
 	}
 	file := "docker-compose.yml"
@@ -114,7 +131,7 @@ func (f *formed) connect(t *testing.T, secure bool) *bus.Bus {
 	c := bus.Config{Name: "forms-test"}
 	scheme := openScheme
 	if secure {
-		scheme, c.CredsFile, c.CAFile = "tls://", filepath.Join(f.keys, "admin.creds"), filepath.Join(f.keys, "tls/ca.pem")
+		scheme, c.CredsFile, c.CAFile = "tls://", f.creds("admin"), f.ca()
 	}
 	c.URL = scheme + strings.Join(f.clients, ","+scheme)
 	return bustest.Connect(t, c)
@@ -123,9 +140,9 @@ func (f *formed) connect(t *testing.T, secure bool) *bus.Bus {
 // copied sets the guest up, and waits until there are so many prompts in his copy.
 func (f *formed) copied(t *testing.T, want int) {
 	t.Helper()
-	meander(t, f.dir, "streams", "setup", "--auth", f.keys, "--nats", "tls://"+f.clients[0],
-		"--nats-creds", filepath.Join(f.keys, "admin.creds"), "--nats-tls-ca", filepath.Join(f.keys, "tls/ca.pem")).must(t, 0)
-	alice := bustest.Connect(t, bus.Config{URL: "tls://" + f.clients[0], CredsFile: filepath.Join(f.keys, "alice.creds"), CAFile: filepath.Join(f.keys, "tls/ca.pem")})
+	url := "tls://" + f.clients[0]
+	meander(t, f.dir, "streams", "setup", "--auth", f.keys, "--nats", url, "--nats-creds", f.creds("admin"), "--nats-tls-ca", f.ca()).must(t, 0)
+	alice := bustest.Connect(t, bus.Config{URL: url, CredsFile: f.creds("alice"), CAFile: f.ca()})
 	bustest.Until(t, "the guest has all of his run", func() error {
 		if got := harness.Subjects(t, alice, schemas.StreamPrompts, "mdr.v1.prompt.r"); got["mdr.v1.prompt.r"] != want {
 			return fmt.Errorf("%v, want %d", got, want)
@@ -157,7 +174,8 @@ func TestForms(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if got := harness.Subjects(t, b, schemas.StreamPrompts, "mdr.v1.prompt.>"); got["mdr.v1.prompt.r"] != i {
+				got := harness.Subjects(t, b, schemas.StreamPrompts, "mdr.v1.prompt.>")
+				if got["mdr.v1.prompt.r"] != i {
 					t.Errorf("change %d, secure %v: prompts %v, want %d", i, secure, got, i)
 				}
 				if _, err := b.PublishPrompt(t.Context(), "r", fmt.Append(nil, i), nil); err != nil {
@@ -203,7 +221,7 @@ func TestForms_EarlierStores(t *testing.T) {
 		}
 		etc := f.etc(t, 0, false)
 		cmd := exec.Command(filepath.Join(etc, "start"), "--config", filepath.Join(etc, "nats.conf"))
-		cmd.Env = append(os.Environ(), "MEANDER_NATS_STORE="+f.store(0), "PATH="+filepath.Dir(harness.ServerProgram(t))+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "MEANDER_NATS_STORE="+f.store(0), onPath(filepath.Dir(harness.ServerProgram(t))))
 		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), says) {
 			t.Errorf("%v: %s; must say %q", err, out, says)
 		}

@@ -194,7 +194,8 @@ func clusterServices(t *testing.T, url string) (services []*harness.Process, hea
 // diagnosed fails unless doctor finds faults that say so.
 func diagnosed(t *testing.T, url string, says ...string) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), harness.Program(t, "meander"), "doctor", "--nats", url, "--json", "--timeout", "3s").Output()
+	args := []string{"doctor", "--nats", url, "--json", "--timeout", "3s"}
+	out, err := exec.CommandContext(t.Context(), harness.Program(t, "meander"), args...).Output()
 	exit, _ := errors.AsType[*exec.ExitError](err)
 	if exit == nil || exit.ExitCode() != 1 {
 		t.Errorf("doctor: %v, want status 1", err)

@@ -495,8 +495,8 @@ func (b *Bus) addConsumers(ctx context.Context, stats *StreamStats, s jetstream.
 			stats.Consumers = append(stats.Consumers, ConsumerStats{
 				Name: c.Name, Stage: stageOf(c.Name),
 				Pending: c.NumPending, AckPending: c.NumAckPending, Redelivered: c.NumRedelivered, Pulls: c.NumWaiting,
-				Filters: filtersOf(c.Config), Takes: c.Config.AckPolicy == jetstream.AckExplicitPolicy && c.Config.DeliverSubject == "",
-				Delivered: delivered,
+				Filters: filtersOf(c.Config), Delivered: delivered,
+				Takes: c.Config.AckPolicy == jetstream.AckExplicitPolicy && c.Config.DeliverSubject == "",
 			})
 		}
 	}

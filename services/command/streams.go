@@ -125,7 +125,8 @@ func fits(stats []bus.StreamStats) string {
 	}
 	least, first := math.Inf(1), ""
 	for _, name := range []string{
-		schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamGroups, bus.BlobStream,
+		schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamRewards, schemas.StreamAdvantages,
+		schemas.StreamGroups, bus.BlobStream,
 	} {
 		s := of[name]
 		if s.MaxBytes <= 0 || s.Bytes == 0 {
@@ -139,8 +140,8 @@ func fits(stats []bus.StreamStats) string {
 	if first == "" {
 		return "without limits of bytes the disk alone says how much fits"
 	}
-	return fmt.Sprintf("room for about %.0f more groups, %.0f samples, of the mean size of the %d that are stored; then %s is full",
-		math.Floor(least), math.Floor(least*float64(samples)/float64(groups)), groups, first)
+	const says = "room for about %.0f more groups, %.0f samples, of the mean size of the %d that are stored; then %s is full"
+	return fmt.Sprintf(says, math.Floor(least), math.Floor(least*float64(samples)/float64(groups)), groups, first)
 }
 
 // watchFaults says which streams take nothing or are nearly full, what to do about it, and when they

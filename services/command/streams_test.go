@@ -20,7 +20,7 @@ func TestStreams(t *testing.T) {
 		t.Errorf("messages %v", messages)
 	}
 	// One group is stored, of two samples.
-	expect(t, exitOK, "room for about 100 more groups, 200 samples, of the mean size of the 1 that are stored; then MDR_STEPS is full",
+	expect(t, exitOK, "room for about 100 more groups, 200 samples, of the mean size of the 1 that are stored",
 		"streams", "limit", "--max-steps-bytes", fmt.Sprintf("%dB", int64(101*steps)))
 	expect(t, exitOK, "", "streams", "limit", "--max-steps-bytes", "123MiB")
 	expect(t, exitOK, "123.0 MiB", "streams")

@@ -100,7 +100,8 @@ func backlog(o *Options, s *bus.Examined, c *bus.ConsumerStats, say *notes) {
 	case c.Pending > 0 && c.AckPending == 0 && still > idleBacklog, c.Pending > 0 && still > busyBacklog:
 		say.add(Warning, logs+", and its /readyz", "%s: %d wait, and none was handed out for %v", which, c.Pending, still)
 	case c.Redelivered > 10 && c.Redelivered*2 > c.AckPending:
-		say.add(Warning, logs+", and 'meander dead'", "%s: %d of %d in hand came more than once", which, c.Redelivered, c.AckPending)
+		const says = "%s: %d of %d in hand came more than once"
+		say.add(Warning, logs+", and 'meander dead'", says, which, c.Redelivered, c.AckPending)
 	}
 }
 

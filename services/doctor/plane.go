@@ -31,7 +31,8 @@ func server(ctx context.Context, o *Options, say *notes) {
 	nc := o.Bus.Conn()
 	if len(o.Servers) > 1 {
 		for _, err := range unreached(ctx, o.Servers) {
-			say.add(Fault, "start it, or name with --nats the servers that there are; a cluster without a majority takes nothing", "%v", err)
+			const fix = "start it, or name with --nats the servers that there are; a cluster without a majority takes nothing"
+			say.add(Fault, fix, "%v", err)
 		}
 	}
 	rtt := time.Duration(1 << 62)

@@ -49,8 +49,9 @@ func lane(p *schemas.Policy, present []*schemas.Presence, answers []*schemas.App
 		switch {
 		case i >= 0 && answers[i].State == schemas.AppliedRefused:
 			why, _, _ := strings.Cut(answers[i].Error, "\n")
-			say.add(Fault, fmt.Sprintf("push weights that it takes, or go back: meander policy rollback %d", answers[i].Serving),
-				"%s refused version %d of lane %s and goes on with %d: %s", s.Instance, p.PolicyVersion, p.Lane, answers[i].Serving, why)
+			serving := answers[i].Serving
+			say.add(Fault, fmt.Sprintf("push weights that it takes, or go back: meander policy rollback %d", serving),
+				"%s refused version %d of lane %s and goes on with %d: %s", s.Instance, p.PolicyVersion, p.Lane, serving, why)
 		case s.PolicyVersion == nil || *s.PolicyVersion == p.PolicyVersion:
 			current++
 		case s.Loading != nil:

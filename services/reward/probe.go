@@ -23,8 +23,8 @@ type Probed struct {
 }
 
 // Probe asks each function that a service with these settings has for the score of a small grey image, or of
-// a short text where it rates texts, until ctx ends. nc is for functions whose workers are on NATS; nil: they fail. The error is one
-// of the settings, or of the file of scorers.
+// a short text where it rates texts, until ctx ends. nc is for functions whose workers are on NATS; nil: they
+// fail. The error is one of the settings, or of the file of scorers.
 func Probe(ctx context.Context, cfg Config, nc *nats.Conn) ([]Probed, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

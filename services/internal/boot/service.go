@@ -220,7 +220,8 @@ func TellTime(discovery micro.Service, instance string) error {
 		name := strings.TrimPrefix(discovery.Info().Name, "meander-")
 		_ = r.RespondJSON(Clock{Service: name, Instance: instance, At: time.Now().UnixNano()}) // who asked has gone
 	})
-	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(bus.ClockSubject), micro.WithEndpointQueueGroupDisabled())
+	all := micro.WithEndpointQueueGroupDisabled()
+	return discovery.AddEndpoint("clock", tell, micro.WithEndpointSubject(bus.ClockSubject), all)
 }
 
 // Announce shows a service in NATS's service discovery (nats micro ls) as
