@@ -184,7 +184,7 @@ func TestFamilies_ASecondOne(t *testing.T) {
 			}
 		}
 	}
-	report, err := recompute.Run(t.Context(), w.Bus, "r", recompute.Options{Model: dir, Models: known})
+	report, err := recompute.Run(t.Context(), w.Bus, "r", recompute.Options{Model: []string{dir}, Models: known})
 	if err != nil || !report.OK(0) {
 		t.Errorf("verify: %+v, %v", report, err)
 	}

@@ -145,7 +145,7 @@ func TestPolicy_FullWeights(t *testing.T) {
 		t.Errorf("gone back to: %+v, canary %+v; want %+v", a, a.Canary, first.Canary)
 	}
 	f.sample(t, "back", back)
-	report, err := verify.Run(t.Context(), f.Bus, "r", verify.Options{Model: signsFolder})
+	report, err := verify.Run(t.Context(), f.Bus, "r", verify.Options{Model: []string{signsFolder}})
 	if err != nil || report.Trajectories != f.made || report.Versions != 2 || report.MaxRatio != 0 || len(report.Mismatches) > 0 || report.Unproven != "" {
 		t.Errorf("verify: %+v, %v", report, err)
 	}

@@ -96,7 +96,7 @@ func killedInTheSwap(t *testing.T, rule string) bool {
 		return nil
 	})
 	harness.NoDead(t, w.Bus)
-	report, err := verify.Run(t.Context(), w.Bus, "swap", verify.Options{Model: signsFolder})
+	report, err := verify.Run(t.Context(), w.Bus, "swap", verify.Options{Model: []string{signsFolder}})
 	if err != nil || report.Trajectories != swapSamples || report.MaxRatio != 0 || len(report.Mismatches) > 0 || report.Unproven != "" {
 		t.Errorf("verify: %+v, %v", report, err)
 	}

@@ -144,7 +144,7 @@ func TestPolicy_PushedWhileSampling(t *testing.T) {
 			t.Logf("in use everywhere %v after it was pushed", time.Since(began))
 			ask("b", 4)
 			bustest.Await(t, plane.Bus, 2, schemas.StreamAdvantages, schemas.AdvantageSubject("r1", "*"))
-			report, err := verify.Run(t.Context(), plane.Bus, "r1", verify.Options{Model: signsFolder})
+			report, err := verify.Run(t.Context(), plane.Bus, "r1", verify.Options{Model: []string{signsFolder}})
 			if err != nil || report.Trajectories != 12 || report.Versions != 1 || report.MaxRatio != 0 || len(report.Mismatches) > 0 || report.Unproven != "" {
 				t.Errorf("got %+v, %v", report, err)
 			}

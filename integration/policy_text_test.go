@@ -67,7 +67,7 @@ func TestPolicy_Texts(t *testing.T) {
 		case rule == schemas.SwapRestart && (len(first) != 1 || !first[version] || !second[version]):
 			t.Errorf("restart: versions %v, then %v; all must be of %d", first, second, version)
 		}
-		r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: model})
+		r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: []string{model}})
 		if err != nil || r.Trajectories != 2 || r.Tokens == 0 || r.Logits != r.Tokens || (r.Versions == 0) != (rule == schemas.SwapFinish) || r.MaxTokenDifference != 0 || len(r.Mismatches) > 0 || r.Unproven != "" {
 			t.Errorf("%s: %+v, %v", rule, r, err)
 		}

@@ -86,7 +86,7 @@ func TestScheduled(t *testing.T) {
 					t.Errorf("sample %d: %d steps, want %d", i, len(tr.Steps), roll.Source-roll.Base)
 				}
 			}
-			report, err := proof.Run(t.Context(), w.Bus, "r", proof.Options{Model: model})
+			report, err := proof.Run(t.Context(), w.Bus, "r", proof.Options{Model: []string{model}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -194,7 +194,7 @@ func TestSegments(t *testing.T) {
 				c.equal(t, w, "between", c.cuts[1], slices.Max(c.cuts))
 			}
 			for _, run := range []string{"whole", "to3", "from3", "between"} {
-				report, err := proof.Run(t.Context(), w.Bus, schemas.Run(run), proof.Options{Model: model})
+				report, err := proof.Run(t.Context(), w.Bus, schemas.Run(run), proof.Options{Model: []string{model}})
 				if err != nil {
 					t.Fatal(err)
 				}

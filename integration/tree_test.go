@@ -71,7 +71,7 @@ func TestTree(t *testing.T) {
 			if len(seqs) != 39 {
 				t.Errorf("%d steps stored of the tree, want 39 of 80", len(seqs))
 			}
-			report, err := proof.Run(t.Context(), w.Bus, "tree", proof.Options{Model: model})
+			report, err := proof.Run(t.Context(), w.Bus, "tree", proof.Options{Model: []string{model}})
 			if err != nil || !report.OK(0) || report.Steps != 39 || report.StepsSkipped > 0 || report.Trajectories != treeLeaves {
 				t.Errorf("verify: %+v, %v", report, err)
 			}

@@ -228,6 +228,18 @@ func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connectio
 	})
 }
 
+// runArgument takes the run of the argument RUN, of a command that has --run as well.
+func runArgument(run *schemas.Run, given []string) error {
+	if len(given) == 0 {
+		return nil
+	}
+	if *run != "" && *run != schemas.Run(given[0]) {
+		return usage(fmt.Errorf("RUN: %q, and --run %q; name one of them", given[0], *run))
+	}
+	*run = schemas.Run(given[0])
+	return nil
+}
+
 // Close drains the bus, then gives up the server if it is ours.
 func (c *connection) Close() error {
 	close(c.closed)

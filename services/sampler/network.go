@@ -122,6 +122,12 @@ func (n Network) base() (digest string, modules lora.Table, ok bool) {
 	return n.WeightsDigest(), nil, false
 }
 
+// BaseDigest names the checkpoint: the weights without adapters.
+func (n Network) BaseDigest() string {
+	digest, _, _ := n.base()
+	return digest
+}
+
 func (n Network) either() any {
 	if n.Served != nil {
 		return n.Served

@@ -12,6 +12,8 @@ type Report struct {
 	Trajectories int         `json:"trajectories"`
 	// Failed of the trajectories are of samples that could not be made.
 	Failed int `json:"failed"`
+	// Missing are those, by lane, whose model is not there to recompute them with.
+	Missing []Missing `json:"missing,omitempty"`
 	// Steps were recomputed; StepsSkipped are stochastic, but their latents were not kept.
 	Steps        int `json:"steps"`
 	StepsSkipped int `json:"steps_skipped"`
@@ -61,10 +63,23 @@ type Mismatch struct {
 	What        string `json:"what"`
 }
 
+// Missing are trajectories whose model is not there.
+type Missing struct {
+	Lane schemas.Lane `json:"lane"`
+	// Model is its name, WeightsDigest that of the first of the trajectories.
+	Model         string `json:"model"`
+	WeightsDigest string `json:"weights_digest"`
+	Trajectories  int    `json:"trajectories"`
+}
+
+func (m Missing) String() string {
+	return fmt.Sprintf("lane %s: %d of the samples are of the model %q (weights %.16s), which is not given", m.Lane, m.Trajectories, m.Model, m.WeightsDigest)
+}
+
 // judge says why nothing, or not all, is proven.
 func (r *Report) judge() {
 	switch {
-	case len(r.Mismatches) > 0:
+	case len(r.Mismatches) > 0, len(r.Missing) > 0:
 	case r.StepsGone > 0:
 		r.Unproven = fmt.Sprintf("%s gone: removed by age or by hand", events(r.StepsGone))
 	case r.StartsGone > 0:
@@ -87,8 +102,34 @@ func (r *Report) judge() {
 // at least one, and no ratio is further from 1 than tolerance; and no state of scheduled sampling
 // and no stored conditioning is further from the one that was made again. 0 is for the same build, model and backend; more
 // is for comparing them. What servers drew has a tolerance of its own.
-func (r *Report) OK(tolerance float64) bool {
-	return len(r.Mismatches) == 0 && r.MaxRatio <= tolerance && r.MaxRolled <= tolerance && r.MaxConditioning <= tolerance && r.MaxTokenDifference <= tolerance && r.MaxDrawnDifference <= r.EngineTolerance && r.Unproven == ""
+func (r *Report) OK(tolerance float64) bool { return len(r.Faults(tolerance)) == 0 }
+
+// Faults are why the run is not verified, each in a line; none: it is.
+func (r *Report) Faults(tolerance float64) (faults []string) {
+	if n := len(r.Mismatches); n > 0 {
+		faults = append(faults, fmt.Sprintf("mismatches: %d", n))
+	}
+	for _, d := range []struct {
+		what        string
+		value, most float64
+	}{
+		{"|ratio-1|", r.MaxRatio, tolerance},
+		{"distance of a rolled state", r.MaxRolled, tolerance},
+		{"distance of a prompt embedding", r.MaxConditioning, tolerance},
+		{"difference of a number of a token", r.MaxTokenDifference, tolerance},
+		{"difference of what the server says of a token", r.MaxDrawnDifference, r.EngineTolerance},
+	} {
+		if !(d.value <= d.most) {
+			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes", d.what, d.value, d.most))
+		}
+	}
+	for _, m := range r.Missing {
+		faults = append(faults, m.String())
+	}
+	if r.Unproven != "" {
+		faults = append(faults, r.Unproven)
+	}
+	return faults
 }
 
 func events(n int) string {

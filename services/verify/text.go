@@ -183,7 +183,7 @@ func (x *texts) event(ctx context.Context, e *schemas.Tokens, at int) (int, erro
 		x.fault(e.N, "engine: %q; the trajectory says otherwise", e.Engine)
 	}
 	if x.drawnBy() == nil && e.WeightsDigest != x.with.digest {
-		with, err := x.weights(ctx, x.t.Lane, e.WeightsDigest)
+		with, err := x.weights(ctx, e.WeightsDigest)
 		if err != nil || !x.known(with, e.N) {
 			return end, err
 		}

@@ -19,18 +19,20 @@ import (
 	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/pkg/model/families"
 	"github.com/meander-rl/meander/pkg/tensor"
-	"github.com/meander-rl/meander/pkg/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler"
 )
 
 // Options say what a run is recomputed with.
 type Options struct {
-	// Model is a folder in the diffusers layout, or the name of a model; empty: the one that the
-	// trajectories name.
-	Model string
-	// Open is how the model is opened: the adapter that the samples were made with.
+	// Model are folders of models, or their names; none: those that the trajectories name. Each trajectory
+	// is recomputed with its own: that of its weights, else that of its lane.
+	Model []string
+	// Open is how the model is opened: the adapter that the samples were made with. It is for runs of one model.
 	Open model.Options
+	// Lane and UID choose the trajectories of one lane, or of one group; empty: all.
+	Lane schemas.Lane
+	UID  schemas.UID
 	// Compute is what it is computed with, one device; the zero value is auto.
 	Compute sampler.Compute
 	// Models is the families that it may be of; empty: those of this project.
@@ -62,7 +64,10 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 	if o.Languages == nil {
 		o.Languages = languages.All()
 	}
-	v := &verifier{bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}, EngineTolerance: cmp.Or(o.EngineTolerance, DefaultEngineTolerance)}, encoded: map[string][]byte{}, history: map[schemas.Lane][]*schemas.Policy{}}
+	v := &verifier{
+		bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}, EngineTolerance: cmp.Or(o.EngineTolerance, DefaultEngineTolerance)},
+		encoded: map[string][]byte{}, history: map[schemas.Lane][]*schemas.Policy{},
+	}
 	defer v.close()
 	if err := v.run(ctx); err != nil {
 		return nil, err
@@ -74,37 +79,42 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 type verifier struct {
 	bus     *bus.Bus
 	options Options
-	places  *sampler.Places // of the model
-	model   sampler.Network // opened at the first trajectory, which names it
-	// versions are the model's weights, then those of policies that were needed last; history is
-	// what lanes have served.
-	versions []*version
-	history  map[schemas.Lane][]*schemas.Policy
-	report   Report
-	states   *schemas.Tensor // those that a group was given last, with their ref and data
+	// models are those given, or those that trajectories have named so far.
+	models []*opened
+	// history is what lanes have served.
+	history map[schemas.Lane][]*schemas.Policy
+	report  Report
+	states  *schemas.Tensor // those that a group was given last, with their ref and data
 	// encoded are stored tensors of texts that came last, by digest.
 	encoded map[string][]byte
 }
 
 func (v *verifier) close() {
-	for _, w := range v.versions {
-		w.close(v.model)
-	}
-	if v.places != nil {
-		_ = v.places.Close()
+	for _, m := range v.models {
+		m.close()
 	}
 }
 
 func (v *verifier) run(ctx context.Context) error {
-	filter := schemas.TrajectoryFilter(v.report.Run, "*")
+	for _, name := range v.options.Model {
+		if _, err := v.open(name); err != nil {
+			return err
+		}
+	}
+	lanes := map[schemas.Lane]bool{}
+	filter := schemas.TrajectoryFilter(v.report.Run, cmp.Or(v.options.UID, "*"))
 	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("read trajectories: %w", err)
 		}
-		v.report.Trajectories++
 		t := &schemas.Trajectory{}
-		if err := schemas.DecodeValid(m.Data, t); err != nil {
-			v.report.Mismatches = append(v.report.Mismatches, Mismatch{m.Subject, t.SampleIndex, -1, err.Error()})
+		invalid := schemas.DecodeValid(m.Data, t)
+		if lanes[t.Lane] = true; invalid == nil && v.options.Lane != "" && t.Lane != v.options.Lane {
+			continue
+		}
+		v.report.Trajectories++
+		if invalid != nil {
+			v.report.Mismatches = append(v.report.Mismatches, Mismatch{m.Subject, t.SampleIndex, -1, invalid.Error()})
 			continue
 		}
 		if t.StopReason != schemas.StopCompleted {
@@ -118,35 +128,31 @@ func (v *verifier) run(ctx context.Context) error {
 			v.options.Progress(v.report.Trajectories)
 		}
 	}
-	if v.report.Trajectories == 0 {
-		return fmt.Errorf("run %q has no stored trajectories", v.report.Run)
-	}
-	return nil
+	return v.nothing(slices.Sorted(maps.Keys(lanes)))
 }
 
-// open opens the model; name is used where none was asked for.
-func (v *verifier) open(name string) error {
-	if v.places != nil {
+// nothing is the error of a run without a trajectory of those asked for; lanes are those that there are.
+func (v *verifier) nothing(lanes []schemas.Lane) error {
+	switch {
+	case v.report.Trajectories > 0:
 		return nil
+	case len(lanes) > 0:
+		return fmt.Errorf("lane %q: run %q has none of it; must be one of %q", v.options.Lane, v.report.Run, lanes)
+	case v.options.UID != "":
+		return fmt.Errorf("run %q has no stored trajectories of a group %q; 'meander show --run %s' lists the groups", v.report.Run, v.options.UID, v.report.Run)
 	}
-	c := v.options.Compute
-	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
-	places, err := c.Open(sampler.Registry{Images: v.options.Models, Text: v.options.Languages}, cmp.Or(v.options.Model, name), v.options.Open, true)
-	if err != nil {
-		return &ModelError{err}
-	}
-	v.places, v.model = places, places.All[0].Network
-	v.versions = []*version{newVersion(v.model)}
-	return nil
+	return fmt.Errorf("run %q has no stored trajectories; 'meander runs ls' lists the runs", v.report.Run)
 }
 
 // trajectory checks one completed trajectory against its steps and the model.
 func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error {
-	if err := v.open(string(t.Lane)); err != nil {
+	s := &sample{verifier: v, t: t}
+	var err error
+	if s.made, err = v.modelOf(ctx, s); s.made == nil || err != nil {
 		return err
 	}
-	s := &sample{verifier: v, t: t}
-	with, err := v.weights(ctx, t.Lane, s.weightsDigest())
+	s.model = s.made.network
+	with, err := s.weights(ctx, s.weightsDigest())
 	if err != nil || !s.known(with, -1) {
 		return err
 	}
@@ -196,6 +202,8 @@ func (v *verifier) trajectory(ctx context.Context, t *schemas.Trajectory) error 
 type sample struct {
 	*verifier
 	t       *schemas.Trajectory
+	made    *opened             // what made it
+	model   sampler.Network     // of made
 	with    *version            // the weights that made it, or the last of its steps
 	steps   []*schemas.Step     // those that are there, from where it begins
 	latents map[int64][]float32 // [S, C] by index
@@ -238,7 +246,7 @@ func (s *sample) logProb(ctx context.Context, plan flow.Plan, i int) error {
 	begin, _ := s.t.Segment()
 	if digest := s.steps[index-begin].WeightsDigest; digest != with.digest { // it went on with others later
 		var err error
-		if with, err = s.weights(ctx, s.t.Lane, digest); err != nil || !s.known(with, index) {
+		if with, err = s.weights(ctx, digest); err != nil || !s.known(with, index) {
 			return err
 		}
 	}

@@ -1,9 +1,11 @@
 package verify_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/model"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
 	"github.com/meander-rl/meander/services/verify"
@@ -44,16 +47,16 @@ func prompt() *schemas.Prompt {
 	}
 }
 
-// sample serves one prompt to its end.
+// sample serves one prompt to its end, with the model that it names, else with synthetic.
 func sample(t *testing.T, plane *bustest.Plane, run schemas.Run, prompt *schemas.Prompt) {
 	t.Helper()
 	config := pipeline.DefaultConfig()
-	config.Sampler.Model = "synthetic"
+	config.Sampler.Model = string(cmp.Or(prompt.Model, "synthetic"))
 	service := plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return pipeline.Run(ctx, b, config, zerolog.Nop()) })
 	if _, err := client.New(plane.Bus).Publish(t.Context(), run, prompt); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
+	bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, prompt.UID))
 	service.Stop() // it would put away what is forged
 }
 
@@ -151,9 +154,65 @@ func TestRun_Unproven(t *testing.T) {
 	}
 }
 
+// Each trajectory is judged by its own model. One whose model is not given is said by name: it is neither wrong nor right.
+func TestRun_Lanes(t *testing.T) {
+	t.Setenv("MEANDER_MODELS", "../../deploy/models")
+	plane := sampledPlane(t)
+	b := plane.Bus
+	text := &schemas.Prompt{UID: "p2", Model: "sums", Prompt: "1+2=?", Seed: new(int64(5)), GroupSize: new(int64(samples))}
+	sample(t, plane, "r1", text)
+	forge(t, b, "r1", func(t *schemas.Trajectory) {
+		t.UID, t.Group.Batch, t.Lane, t.WeightsDigest = "p3", "p3", "elsewhere", strings.Repeat("0", 64)
+	})
+	gone := func(lane schemas.Lane, n int) verify.Missing {
+		return verify.Missing{Lane: lane, Model: string(lane), Trajectories: n}
+	}
+	for _, c := range []struct {
+		name    string
+		options verify.Options
+		images  int // of the samples that are verified
+		texts   int
+		missing []verify.Missing // without digests
+	}{
+		{"those that are found", verify.Options{}, samples, samples, []verify.Missing{gone("elsewhere", 1)}},
+		{"those given", verify.Options{Model: []string{"sums", "synthetic"}}, samples, samples, []verify.Missing{gone("elsewhere", 1)}},
+		{"one given", verify.Options{Model: []string{"synthetic"}}, samples, 0, []verify.Missing{gone("sums", samples), gone("elsewhere", 1)}},
+		{"a lane", verify.Options{Model: []string{"synthetic"}, Lane: "synthetic"}, samples, 0, nil},
+		{"a group", verify.Options{UID: "p2"}, 0, samples, nil},
+		{"another model", verify.Options{Model: []string{"sums"}, UID: "p1"}, 0, 0, []verify.Missing{gone("synthetic", samples)}},
+	} {
+		r, err := verify.Run(t.Context(), b, "r1", c.options)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		for i := range r.Missing {
+			if len(r.Missing[i].WeightsDigest) != 64 {
+				t.Errorf("%s: %+v; must name the weights", c.name, r.Missing[i])
+			}
+			r.Missing[i].WeightsDigest = ""
+		}
+		if len(r.Mismatches) > 0 || r.Steps != c.images*stochastic || (r.Tokens > 0) != (c.texts > 0) || r.OK(0) != (c.missing == nil) || !slices.Equal(r.Missing, c.missing) {
+			t.Errorf("%s: %+v; want %d steps, tokens %v, missing %+v", c.name, r, c.images*stochastic, c.texts > 0, c.missing)
+		}
+	}
+	for name, c := range map[string]struct {
+		options verify.Options
+		want    string
+	}{
+		"a lane that is not there":  {verify.Options{Lane: "signs"}, `lane "signs": run "r1" has none of it; must be one of ["elsewhere" "sums" "synthetic"]`},
+		"a group that is not there": {verify.Options{UID: "p9"}, `has no stored trajectories of a group "p9"`},
+		"an adapter of which":       {verify.Options{Open: model.Options{Adapter: "x"}, Model: []string{"synthetic", "sums"}}, "adapter"},
+	} {
+		if _, err := verify.Run(t.Context(), b, "r1", c.options); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want %q said", name, err, c.want)
+		}
+	}
+}
+
 func TestRun_Errors(t *testing.T) {
 	b := sampled(t)
-	if _, err := verify.Run(t.Context(), b, "r1", verify.Options{Model: "/does/not/exist"}); err == nil {
+	if _, err := verify.Run(t.Context(), b, "r1", verify.Options{Model: []string{"/does/not/exist"}}); err == nil {
 		t.Error("a model that is not there: no error")
 	} else if _, ok := errors.AsType[*verify.ModelError](err); !ok {
 		t.Errorf("a model that is not there: %v, want a ModelError", err)
@@ -174,10 +233,12 @@ func TestReport_OK(t *testing.T) {
 		{"off", verify.Report{Steps: 1, MaxRatio: 1e-6}, 0, false},
 		{"off within the tolerance", verify.Report{Steps: 1, MaxRatio: 1e-6}, 1e-5, true},
 		{"a mismatch", verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{}}}, 1, false},
+		{"no number", verify.Report{Steps: 1, MaxRatio: math.NaN()}, 1, false},
+		{"not given", verify.Report{Steps: 1, Missing: []verify.Missing{{}}}, 1, false},
 		{"unproven", verify.Report{Unproven: "nothing was checked"}, 1, false},
 	} {
-		if got := c.report.OK(c.tolerance); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		if got := c.report.OK(c.tolerance); got != c.want || got != (len(c.report.Faults(c.tolerance)) == 0) {
+			t.Errorf("%s: %v, want %v; it says %q", c.name, got, c.want, c.report.Faults(c.tolerance))
 		}
 	}
 }

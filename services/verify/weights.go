@@ -33,19 +33,20 @@ func newVersion(n sampler.Network) *version {
 // errUnknown says that neither the model nor a policy of the lane has the weights.
 var errUnknown = errors.New("not those of the model, nor of a policy of the lane")
 
-// weights returns those with a digest: the model's, or the version of a policy of the lane, fetched and
+// weights returns those with a digest: the model's, or the version of a policy of the sample's lane, fetched and
 // loaded. What keeps them from being had is in the version.
-func (v *verifier) weights(ctx context.Context, lane schemas.Lane, digest string) (*version, error) {
-	if i := slices.IndexFunc(v.versions, func(w *version) bool { return w.digest == digest }); i >= 0 {
-		return v.versions[i], nil
+func (s *sample) weights(ctx context.Context, digest string) (*version, error) {
+	o := s.made
+	if i := slices.IndexFunc(o.versions, func(w *version) bool { return w.digest == digest }); i >= 0 {
+		return o.versions[i], nil
 	}
-	p, err := v.policy(ctx, lane, digest)
+	p, err := s.policy(ctx, s.t.Lane, digest)
 	if err != nil {
 		return nil, err
 	}
 	w := &version{digest: digest, err: errUnknown}
 	if p != nil {
-		n, err := sampler.Policy(ctx, v.bus, v.model, p)
+		n, err := sampler.Policy(ctx, s.bus, o.network, p)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -57,13 +58,13 @@ func (v *verifier) weights(ctx context.Context, lane schemas.Lane, digest string
 		if got := w.digest; got != digest {
 			w.digest, w.err = digest, fmt.Errorf("version %d has %.16s", p.PolicyVersion, got)
 		}
-		v.report.Versions++
+		s.report.Versions++
 	}
-	if len(v.versions) > heldWeights {
-		v.versions[1].close(v.model) // the first is the model's own
-		v.versions = slices.Delete(v.versions, 1, 2)
+	if len(o.versions) > heldWeights {
+		o.versions[1].close(o.network) // the first is the model's own
+		o.versions = slices.Delete(o.versions, 1, 2)
 	}
-	v.versions = append(v.versions, w)
+	o.versions = append(o.versions, w)
 	return w, nil
 }
 

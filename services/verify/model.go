@@ -1,0 +1,81 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/tensor/devices"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// opened is a model that trajectories were made with.
+type opened struct {
+	places  *sampler.Places
+	network sampler.Network
+	// versions are its weights, then those of policies that were needed last.
+	versions []*version
+}
+
+func (o *opened) close() {
+	for _, w := range o.versions {
+		w.close(o.network)
+	}
+	_ = o.places.Close()
+}
+
+// open opens one more model.
+func (v *verifier) open(name string) (*opened, error) {
+	c := v.options.Compute
+	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
+	if v.options.Open.Adapter != "" && len(v.models) > 0 {
+		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose the trajectories of one with a lane", v.options.Open.Adapter, v.models[0].network.Name(), name)}
+	}
+	places, err := c.Open(sampler.Registry{Images: v.options.Models, Text: v.options.Languages}, name, v.options.Open, true)
+	if err != nil {
+		return nil, &ModelError{err}
+	}
+	o := &opened{places: places, network: places.All[0].Network}
+	o.versions = []*version{newVersion(o.network)}
+	v.models = append(v.models, o)
+	return o, nil
+}
+
+// modelOf is the model that made a sample: the one with its weights, else with the checkpoint that a policy of its
+// lane names beside them, else the one of its name. Without models to choose from, that is opened. A sample whose model
+// is not there is noted; nil.
+func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
+	t := s.t
+	p, err := v.policy(ctx, t.Lane, t.WeightsDigest)
+	if err != nil {
+		return nil, err
+	}
+	name, base := string(t.Lane), ""
+	if p != nil {
+		name, base = p.Model, p.BaseDigest
+	}
+	for _, is := range []func(n sampler.Network) bool{
+		func(n sampler.Network) bool { return n.WeightsDigest() == t.WeightsDigest },
+		func(n sampler.Network) bool { return base != "" && n.BaseDigest() == base },
+		func(n sampler.Network) bool { return n.Name() == name },
+	} {
+		if i := slices.IndexFunc(v.models, func(o *opened) bool { return is(o.network) }); i >= 0 {
+			return v.models[i], nil
+		}
+	}
+	missing := slices.IndexFunc(v.report.Missing, func(m Missing) bool { return m.Lane == t.Lane && m.Model == name })
+	if missing < 0 && len(v.options.Model) == 0 {
+		if o, err := v.open(name); !errors.Is(err, model.ErrUnknown) {
+			return o, err
+		}
+	}
+	if missing < 0 {
+		missing = len(v.report.Missing)
+		v.report.Missing = append(v.report.Missing, Missing{Lane: t.Lane, Model: name, WeightsDigest: t.WeightsDigest})
+	}
+	v.report.Missing[missing].Trajectories++
+	return nil, nil
+}
