@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,8 @@ type Config struct {
 	InboxPrefix string
 	// ConnectTimeout bounds Connect; default 10 s, negative: as long as its context.
 	ConnectTimeout time.Duration
+	// NoWait has Connect fail at once when no server listens at URL: who asks for one thing wants to know.
+	NoWait bool
 }
 
 // Validate joins every fault by field name.
@@ -153,7 +156,7 @@ func Connect(ctx context.Context, cfg Config, log zerolog.Logger) (*Bus, error) 
 			err = errors.New(text) // of an address that is none
 		}
 		denied := errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
-		if denied && cfg.TokenHandler == nil || !retryable(err) {
+		if denied && cfg.TokenHandler == nil || !retryable(err) || cfg.NoWait && unreachable(err) {
 			return nil, fmt.Errorf("connect to %s: %w%s", where, err, connectHint(cfg, err))
 		}
 		if waiting.allow() {
@@ -185,6 +188,12 @@ func retryable(err error) bool {
 	s := err.Error()
 	return !strings.Contains(s, "no such file") && !strings.Contains(s, "invalid URL") && !strings.Contains(s, "parse ") &&
 		!strings.Contains(s, "nkeys: ") // a file of credentials without a key
+}
+
+// unreachable says whether nobody listens where the server should be.
+func unreachable(err error) bool {
+	dial, ok := errors.AsType[*net.OpError](err)
+	return errors.Is(err, nats.ErrNoServers) || ok && dial.Op == "dial"
 }
 
 func (b *Bus) options(cfg Config) []nats.Option {

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
@@ -46,6 +48,17 @@ func newEnv(t testing.TB, transport string, change ...func(*natsd.Options)) *env
 		change = append(change, bustest.TCP)
 	}
 	return &env{bustest.Bare(t, change...)}
+}
+
+// Who does not want to wait for a server hears at once that there is none.
+func TestConnect_NoWait(t *testing.T) {
+	for _, url := range []string{"nats://127.0.0.1:1", "nats://127.0.0.1:1,nats://127.0.0.1:2", "nats://nowhere.invalid:4222"} {
+		b, err := bus.Connect(t.Context(), bus.Config{URL: url, ConnectTimeout: -1, NoWait: true}, zerolog.Nop())
+		if err == nil {
+			t.Errorf("%s: connected; want an error", url)
+			_ = b.Close()
+		}
+	}
 }
 
 func (e *env) setup(t testing.TB) {

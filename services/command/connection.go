@@ -6,15 +6,20 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // private is where the others on the same store find the server of a command, and
@@ -78,16 +83,35 @@ func (a *app) server() bus.Config {
 	return bus.Config{Name: "meander", URL: a.natsURL, Token: a.token, CredsFile: a.creds, CAFile: a.tlsCA, CertFile: a.tlsCert, KeyFile: a.tlsKey}
 }
 
+// checkServer refuses a URL of --nats that is of no NATS server. One without a scheme is nats://.
+func (a *app) checkServer() error {
+	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
+		if !strings.Contains(server, "://") {
+			continue
+		}
+		if err := (boot.NATS{URL: server}).Validate(); err != nil {
+			return errors.New(strings.ReplaceAll(err.Error(), "nats.url: ", "--nats: "))
+		}
+	}
+	return nil
+}
+
 // open reaches the pipeline. With options of a set-up, the streams of a server that --nats names
 // are set up, too; else somebody else has to.
 func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption) (*connection, error) {
 	c := &connection{where: bus.RedactURL(a.natsURL), log: log, closed: make(chan struct{})}
 	cfg := a.server()
+	if err := a.checkServer(); err != nil {
+		return nil, usage(err)
+	}
 	if a.natsURL == "" {
 		for flag, value := range map[string]string{"nats-creds": a.creds, "nats-tls-ca": a.tlsCA, "nats-tls-cert": a.tlsCert, "nats-tls-key": a.tlsKey} {
 			if value != "" {
 				return nil, usage(fmt.Errorf("--%s: set without a server; name it with --nats", flag))
 			}
+		}
+		if info, err := os.Stat(a.store); err == nil && !info.IsDir() {
+			return nil, usage(fmt.Errorf("--store: %q; must be a folder", a.store))
 		}
 		part.StoreDir, part.Token, part.Log = a.store, cmp.Or(a.token, part.Token), log
 		member, err := natsd.Join(ctx, part)
@@ -100,9 +124,10 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 		c.member, c.where = member, member.Where()
 		cfg.InProcess, cfg.Token, cfg.TokenHandler = member, "", member.Token
 	}
+	cfg.NoWait = len(setup) == 0
 	b, err := bus.Connect(ctx, cfg, log)
 	if err != nil {
-		return nil, errors.Join(err, c.leave())
+		return nil, errors.Join(a.why(err), c.leave())
 	}
 	c.Bus = b
 	if c.member != nil {
@@ -117,6 +142,33 @@ func (a *app) open(ctx context.Context, part natsd.MemberOptions, log zerolog.Lo
 	return c, nil
 }
 
+// why adds to the error of a connection what the network says of each server, which the client library
+// keeps to itself, and what to do about it.
+func (a *app) why(err error) error {
+	if !errors.Is(err, nats.ErrNoServers) {
+		return err
+	}
+	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
+		if _, host, ok := strings.Cut(server, "://"); ok {
+			server = host
+		}
+		server = server[strings.LastIndexByte(server, '@')+1:]
+		if _, _, err := net.SplitHostPort(server); err != nil {
+			server = net.JoinHostPort(server, "4222")
+		}
+		c, dial := net.DialTimeout("tcp", server, time.Second)
+		if dial != nil {
+			err = fmt.Errorf("%w: %w", err, dial)
+			continue
+		}
+		_ = c.Close() // it is there, and the trouble is another
+	}
+	if a.asItIs {
+		return err
+	}
+	return fmt.Errorf("%w; is the server up? 'meander up' starts one; --nats and MEANDER_NATS_URL name it, and without them the store is used", err)
+}
+
 // watch closes the connection when there is nobody left to connect to: what waits for
 // it is told so.
 func (c *connection) watch() {
@@ -128,10 +180,17 @@ func (c *connection) watch() {
 	}
 }
 
+// tellAfter is how long a command waits in silence.
+const tellAfter = 2 * time.Second
+
 // prepare returns when the streams are there. Who has the server sets them up, and
 // that may become us meanwhile.
 func (c *connection) prepare(ctx context.Context, setup []bus.SetupOption) error {
 	if c.member == nil && len(setup) == 0 {
+		told := time.AfterFunc(tellAfter, func() {
+			c.log.Warn().Msgf("waiting for the streams at %s: meander-intake makes them, or 'meander streams setup'", c.where)
+		})
+		defer told.Stop()
 		return c.Ready(ctx)
 	}
 	if c.member == nil || c.member.Owns() {

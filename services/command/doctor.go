@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
@@ -80,7 +79,7 @@ func (a *app) doctor(ctx context.Context, o doctor.Options, out io.Writer) error
 			return exit
 		}
 		if err != nil {
-			o.NoServer = a.why(err)
+			o.NoServer = err
 		} else {
 			defer func() { _ = conn.Close() }() // nothing was sent
 			o.Bus, o.Where, o.Own, o.Servers = conn.Bus, conn.where, conn.serves(), a.addresses()
@@ -106,20 +105,6 @@ func (a *app) addresses() (out []string) {
 		}
 	}
 	return out
-}
-
-// why adds to the error of a connection what the network says of the server, which the client library
-// keeps to itself.
-func (a *app) why(err error) error {
-	for _, address := range a.addresses() {
-		c, dial := net.DialTimeout("tcp", address, time.Second)
-		if dial != nil {
-			err = fmt.Errorf("%w: %w", err, dial)
-			continue
-		}
-		_ = c.Close() // it is there, and the trouble is another
-	}
-	return err
 }
 
 // existing is the folder, or the nearest one above it that is there.
