@@ -153,6 +153,15 @@ func (s *Set) Flags(prefix string) map[string]string {
 	return out
 }
 
+// All are the names of all flags, set or not, as Flags has them.
+func (s *Set) All(prefix string) map[string]string {
+	out := map[string]string{}
+	for _, v := range s.flags {
+		out[prefix+v.field.Name] = v.field.Flag
+	}
+	return out
+}
+
 // Fill sets the fields of a struct of the set's type, given by its pointer, whose flags
 // were set to a number, a word or a list of them.
 func (s *Set) Fill(e any) {

@@ -54,7 +54,7 @@ type Registry []Family
 func (r Registry) Find(name string) (dir string, f Family, err error) {
 	dir, tried := model.FindFolder(name, ConfigFile)
 	if dir == "" {
-		return "", f, fmt.Errorf("model %q: %w; must be a folder with a %s; looked in %s", name, model.ErrUnknown, ConfigFile, strings.Join(tried, ", "))
+		return "", f, model.Unknown(name, ConfigFile, tried)
 	}
 	classes, err := classesOf(dir)
 	if err != nil {

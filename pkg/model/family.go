@@ -69,6 +69,9 @@ type Registry []Family
 // known family.
 var ErrUnknown = errors.New("no such model")
 
+// indexFile is the file of a folder by which its family is told.
+const indexFile = "model_index.json"
+
 // maxIndexFile bounds the file that a family is told by, in bytes.
 const maxIndexFile = 1 << 20
 
@@ -81,10 +84,9 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 	if i := slices.IndexFunc(r, func(f Family) bool { return f.Class == "" && f.Name == name }); i >= 0 {
 		return "", r[i], nil
 	}
-	dir, tried := FindFolder(name, "model_index.json")
+	dir, tried := FindFolder(name, indexFile)
 	if dir == "" {
-		return "", f, fmt.Errorf("model %q: %w; must be %sa folder with a model_index.json; looked in %s",
-			name, ErrUnknown, r.named(), strings.Join(tried, ", "))
+		return "", f, Unknown(name, indexFile, tried, r.named()...)
 	}
 	class, err := classOf(dir)
 	if err != nil {
@@ -103,15 +105,14 @@ func (r Registry) Find(name string) (dir string, f Family, err error) {
 		name, ErrUnknown, class, strings.Join(known, ", "))
 }
 
-// named lists the families that need no folder, for an error.
-func (r Registry) named() string {
-	var b strings.Builder
+// named lists the families that need no folder.
+func (r Registry) named() (names []string) {
 	for _, f := range r {
 		if f.Class == "" {
-			fmt.Fprintf(&b, "%q or ", f.Name)
+			names = append(names, f.Name)
 		}
 	}
-	return b.String()
+	return names
 }
 
 // classOf reads the class of the pipeline in a folder.
@@ -119,7 +120,7 @@ func classOf(dir string) (class string, err error) {
 	var index struct {
 		Class string `json:"_class_name"`
 	}
-	err = ReadIndex(dir, "model_index.json", &index)
+	err = ReadIndex(dir, indexFile, &index)
 	return index.Class, err
 }
 

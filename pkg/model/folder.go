@@ -1,8 +1,10 @@
 package model
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -26,6 +28,43 @@ func FindFolder(name, file string) (dir string, tried []string) {
 	}
 	return "", tried
 }
+
+// UnknownError says that a name is no model's. It is an ErrUnknown.
+type UnknownError struct {
+	Name string
+	// Files are those of which a folder must have one, Known the models that are found by their names, Tried where it was
+	// looked for.
+	Files, Known, Tried []string
+}
+
+// Unknown is the error of a name that FindFolder has no folder for; known are names that need none.
+func Unknown(name, file string, tried []string, known ...string) *UnknownError {
+	for _, dir := range tried[1:] {
+		folders, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), "*", file))
+		for _, f := range folders {
+			known = append(known, filepath.Base(filepath.Dir(f)))
+		}
+	}
+	slices.Sort(known)
+	return &UnknownError{Name: name, Files: []string{file}, Known: slices.Compact(known), Tried: tried}
+}
+
+// And is the error where a name is no model of another kind either.
+func (e *UnknownError) And(other *UnknownError) *UnknownError {
+	known := slices.Concat(e.Known, other.Known)
+	slices.Sort(known)
+	return &UnknownError{Name: e.Name, Files: slices.Concat(e.Files, other.Files), Known: slices.Compact(known), Tried: e.Tried}
+}
+
+func (e *UnknownError) Error() string {
+	must := "a folder with a " + strings.Join(e.Files, " or a ")
+	if len(e.Known) > 0 {
+		must = "one of " + strings.Join(e.Known, ", ") + ", or " + must
+	}
+	return fmt.Sprintf("model %q: %v; must be %s; looked in %s", e.Name, ErrUnknown, must, strings.Join(e.Tried, ", "))
+}
+
+func (e *UnknownError) Unwrap() error { return ErrUnknown }
 
 // NameOf returns the name that the model at a path has in events: the last element
 // of the path, with every character outside A-Z a-z 0-9 _ - replaced by -. In a Hugging

@@ -142,6 +142,9 @@ with an embedded NATS server.`,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			a.stderr = c.ErrOrStderr()
 			a.fromEnvironment(c.Flags())
+			if _, err := a.logger(); err != nil {
+				return err
+			}
 			if err := c.ValidateFlagGroups(); err != nil {
 				return usage(err)
 			}
@@ -190,10 +193,17 @@ func (a *app) fromEnvironment(f *pflag.FlagSet) {
 // args makes a wrong number of arguments a usage error.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, given []string) error {
-		if err := check(c, given); err != nil {
-			return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
+		err := check(c, given)
+		switch {
+		case err == nil:
+			return nil
+		case c.HasSubCommands(): // which says it in its own words
+		case !strings.Contains(c.Use, " "):
+			err = fmt.Errorf("%q; '%s' takes no arguments", given[0], c.CommandPath())
+		default:
+			err = fmt.Errorf("%s; must be '%s %s'", count(len(given), "argument"), c.Parent().CommandPath(), c.Use)
 		}
-		return nil
+		return usage(fmt.Errorf("%w\nSee '%s --help'", err, c.CommandPath()))
 	}
 }
 

@@ -145,6 +145,14 @@ func TestExecute(t *testing.T) {
 	expect(t, exitUsage, "--log-level: \"loud\"; must be debug, info, warn or error", "streams", "--log-level", "loud")
 	expect(t, exitUsage, "has nothing in it", "show")
 	expect(t, exitOK, "Commands:\n", "--help")
+	for _, args := range [][]string{{"show"}, {"run", "a fox"}, {"streams", "setup"}, {"publish", "a fox"}, {"run", "--dry-run", "a fox"}} {
+		expect(t, exitFailed, "connect: connection refused; is the server up? 'meander up' starts one", append(args, "--nats", "nats://127.0.0.1:1")...)
+	}
+	expect(t, exitUsage, `--nats: "http://127.0.0.1:1"; must be nats://`, "show", "--nats", "http://127.0.0.1:1")
+	if err := os.WriteFile("file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, exitUsage, `--store: "file"; must be a folder`, "streams", "--store", "file")
 	ended, stop := context.WithCancel(t.Context())
 	stop()
 	if _, _, err := command(ended, "run", "--model", "synthetic", "a fox"); err == nil {

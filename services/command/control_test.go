@@ -17,7 +17,7 @@ func TestControl(t *testing.T) {
 	expect(t, exitUsage, "run: s; must be one of the 1 there are: r", "pause", "s")
 	expect(t, exitUsage, "uid: p7; must be one of the 1 groups of run r: p1", "cancel", "r", "p7")
 	expect(t, exitUsage, `run: "a b"; must be`, "pause", "a b")
-	expect(t, exitUsage, "accepts 1 arg", "pause")
+	expect(t, exitUsage, "0 arguments; must be 'meander pause RUN'", "pause")
 	expect(t, exitOK, "run r is paused: the sampler takes no steps of it any more\nit goes on with: meander resume r\n", "pause", "r", "--by", "ada", "--reason", "lunch")
 	expect(t, exitOK, "nothing to pause: run r was paused by ada at ", "pause", "r")
 	lines := linesOf(t, expect(t, exitOK, "", "status", "r", "--json"))

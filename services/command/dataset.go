@@ -46,6 +46,8 @@ type datasetFlags struct {
 	overfill bool
 
 	loaded loaded
+	// names are the flags of the fields of a prompt, for what is wrong with one.
+	names fieldFlags
 }
 
 // loaded is what became of the prompts, for the estimate.
@@ -86,6 +88,9 @@ func (p *promptFlags) load(texts []string, stdin io.Reader, named bool) ([]promp
 }
 
 func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]prompt, error) {
+	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(p.format)) {
+		return nil, oneOf("prompts-format", p.format, wordsOf(formats))
+	}
 	choice, err := p.choiceOf()
 	if err != nil {
 		return nil, err
@@ -158,6 +163,14 @@ func (p *promptFlags) choose(texts []string, stdin io.Reader, named bool) ([]pro
 	return out, nil
 }
 
+func wordsOf[S ~string](list []S) []string {
+	out := make([]string, len(list))
+	for i, s := range list {
+		out[i] = string(s)
+	}
+	return out
+}
+
 // selected reads the records and makes the choice; the report of it is in loaded.
 func (p *promptFlags) selected(texts []string, stdin io.Reader, specs []any, choice dataset.Choice) ([]dataset.Batch, error) {
 	records, err := p.records(texts, stdin, specs)
@@ -166,14 +179,16 @@ func (p *promptFlags) selected(texts []string, stdin io.Reader, specs []any, cho
 	}
 	switch {
 	case len(records) > 0:
-	case p.file != "":
+	case p.file != "" && len(p.loaded.bad) > 0:
 		return nil, fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, count(len(p.loaded.bad), "bad record"))
+	case p.file != "":
+		return nil, fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.file)
 	default:
 		return nil, errors.New("no prompts; give some as arguments, or a file with --prompts")
 	}
 	batches, report, err := dataset.Choose(records, choice)
 	if err != nil {
-		return nil, err
+		return nil, errors.New(choiceFlags.blame(err.Error()))
 	}
 	p.loaded.Report = report
 	if len(batches) == 0 {
@@ -181,6 +196,12 @@ func (p *promptFlags) selected(texts []string, stdin io.Reader, specs []any, cho
 	}
 	return batches, nil
 }
+
+// choiceFlags are the flags of a choice, by the words of its errors.
+var choiceFlags = fieldFlags{set: map[string]string{
+	"min chars": "min-prompt-chars", "max chars": "max-prompt-chars", "offset": "offset", "limit": "limit",
+	"batch size": "batch-size", "batches": "batches", "shard": "shard", "spares": "refill-rounds",
+}}
 
 // choiceOf is the choice of the flags.
 func (p *promptFlags) choiceOf() (dataset.Choice, error) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 const examples = "../../pkg/dataset/testdata/"
@@ -27,7 +28,7 @@ func loadPrompts(args ...string) ([]prompt, *promptFlags, error) {
 	f := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	p.register(f)
 	if err := f.Parse(args); err != nil {
-		return nil, p, usage(flagError(err))
+		return nil, p, usage(boot.FlagError(err, f, flagNames))
 	}
 	prompts, err := p.load(f.Args(), strings.NewReader("from stdin\n"), true)
 	return prompts, p, err
@@ -333,7 +334,7 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--prompts", filepath.Join(dir, "none.txt")}, "--prompts: open " + filepath.Join(dir, "none.txt") + ": no such file or directory"},
 		{[]string{"--prompts", table}, "--prompts: " + table + ` line 2: seed: "x"; must be a whole number of at least 0`},
 		{[]string{"--prompts", table, "--skip-bad"}, "--prompts: no prompts in " + table + ", and 1 bad record"},
-		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts: format: "xml"; must be one of auto, text, csv, json, meander, metadata, verl`},
+		{[]string{"--prompts", plain, "--prompts-format", "xml"}, `--prompts-format: "xml"; must be one of auto, text, csv, json, meander, metadata, verl`},
 		{[]string{"--prompts", file("x.parquet", "PAR1")}, "parquet is not read; make JSON lines of it: python3 -c"},
 		{[]string{"--prompts", twins}, `prompts 1 and 2 have the same uid "u"`},
 		{[]string{"--prompts", plain, "--reward", "ocr"}, plain + ` line 3: ground_truth: empty, and the prompt has no text in double quotes; ocr needs one`},
@@ -344,7 +345,15 @@ func TestLoad_Errors(t *testing.T) {
 		{[]string{"--shard", "2/2", "a"}, `--shard: "2/2"; must be I/N with I from 0 to N-1, e.g. 0/4`},
 		{[]string{"--shard", "1", "a"}, `--shard: "1"; must be I/N`},
 		{[]string{"--shard", "0/2", "--std", "global", "a", "b"}, "--shard: a batch must be whole in one shard; say how large they are with --batch-size"},
-		{[]string{"--offset", "-1", "a"}, "offset: -1; must be at least 0"},
+		{[]string{"--offset", "-1", "a"}, "--offset: -1; must be at least 0"},
+		{[]string{"--min-prompt-chars", "-1", "a"}, "--min-prompt-chars: -1; must be at least 0"},
+		{[]string{"--prompts", file("empty.txt", "")}, "must have at least one, a line or a record each"},
+		{[]string{"--start-step", "5", "a"}, "--start-latents: not given, nor --branch-from, nor --start-image; must be one of them"},
+		{[]string{"--prune-step", "5", "a"}, "--prune-log-prob-below: not given, nor --prune-log-prob-above; must be one of them"},
+		{[]string{"--prune-log-prob-above", "5", "a"}, "--prune-step: not given; must be between 1 and 999"},
+		{[]string{"--leaf", "5", "a"}, "--tree: not given; must be the tree that --leaf is of"},
+		{[]string{"--max-turns", "5", "a"}, "--interaction: not given; must be the interaction"},
+		{[]string{"--probability", "0.5", "a"}, "--start-image: not given; must be the images that are rolled, or use 'meander scheduled'"},
 		{[]string{"--step", "1", "a"}, "--step, --epoch: are of a batch; join one with --batch-size or --batch-id"},
 		{[]string{"--reward", "beauty", "a"}, `--reward: "beauty"; must be one of confidence, diversity, entropy_mean`},
 		{[]string{"--optional-reward", "http", "a"}, `--optional-reward: name: "http"; must be http:NAME`},

@@ -199,7 +199,7 @@ func (a *advantageFlags) config(rewards []any) (estimator.Config, error) {
 		}
 	}
 	if err := c.Validate(); err != nil {
-		return c, errors.New(blame(err.Error(), a.advantage.Flags("")))
+		return c, errors.New(fieldFlags{set: a.advantage.Flags("")}.blame(err.Error()))
 	}
 	return c, nil
 }

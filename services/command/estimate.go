@@ -110,6 +110,9 @@ func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, 
 		p.Add(data)
 	}
 	p.Data.Metadata = metadataOf(prompts)
+	if text, err := strconv.QuotedPrefix(p.Reason); err == nil { // of a prompt that it quotes
+		p.Reason = text + ": " + d.names.blame(strings.TrimPrefix(p.Reason[len(text):], ": "))
+	}
 	return p, nil
 }
 

@@ -34,25 +34,69 @@ func (p *promptFlags) check(defaults map[string]any) error {
 	if err == nil {
 		return nil
 	}
-	return errors.New(blame(err.Error(), p.flagOf))
+	names := p.names
+	names.alone = true
+	return errors.New(names.blame(err.Error()))
 }
 
-// blame puts the flag that was typed in the place of the field that intake or the
+// fieldFlags are the flags of the fields of a prompt, by the path of the field: those that were typed, and all.
+type fieldFlags struct {
+	set, all map[string]string
+	// alone: there is no prompt of a file, which would have fields of its own.
+	alone bool
+}
+
+// blame puts the flag that was typed, or the one that is missing, in the place of the field that intake or the
 // contract complains of, in each line.
-func blame(reason string, flagOf map[string]string) string {
+func (f fieldFlags) blame(reason string) string {
 	lines := strings.Split(reason, "\n")
 	for i, line := range lines {
 		path, rest, ok := strings.Cut(line, ": ")
+		said, rule, _ := strings.Cut(rest, "; ")
+		if whole := absent[path]; whole != "" && (said == "null" || f.alone && f.set[path] == "") {
+			lines[i] = whole
+			continue
+		}
 		for ok && path != "" {
 			path, _, _ = strings.Cut(path, "[")
-			if flag := flagOf[path]; flag != "" {
+			if flag := f.set[path]; flag != "" {
 				lines[i] = "--" + flag + ": " + rest
+				break
+			}
+			if flag := f.all[path]; flag != "" && rule != "" && (f.alone || said == "null") {
+				lines[i] = "--" + flag + ": not given; " + rule
+				break
+			}
+			if below := f.below(path); below != "" && strings.HasPrefix(said, "given") {
+				lines[i] = below + ": given; " + rule
 				break
 			}
 			path = path[:max(strings.LastIndexByte(path, '.'), 0)]
 		}
 	}
 	return strings.Join(slices.Compact(lines), "\n")
+}
+
+// below are the flags that were typed of the fields of a part of a prompt.
+func (f fieldFlags) below(path string) string {
+	var flags []string
+	for _, field := range sortedKeys(f.set) {
+		if strings.HasPrefix(field, path+".") {
+			flags = append(flags, "--"+f.set[field])
+		}
+	}
+	return strings.Join(flags, ", ")
+}
+
+// absent says what is missing where several flags could give it.
+var absent = map[string]string{
+	"start.latents":         "--start-latents: not given, nor --branch-from, nor --start-image; must be one of them, which says what the samples begin with",
+	"start.step_index":      "--start-step: not given, nor --start-sigma; must be one of them, which says how noisy the samples begin",
+	"start.data":            "--start-image: not given; must be the images that are rolled, or use 'meander scheduled'",
+	"prune.log_prob_below":  "--prune-log-prob-below: not given, nor --prune-log-prob-above; must be one of them, else no sample would be pruned",
+	"tree.branches":         "--tree: not given; must be the tree that --leaf is of, e.g. 2@2,2@5",
+	"text.interaction.name": "--interaction: not given; must be the interaction that its other flags are of",
+	"scheduled_sampling":    "scheduled sampling is not asked for, and it is all that this model can do: use 'meander scheduled'",
 }
 
 // oneOf is the error of a flag whose value is none of the names.

@@ -38,6 +38,9 @@ they take less than a quarter of the object store, and always the last two. A bl
   meander gc --gc-read --run night       # what every durable consumer has, of one run
   meander gc --blobs                     # images and weights that nothing needs, and no group`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+			if err := cfg.Validate(); err != nil {
+				return settingError(err)
+			}
 			if !cfg.Rules() && !blobs {
 				return usage(errors.New("no rule is given; name one of --gc-above, --gc-age and --gc-read, or --blobs"))
 			}
@@ -45,9 +48,6 @@ they take less than a quarter of the object store, and always the last two. A bl
 				if _, err := theRun(c.Context(), conn.Bus, run); err != nil {
 					return err
 				}
-			}
-			if err := cfg.Validate(); err != nil {
-				return usage(err)
 			}
 			report, err := janitor.Pass(c.Context(), cfg, conn.Bus, dry)
 			if err != nil {

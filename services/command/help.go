@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -11,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/meander-rl/meander/pkg/fieldflag"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // Headings of --help, in the order in which commands register them.
@@ -80,8 +79,8 @@ const usageTemplate = `Usage:{{if .Runnable}}
   {{.CommandPath}} COMMAND{{end}}{{if .HasExample}}
 
 Examples:
-{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
-
+{{.Example}}
+{{end}}{{if .HasAvailableSubCommands}}
 Commands:
 {{commandHelp .}}{{end}}{{flagHelp .}}{{if .HasAvailableInheritedFlags}}
 Everywhere:
@@ -109,33 +108,57 @@ func teach(root *cobra.Command) {
 	root.SetHelpTemplate("{{reflow (or .Long .Short)}}\n\n{{.UsageString}}")
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		hint := ""
-		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && len(unknown.GetSpecifiedName()) > 1 {
-			var names []string
-			c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-			if name := cmp.Or(formerFlags[unknown.GetSpecifiedName()], schemas.Nearest(unknown.GetSpecifiedName(), names)); name != "" {
-				hint = "; did you mean --" + name + "?"
-			}
+		said := boot.FlagError(err, c.Flags(), flagNames)
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && said == err {
+			said = fmt.Errorf("%w%s", err, elsewhere(c, unknown.GetSpecifiedName()))
 		}
-		return usage(fmt.Errorf("%w%s\nSee '%s --help'", flagError(err), hint, c.CommandPath()))
+		return usage(fmt.Errorf("%w\nSee '%s --help'", said, c.CommandPath()))
 	})
 }
 
-// flagError says what is wrong with the value of a flag as every other error does.
-func flagError(err error) error {
-	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
-	if !ok {
-		return err
+// elsewhere names the commands that have a flag, for one that has it not.
+func elsewhere(of *cobra.Command, flag string) string {
+	var names []string
+	for _, c := range of.Root().Commands() {
+		if f := c.Flags().Lookup(flag); f != nil && !f.Hidden {
+			names = append(names, "'"+c.CommandPath()+"'")
+		}
 	}
-	f := invalid.GetFlag()
-	if fieldflag.Is(f) { // which says so itself
-		return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
+	if len(flag) < 2 || len(names) == 0 {
+		return ""
 	}
-	return fmt.Errorf("--%s: %q; must be a value of the kind %s", f.Name, invalid.GetValue(), f.Value.Type())
+	return "; it is one of " + strings.Join(names, ", ")
 }
 
-// formerFlags are names that flags had, and too far from today's to be taken for misspelt.
-var formerFlags = map[string]string{"plan": "dry-run"}
+// flagNames are the names that flags had, and those that they have in other tools (diffusers, transformers, vLLM, verl and
+// trainers): too far from today's to be taken for misspelt.
+var flagNames = map[string]string{
+	"plan": "dry-run",
+
+	"num-inference-steps": "steps", "inference-steps": "steps", "num-steps": "steps", "sampling-steps": "steps", "sample-steps": "steps",
+	"guidance-scale": "true-cfg-scale", "guidance": "true-cfg-scale", "cfg-scale": "true-cfg-scale", "cfg": "true-cfg-scale",
+	"negative": "negative-prompt", "image-height": "height", "image-width": "width", "resolution": "height", "size": "height",
+	"num-images-per-prompt": "group-size", "num-generations": "group-size", "num-return-sequences": "group-size", "num-samples": "group-size",
+	"n": "group-size", "n-samples": "group-size", "rollout-n": "group-size", "best-of": "group-size", "num-images": "group-size",
+	"scheduler": "solver", "eta": "noise-level", "sde-window-size": "sde-window", "generator": "seed", "manual-seed": "seed", "random-seed": "seed",
+	"image": "start-image", "init-image": "start-image", "latents": "start-latents", "strength": "start-step",
+
+	"max-tokens": "max-new-tokens", "max-length": "max-new-tokens", "max-completion-length": "max-new-tokens", "response-length": "max-new-tokens",
+	"max-completion-tokens": "max-new-tokens", "eos-token-id": "stop-token-ids", "stop-strings": "stop", "logprobs": "logits", "top-logprobs": "logits",
+	"prompt-logprobs": "logits", "chat": "messages", "conversation": "messages",
+
+	"prompt-file": "prompts", "input": "prompts", "data": "prompts", "dataset": "prompts", "train-files": "prompts", "train-batch-size": "batch-size",
+	"reward-fn": "reward", "reward-function": "reward", "reward-model": "reward", "rewards": "reward",
+	"adv-estimator": "estimator", "advantage-estimator": "estimator",
+
+	"checkpoint": "model", "model-path": "model", "model-id": "model", "model-name": "model", "pretrained-model-name-or-path": "model", "pretrained": "model",
+	"lora": "adapter", "lora-path": "adapter", "lora-weights": "adapter", "lora-scale": "adapter-scale",
+	"gpu": "device", "gpus": "device", "cuda": "device", "torch-dtype": "dtype", "precision": "dtype", "micro-batch-size": "batch", "num-workers": "workers",
+
+	"output": "out", "output-dir": "out", "outdir": "out", "save-dir": "out", "output-path": "out", "run-id": "run", "run-name": "run",
+	"server": "nats", "url": "nats", "nats-url": "nats", "addr": "nats", "address": "nats", "host": "nats",
+	"verbose": "log-level", "quiet": "log-level", "loglevel": "log-level", "output-format": "json", "data-dir": "store",
+}
 
 // noSuchCommand is the Args of commands that only have others below them.
 func noSuchCommand(c *cobra.Command, given []string) error {

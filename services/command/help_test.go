@@ -83,6 +83,16 @@ func TestMisspelt(t *testing.T) {
 		{[]string{"show", "--nast", "x"}, "unknown flag: --nast; did you mean --nats?"},
 		{[]string{"run", "--plan", "x"}, "unknown flag: --plan; did you mean --dry-run?"},
 		{[]string{"show", "--frobnicate"}, "unknown flag: --frobnicate\n"},
+		{[]string{"run", "--num-inference-steps", "5", "x"}, "unknown flag: --num-inference-steps; did you mean --steps?"},
+		{[]string{"run", "--num_inference_steps=5", "x"}, "unknown flag: --num_inference_steps; did you mean --steps?"},
+		{[]string{"publish", "--guidance_scale", "5", "x"}, "unknown flag: --guidance_scale; did you mean --true-cfg-scale?"},
+		{[]string{"run", "--negative_prompt", "x"}, "unknown flag: --negative_prompt; did you mean --negative-prompt?"},
+		{[]string{"show", "--height", "5"}, "unknown flag: --height; it is one of 'meander publish', 'meander run', 'meander scheduled'\n"},
+		{[]string{"gc", "--gc-age", "5"}, `--gc-age: "5"; must be a duration with its unit, such as 5s or 5m` + "\n"},
+		{[]string{"gc", "--gc-above", "many"}, `--gc-above: "many"; must be an integer` + "\n"},
+		{[]string{"streams", "limit", "--max-steps-bytes", "5"}, `--max-steps-bytes: "5"; must be a size with its unit, such as "64MiB"` + "\n"},
+		{[]string{"up", "now"}, `"now"; 'meander up' takes no arguments` + "\n"},
+		{[]string{"prune", "demo"}, "1 argument; must be 'meander prune RUN UID SAMPLE'\n"},
 	} {
 		root := newRoot()
 		root.SetArgs(tt.args)
@@ -91,6 +101,19 @@ func TestMisspelt(t *testing.T) {
 		err := root.ExecuteContext(context.Background())
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: error %v, want one about %s", tt.args, err, tt.want)
+		}
+	}
+}
+
+// A name that another tool has for a flag leads to one that there is, and is none itself.
+func TestFlagNames(t *testing.T) {
+	run, _, err := newRoot().Find([]string{"run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for other, name := range flagNames {
+		if run.Flag(other) != nil || run.Flag(name) == nil {
+			t.Errorf("--%s is said to be --%s; the first must be no flag of run, the second one", other, name)
 		}
 	}
 }

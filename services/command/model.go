@@ -38,7 +38,7 @@ Exit status 1 when it cannot.`,
 				if found == nil {
 					return languageInfo(c, dir, family, a.json)
 				}
-				err = fmt.Errorf("%w; of text: %w", err, found)
+				err = sampler.Unknown(err, found)
 			}
 			if err != nil {
 				return usage(err)

@@ -34,3 +34,12 @@ func TestModelInfo_Scheduler(t *testing.T) {
 		}
 	}
 }
+
+// A name that is no model's is answered with those there are, of images and of texts.
+func TestModel_Misspelt(t *testing.T) {
+	t.Setenv("MEANDER_MODELS", "../../deploy/models")
+	for _, args := range [][]string{{"model", "info", "sign"}, {"run", "--dry-run", "--model", "sign", "a fox"}} {
+		expect(t, exitUsage, `must be one of signs, sums, synthetic, synthetic-epsilon, synthetic-v, or a folder with a model_index.json or a config.json`, args...)
+		expect(t, exitUsage, "did you mean signs?", args...)
+	}
+}

@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -112,11 +114,33 @@ func (s *services) refuse(why string) error {
 	return nil
 }
 
+// validate names the flags of what is wrong with the settings.
 func (s *services) validate() error {
-	if err := errors.Join(s.limits.Validate(), s.Validate()); err != nil {
-		return usage(err)
+	err := errors.Join(s.limits.Validate(), s.Validate())
+	if s.metricsAddr != "" {
+		if _, _, bad := net.SplitHostPort(s.metricsAddr); bad != nil {
+			err = errors.Join(err, fmt.Errorf("metrics_addr: %q; must be host:port, such as 127.0.0.1:9090", s.metricsAddr))
+		}
 	}
-	return nil
+	for key, path := range map[string]string{"adapter": s.Sampler.Adapter, "scorers": s.Reward.Scorers} {
+		if _, missing := os.Stat(path); path != "" && missing != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", key, missing))
+		}
+	}
+	return settingError(err)
+}
+
+// settingKey is the key of a setting at the beginning of what is wrong with it.
+var settingKey = regexp.MustCompile(`(?m)^[a-z]+(_[a-z]+)*: `)
+
+// settingError is the usage error of settings, by their flags.
+func settingError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return usage(errors.New(settingKey.ReplaceAllStringFunc(err.Error(), func(key string) string {
+		return "--" + strings.ReplaceAll(key, "_", "-")
+	})))
 }
 
 // run serves the pipeline, its metrics and its health until ctx ends and everything is

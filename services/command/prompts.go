@@ -36,8 +36,6 @@ type promptFlags struct {
 	images *images
 
 	set func(name string) bool
-	// flagOf names the flag behind each field of a prompt that one set.
-	flagOf map[string]string
 }
 
 func (p *promptFlags) register(f *pflag.FlagSet) {
@@ -166,8 +164,7 @@ func branches(s string) (any, error) {
 func (p *promptFlags) defaults() (map[string]any, error) {
 	d := p.top.Values()
 	d["v"] = int64(schemas.Version)
-	p.flagOf = p.top.Flags("")
-	p.flagOf["start.latents"], p.flagOf["text.interaction.name"] = "start-latents", "interaction" // which the others need
+	p.names = fieldFlags{set: p.top.Flags(""), all: p.top.All("")}
 	for _, part := range []struct {
 		name string
 		*fieldflag.Set
@@ -187,6 +184,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 		{"group_policy", p.policy},
 	} {
 		values := part.Values()
+		maps.Copy(p.names.all, part.All(part.name+"."))
 		if len(values) == 0 {
 			continue
 		}
@@ -198,7 +196,7 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 			in, name = d[outer].(map[string]any), inner
 		}
 		in[name] = values
-		maps.Copy(p.flagOf, part.Flags(part.name+"."))
+		maps.Copy(p.names.set, part.Flags(part.name+"."))
 	}
 	if rollout, _ := d["rollout"].(map[string]any); rollout != nil {
 		w, drawn := rollout["sde_window"].(map[string]any)
@@ -219,7 +217,6 @@ func (p *promptFlags) defaults() (map[string]any, error) {
 			d["start"] = map[string]any{}
 		}
 		startOf(d)["data"] = noImages
-		p.flagOf["start.step_index"] = "start-step" // which they need
 	}
 	specs, err := p.rewards()
 	errs = append(errs, err)

@@ -28,6 +28,9 @@ samples are made in the background; follow them with 'meander watch'.`,
   meander publish --run demo --prompts prompts.jsonl --batch-size 32 --batches 100 --shuffle 7
   meander publish --nats nats://10.0.0.5:4222 --run demo 'a red sign that says "OPEN"'`,
 		RunE: func(c *cobra.Command, texts []string) error {
+			if err := schemas.CheckToken("--run", run); err != nil {
+				return usage(err)
+			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {
 				return err

@@ -52,6 +52,9 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
   meander run --prompts words.csv --template 'a {colour} sign that says "{prompt}"' --dry-run
   meander run --run night --prompts prompts.jsonl        # again after a crash: it resumes`,
 		RunE: func(c *cobra.Command, texts []string) error {
+			if err := r.check(); err != nil {
+				return err
+			}
 			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
 			if err != nil {
 				return err
@@ -90,18 +93,20 @@ type runner struct {
 	stdin       io.Reader
 }
 
-func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
-	log, err := r.logger()
-	if err != nil {
-		return err
-	}
+// check settles the run id, and refuses what the flags of the command and of the services ask for and nobody could do.
+func (r *runner) check() error {
 	if r.id == "" {
 		r.id = newRunID()
 	}
 	if err := schemas.CheckToken("--run", r.id); err != nil {
 		return usage(err)
 	}
-	if err := r.services.validate(); err != nil {
+	return r.services.validate()
+}
+
+func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
+	log, err := r.logger()
+	if err != nil {
 		return err
 	}
 	conn, err := r.connectServing(ctx, &r.services, log)
@@ -360,7 +365,7 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 		if !refused {
 			continue
 		}
-		reason = blame(reason, r.prompts.flagOf)
+		reason = r.prompts.names.blame(reason)
 		if uids[reason] == nil {
 			reasons = append(reasons, reason)
 		}

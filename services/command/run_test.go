@@ -23,6 +23,9 @@ func TestRun_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, exitUsage, "1 prompt refused: ", append([]string{"run"}, small...)...)
-	expect(t, exitUsage, "replicas: 0; must be", "run", "--replicas", "0", "a fox")
+	expect(t, exitUsage, "--replicas: 0; must be", "run", "--replicas", "0", "a fox")
+	for flag, value := range map[string]string{"--device": "gpu", "--adapter": "none", "--scorers": "none", "--metrics-addr": "none", "--run": "a b", "--log-level": "all"} {
+		expect(t, exitUsage, "meander: "+flag+": ", "run", "--dry-run", flag, value, "a fox")
+	}
 	expect(t, exitUsage, `--run: "a b"`, "run", "--run", "a b", "a fox")
 }

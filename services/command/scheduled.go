@@ -38,13 +38,16 @@ Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every promp
   meander scheduled images --probability 0.5 --max-step-offset 20 --offset-strategy biased_early
   meander scheduled images --ramp-steps 1000 --prob-start 0 --prob-end 0.5 --train-step 250 --json
   meander scheduled images --compat simpletuner      # as the trainer of that name does it`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
+		Args: args(cobra.MinimumNArgs(1)),
+		RunE: func(c *cobra.Command, given []string) error {
+			if err := r.check(); err != nil {
+				return err
+			}
 			if r.prompts.file != "" {
 				return usage(errors.New("--prompts: given; must be absent: the images are the prompts, with the captions beside them"))
 			}
 			var files []string
-			for _, arg := range args {
+			for _, arg := range given {
 				more, err := imageFiles(arg)
 				if err != nil {
 					return usage(fmt.Errorf("images: %w", err))

@@ -54,7 +54,7 @@ func TestLoad_StartImage(t *testing.T) {
 		want string
 	}{
 		{[]string{"--start-image", three, "--start-step", "3", "x", "y"}, "--start-image: 3 images for 2 prompts; must be one, one per prompt"},
-		{[]string{"--start-image", three, "x"}, "--start-step: null; must be there beside data"},
+		{[]string{"--start-image", three, "x"}, "--start-step: not given, nor --start-sigma; must be one of them"},
 		{[]string{"--start-image", folderOf(t, 8, nil), "--start-step", "3", "x"}, "no PNG in it"},
 		{[]string{"--start-image", folderOf(t, 8, map[string]string{"a.png": "longer than the head of a PNG"}), "--start-step", "3", "x"}, "a.png: png: invalid format: not a PNG file; must be a PNG"},
 		{[]string{"--start-image", three, "--start-step", "3", "--width", "64", "x"}, "width 48; must be 64"},

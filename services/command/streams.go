@@ -220,7 +220,7 @@ roles it is for the role admin. Elsewhere meander-intake does it, and up and run
 				return usage(errors.New("--nats: empty; must be the server that is to have the streams. A store gets them from whoever opens it"))
 			}
 			if err := limits.Validate(); err != nil {
-				return usage(err)
+				return settingError(err)
 			}
 			var folder *authFolder
 			if auth != "" {
@@ -228,9 +228,11 @@ roles it is for the role admin. Elsewhere meander-intake does it, and up and run
 					return err
 				}
 			}
-			b, err := bus.Connect(c.Context(), a.server(), log)
+			server := a.server()
+			server.NoWait = true
+			b, err := bus.Connect(c.Context(), server, log)
 			if err != nil {
-				return err
+				return a.why(err)
 			}
 			if err = b.Setup(c.Context(), bus.Replicas(int(limits.StreamReplicas))); err == nil {
 				err = limits.Apply(c.Context(), b)
@@ -268,7 +270,7 @@ refused; a shorter age removes at once what is older.`,
 				return usage(errors.New("no limit is given; name one, such as --max-steps-bytes 32GiB"))
 			}
 			if err := limits.Validate(); err != nil {
-				return usage(err)
+				return settingError(err)
 			}
 			return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 				if err := limits.Apply(c.Context(), conn.Bus); err != nil {

@@ -78,7 +78,7 @@ value says that there will be none. The first verdict of a sample counts.`,
 			if err := give(c.Context(), conn.Bus, run, list); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.ErrOrStderr(), "%d verdicts given; the groups: meander show --run %s\n", len(list), run)
+			fmt.Fprintf(c.ErrOrStderr(), "%s given; the groups: meander show --run %s\n", count(len(list), "verdict"), run)
 			return nil
 		}),
 	}
@@ -167,6 +167,9 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s: no verdicts in it; must be JSON lines such as {\"uid\": \"p1\", \"sample_index\": 0, \"value\": 0.8}", file)
 	}
 	return out, nil
 }

@@ -69,7 +69,7 @@ least one, and all are right. Otherwise the last lines say why not.`,
 				}
 			}
 			if err := options.Compute.Validate(); err != nil {
-				return usage(err)
+				return settingError(err)
 			}
 			report, err := verify.Run(c.Context(), conn.Bus, run, options)
 			if errors.Is(err, devices.ErrUnavailable) {

@@ -69,11 +69,25 @@ func (r Registry) open(name string, o model.Options) (n Network, err error) {
 		return n, err
 	}
 	if _, _, found := r.Text.Find(name); found != nil {
-		return n, fmt.Errorf("%w; of text: %w", err, found)
+		return n, Unknown(err, found)
 	}
 	n.Images = nil
 	n.Text, err = r.Text.Open(name, lm.Options{Device: o.Device, Threads: o.Threads, Adapter: o.Adapter, AdapterScale: o.AdapterScale, Progress: o.Progress})
 	return n, err
+}
+
+// Unknown joins why a name is no model of images, and none of texts, and names the model that may have been meant.
+func Unknown(images, text error) error {
+	a, isA := errors.AsType[*model.UnknownError](images)
+	b, isB := errors.AsType[*model.UnknownError](text)
+	if !isA || !isB {
+		return fmt.Errorf("%w; of text: %w", images, text)
+	}
+	both := a.And(b)
+	if near := schemas.Nearest(both.Name, both.Known); near != "" {
+		return fmt.Errorf("%w; did you mean %s?", both, near)
+	}
+	return both
 }
 
 // PolicyOf is what a sampler of the model called name would announce, without its weights; problems are for which
@@ -87,7 +101,7 @@ func (r Registry) PolicyOf(name string) (p *schemas.Policy, problems []string, e
 		return nil, nil, err
 	}
 	if _, _, found := r.Text.Find(name); found != nil {
-		return nil, nil, fmt.Errorf("%w; of text: %w", err, found)
+		return nil, nil, Unknown(err, found)
 	}
 	l, err := r.Text.Language(name)
 	if err != nil {

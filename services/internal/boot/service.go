@@ -109,7 +109,7 @@ func (s Service[T]) execute(ctx context.Context, args, environ []string, stdout,
 		return err
 	}
 	if err := fs.Parse(args); err != nil {
-		return Usage(err)
+		return Usage(FlagError(err, fs, nil))
 	}
 	switch {
 	case *help:

@@ -1,0 +1,71 @@
+package boot
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// FlagError says what is wrong with a command line as every other error does: which value a flag takes, and of
+// an unknown flag the nearest that fs has. Names of other tools, with dashes, stand for those in other.
+func FlagError(err error, fs *pflag.FlagSet, other map[string]string) error {
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		f := invalid.GetFlag()
+		fault := invalid.Unwrap().Error()
+		if v, ok := f.Value.(*flagValue); ok {
+			fault = strings.TrimPrefix(fault, v.field.path+": ")
+		}
+		if !strings.Contains(fault, "; ") { // the library's own, which does not say what the flag takes
+			fault = fmt.Sprintf("%q; must be %s", invalid.GetValue(), takes(f.Value.Type(), invalid.GetValue()))
+		}
+		return fmt.Errorf("--%s: %s", f.Name, fault)
+	}
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
+	}
+	name := strings.ToLower(strings.ReplaceAll(unknown.GetSpecifiedName(), "_", "-"))
+	known := func(name string) string {
+		if fs.Lookup(name) == nil {
+			return ""
+		}
+		return name
+	}
+	var names []string
+	fs.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	near := cmp.Or(known(name), known(other[name]))
+	if near == "" && len(name) > 1 {
+		near = schemas.Nearest(name, names)
+	}
+	if near == "" {
+		return err
+	}
+	return fmt.Errorf("%w; did you mean --%s?", err, near)
+}
+
+// takes says what a flag of a type of the library takes, by example of what was given.
+func takes(kind, given string) string {
+	switch {
+	case kind == "duration":
+		number := "30"
+		if _, err := strconv.ParseUint(given, 10, 32); err == nil {
+			number = given
+		}
+		return fmt.Sprintf("a duration with its unit, such as %ss or %sm", number, number)
+	case strings.HasPrefix(kind, "int"):
+		return "an integer"
+	case strings.HasPrefix(kind, "uint"):
+		return "an integer of at least 0"
+	case strings.HasPrefix(kind, "float"):
+		return "a number"
+	case kind == "bool":
+		return "true or false"
+	}
+	return "a " + kind
+}
