@@ -47,7 +47,7 @@ func TestPolicy_OfOneLane(t *testing.T) {
 	announce("one")
 	is("one", "")
 	announce("two")
-	is("", "lane: empty; must be one of [one two], of which samplers serve 0 now")
+	is("", "lane: not given; must be one of one, two, of which samplers serve 0 now")
 	serve("two")
 	is("two", "")
 	serve("one")

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -137,8 +139,21 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 				return &next, nil
 			}
 		}
-		return nil, fmt.Errorf("version %d of lane %q: %w", version, current.Lane, ErrNotFound)
+		return nil, fmt.Errorf("version %d of lane %q: %w; must be one of %s", version, current.Lane, ErrNotFound, Versions(history))
 	})
+}
+
+// Versions names those of a history, the newest first, and of many how many more there are.
+func Versions(history []*schemas.Policy) string {
+	const most = 16
+	var names []string
+	for _, p := range slices.Backward(history) {
+		if len(names) == most {
+			return fmt.Sprintf("%s, or one of %d older", strings.Join(names, ", "), len(history)-most)
+		}
+		names = append(names, strconv.FormatInt(p.PolicyVersion, 10))
+	}
+	return strings.Join(names, ", ")
 }
 
 // refusedPolicy is a push that nobody would take.
@@ -184,7 +199,14 @@ func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy
 		if err := schemas.CheckToken("lane", lane); err != nil {
 			return nil, err
 		}
-		return c.bus.Policy(ctx, lane)
+		p, err := c.bus.Policy(ctx, lane)
+		if !errors.Is(err, ErrNotFound) {
+			return p, err
+		}
+		if all, _ := c.bus.Policies(ctx); len(all) > 0 {
+			err = fmt.Errorf("lane: %q; must be one of %s: %w", lane, strings.Join(lanesOf(all), ", "), err)
+		}
+		return nil, err
 	}
 	all, err := c.bus.Policies(ctx)
 	if err != nil {
@@ -200,18 +222,23 @@ func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy
 	if err != nil {
 		return nil, err
 	}
-	var lanes []schemas.Lane
 	var served []*schemas.Policy
 	for _, p := range all {
-		lanes = append(lanes, p.Lane)
 		if slices.ContainsFunc(present, func(s *schemas.Presence) bool { return s.Service == schemas.ServiceSampler && s.Lane == p.Lane }) {
 			served = append(served, p)
 		}
 	}
 	if len(served) != 1 {
-		return nil, fmt.Errorf("lane: empty; must be one of %v, of which samplers serve %d now", lanes, len(served))
+		return nil, fmt.Errorf("lane: not given; must be one of %s, of which samplers serve %d now", strings.Join(lanesOf(all), ", "), len(served))
 	}
 	return c.bus.Policy(ctx, served[0].Lane)
+}
+
+func lanesOf(all []*schemas.Policy) (names []string) {
+	for _, p := range all {
+		names = append(names, string(p.Lane))
+	}
+	return names
 }
 
 // PolicyHistory is what a lane has served, the oldest first.

@@ -104,9 +104,6 @@ func (s *Scored) group(rewards map[Sample]*schemas.Reward) *PassGroup {
 	return g
 }
 
-// Read is what a reward function read in the image, as Member has it.
-func (m *PassMember) Read() string { return readIn(m.Scores) }
-
 // WriteJSON writes one object a line: each group, then the summary as the value of summary.
 func (p *Pass) WriteJSON(w io.Writer) error { return writeLines(w, p.Groups, p.Summary) }
 

@@ -83,6 +83,12 @@ func Kinds() []string {
 	return names
 }
 
+// Reads says whether a function reads an image: the detail of its score is the text that it read.
+func Reads(name string) bool {
+	k, _, err := find(name)
+	return err == nil && k.compares
+}
+
 // OfText says whether a function rates texts.
 func OfText(name string) bool {
 	k, _, err := find(name)

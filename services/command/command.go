@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -27,6 +26,8 @@ const (
 	exitOK     = boot.ExitOK
 	exitFailed = boot.ExitFailure
 	exitUsage  = boot.ExitUsage
+	// exitInterrupted is that of a shell for what Ctrl-C ended: of a command that did not come to do what it is for.
+	exitInterrupted = 130
 )
 
 // exitError carries an exit status with an error that may have been reported already.
@@ -48,7 +49,7 @@ func (e *exitError) Unwrap() error { return e.err }
 func usage(err error) error { return &exitError{status: exitUsage, err: err} }
 
 // Main runs the command line of this process and ends it with its exit status: 0 done, 1
-// failed, 2 called wrongly.
+// failed, 2 called wrongly, 130 interrupted before it was done.
 func Main() {
 	ctx := untilSignal(drainLimit, func() {
 		fmt.Fprintf(os.Stderr, "meander: still not stopped after %v, ends now; what was stored is there at the next start\n", drainLimit)
@@ -65,7 +66,7 @@ const drainLimit = time.Minute
 // drains. The second signal ends the process at once; without one, overdue is called
 // after the limit.
 func untilSignal(limit time.Duration, overdue func()) context.Context {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), boot.EndSignals()...)
 	context.AfterFunc(ctx, func() {
 		stop()
 		time.AfterFunc(limit, overdue)
@@ -79,21 +80,51 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	zerolog.TimeFieldFormat = time.RFC3339Nano // milliseconds matter here
 	root := newRoot()
 	root.SetArgs(args)
+	out := &output{Writer: stdout}
 	root.SetIn(stdin)
-	root.SetOut(stdout)
+	root.SetOut(out)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
+	if out.err != nil && !errors.Is(err, out.err) {
+		printBroken(stderr, fmt.Sprintf("meander: stdout: %v; what it was to take is lost, what is stored is not", out.err))
+		if err == nil {
+			return exitFailed
+		}
+	}
 	if err == nil {
 		return exitOK
 	}
 	var exit *exitError
-	if !errors.As(err, &exit) {
+	switch {
+	case errors.As(err, &exit):
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		what := strings.ReplaceAll(err.Error(), ": "+context.Canceled.Error(), "")
+		exit = &exitError{status: exitInterrupted, err: fmt.Errorf("interrupted (%s); what was stored before is as it was", what)}
+	default:
 		exit = &exitError{status: exitFailed, err: err}
 	}
 	if exit.err != nil {
 		printBroken(stderr, "meander: "+exit.err.Error())
 	}
 	return exit.status
+}
+
+// output is stdout. It keeps the first fault of writing, so that a command whose results nobody got does not succeed,
+// wherever it writes them.
+type output struct {
+	io.Writer
+	err error
+}
+
+// Under is what it writes to, which may be a terminal.
+func (o *output) Under() io.Writer { return o.Writer }
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.Writer.Write(p)
+	if o.err == nil {
+		o.err = err
+	}
+	return n, err
 }
 
 // app is what every command shares: where the pipeline is and how to talk.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -155,25 +156,81 @@ func TestExecute(t *testing.T) {
 	expect(t, exitUsage, `--store: "file"; must be a folder`, "streams", "--store", "file")
 	ended, stop := context.WithCancel(t.Context())
 	stop()
-	if _, _, err := command(ended, "run", "--model", "synthetic", "a fox"); err == nil {
-		t.Error("a run of an ended context succeeds")
+	_, stderr, err := command(ended, "run", "--model", "synthetic", "a fox")
+	if exit, ok := errors.AsType[*exitError](err); !ok || exit.status != exitInterrupted || !strings.HasPrefix(stderr, "meander: interrupted (") || strings.Contains(stderr, "context canceled") {
+		t.Errorf("a run that is interrupted before it begins: %v, %s", err, stderr)
+	}
+}
+
+// full is a file on a disk that is full.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// Results that cannot be written are a failure, whatever writes them.
+func TestExecute_FullOutput(t *testing.T) {
+	inStore(t)
+	for _, args := range [][]string{
+		{"--help"},
+		{"version"},
+		{"run", "--help"},
+		{"show"},
+		{"show", "p"},
+		{"show", "--json"},
+		{"status"},
+		{"verify"},
+		{"verify", "--json"},
+		{"streams"},
+		{"runs", "ls"},
+		{"runs", "show", "r1"},
+		{"policy", "ls"},
+		{"watch", "--all", "--count", "1"},
+		{"gc", "--gc-age", "1h"},
+		{"model", "info", "synthetic"},
+		{"run", "--dry-run", "--model", "synthetic", "a fox"},
+		append([]string{"run", "--run", "r1"}, small...),
+		{"rescore", "--reward", "jpeg_incompressibility", "--out", "-"},
+		{"completion", "bash"},
+		{"doctor"},
+	} {
+		var errs text
+		if status := Execute(t.Context(), args, strings.NewReader(""), full{}, &errs); status != exitFailed || !strings.Contains(errs.String(), "meander: ") || !strings.Contains(errs.String(), syscall.ENOSPC.Error()) {
+			t.Errorf("%q with a full disk behind stdout: exit status %d, want %d, and the reason:\n%s", args, status, exitFailed, &errs)
+		}
+	}
+}
+
+// A folder or file of results that cannot be written is refused before anything is sampled.
+func TestRun_OutIsTried(t *testing.T) {
+	inStore(t)
+	if err := os.WriteFile("file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"--out", "file"}, {"--out", "file/below"}, {"--out", "-", "--save-latents", "none/x.safetensors"}, {"--out", "-", "--save-latents", "meander-data"}} {
+		expect(t, exitUsage, "can be w", append([]string{"run", "--run", "r2", "--model", "synthetic", "a fox"}, args...)...)
+	}
+	expect(t, exitUsage, "--out: ", "rescore", "--reward", "jpeg_incompressibility", "--pass", "r2", "--out", "file")
+	if out := expect(t, exitOK, "r1", "runs", "ls"); strings.Contains(out, "r2") {
+		t.Errorf("something is stored of a run that could not have written its results:\n%s", out)
 	}
 }
 
 // A command that does not come to its end after a signal is ended.
 func TestUntilSignal(t *testing.T) {
-	overdue := make(chan struct{})
-	ctx := untilSignal(time.Millisecond, func() { close(overdue) })
-	if err := ctx.Err(); err != nil {
-		t.Fatalf("before the signal: %v", err)
+	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
+		overdue := make(chan struct{})
+		ctx := untilSignal(time.Millisecond, func() { close(overdue) })
+		if err := ctx.Err(); err != nil {
+			t.Fatalf("before the signal: %v", err)
+		}
+		self, err := os.FindProcess(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := self.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		<-ctx.Done()
+		<-overdue
 	}
-	self, err := os.FindProcess(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := self.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	<-ctx.Done()
-	<-overdue
 }

@@ -222,8 +222,9 @@ func (p *estimated) print(out io.Writer) error {
 	var err error
 	line := func(name, format string, args ...any) {
 		text := breakLines(fmt.Sprintf(format, args...), columns, "\n"+strings.Repeat(" ", label))
-		_, e := fmt.Fprintf(out, "%-*s%s\n", label, name, text)
-		err = errors.Join(err, e)
+		if _, e := fmt.Fprintf(out, "%-*s%s\n", label, name, text); err == nil {
+			err = e // of all lines it is the same
+		}
 	}
 	p.printPrompts(line)
 	if p.Texts() {

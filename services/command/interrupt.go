@@ -10,7 +10,6 @@ import (
 	"os/signal"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/term"
@@ -35,7 +34,7 @@ var errLeft = errors.New("left")
 
 // interrupt decides what becomes of a run when its command is interrupted. On a terminal
 // Ctrl-C asks: leave or cancel; a second Ctrl-C cancels, a third ends the process. Anywhere
-// else, and for SIGTERM, the run is left.
+// else, and for SIGTERM and SIGHUP, the run is left.
 type interrupt struct {
 	run     schemas.Run
 	conn    *connection
@@ -54,7 +53,7 @@ func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Wr
 	i.say.Store(&print)
 	if f, ok := r.stdin.(*os.File); ok && term.IsTerminal(int(f.Fd())) && boot.IsTerminal(stderr) {
 		i.signals = make(chan os.Signal, 3)
-		signal.Notify(i.signals, os.Interrupt, syscall.SIGTERM)
+		signal.Notify(i.signals, boot.EndSignals()...)
 	}
 	stop := context.AfterFunc(ctx, i.decide)
 	return i, func() {
@@ -135,9 +134,9 @@ func watchControl(ctx context.Context, b *bus.Bus, run schemas.Run, p *progress)
 		if c.Action == schemas.ControlPause {
 			line += "; it goes on with: meander resume " + string(run)
 		}
-		p.mu.Lock()
-		p.cut = p.cut || c.Action == schemas.ControlCancel
-		p.mu.Unlock()
+		if c.Action == schemas.ControlCancel {
+			p.cancelled()
+		}
 		p.note(line)
 	}
 }

@@ -147,7 +147,7 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 	k.By = cmp.Or(k.By, me())
 	before, err := peer.Policy(ctx, k.Lane)
 	if err != nil {
-		return usage(err)
+		return settingError(err)
 	}
 	began := time.Now()
 	p, err := store(ctx, peer)
@@ -265,7 +265,7 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 	peer, out := client.New(conn.Bus), c.OutOrStdout()
 	current, err := peer.Policy(c.Context(), lane)
 	if err != nil {
-		return usage(err)
+		return settingError(err)
 	}
 	history, err := peer.PolicyHistory(c.Context(), current.Lane)
 	if err != nil {
@@ -366,7 +366,7 @@ func policyShowCommand(a *app) *cobra.Command {
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			p, err := client.New(conn.Bus).Policy(c.Context(), lane)
 			if err != nil {
-				return usage(err)
+				return settingError(err)
 			}
 			if len(given) > 0 {
 				version, err := versionOf(given[0])
@@ -384,7 +384,7 @@ func policyShowCommand(a *app) *cobra.Command {
 					}
 				}
 				if !found {
-					return usage(fmt.Errorf("VERSION: %d; lane %s has none of that number, see 'meander policy ls'", version, p.Lane))
+					return usage(fmt.Errorf("VERSION: %d; must be one of lane %s: %s", version, p.Lane, client.Versions(history)))
 				}
 			}
 			answers, err := conn.Applied(c.Context(), p.Lane)

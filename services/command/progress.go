@@ -160,6 +160,14 @@ func (p *progress) note(line string) {
 	fmt.Fprintln(out, line)
 }
 
+// cancelled says that the steps that are lacking will not come.
+func (p *progress) cancelled() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut = true
+	p.changed()
+}
+
 func (p *progress) groups(done, refills int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,6 +178,9 @@ func (p *progress) groups(done, refills int) {
 // changed shows what has changed. The lock is held, but by newProgress.
 func (p *progress) changed() {
 	s := strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
+	if p.cut {
+		s += "  cancelled"
+	}
 	if p.again > 0 {
 		s += "  " + strconv.Itoa(p.again) + " refills"
 	}
@@ -185,7 +196,7 @@ func (p *progress) changed() {
 // the steps of the last groups are counted after their end is known.
 func (p *progress) counts() (steps, total int) {
 	steps, total = len(p.seen), max(p.steps, len(p.seen))
-	if p.done == p.total {
+	if p.done == p.total && !p.cut {
 		steps = total
 	}
 	return steps, total

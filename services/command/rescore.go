@@ -1,7 +1,6 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -108,6 +106,9 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 		return usage(err)
 	}
 	if err := reward.CheckNames(r.services.Reward, source.rewardNames()); err != nil {
+		return usage(err)
+	}
+	if err := tryFolder("--out", outFolder(r.out, r.pass)); err != nil {
 		return usage(err)
 	}
 	if err := r.claim(ctx, conn, change); err != nil {
@@ -291,7 +292,7 @@ func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceR
 		return err
 	}
 	p.Summary.Seconds = took.Seconds()
-	if dir := cmp.Or(r.out, filepath.Join("meander-out", string(r.pass))); dir != "-" {
+	if dir := outFolder(r.out, r.pass); dir != "" {
 		if err := p.Write(dir); err != nil {
 			return err
 		}
@@ -304,10 +305,11 @@ func (r *rescorer) report(ctx context.Context, conn *connection, source *sourceR
 	if err != nil {
 		return err
 	}
-	if p.Summary.Complete < p.Summary.Groups {
-		return &exitError{status: exitFailed}
+	var statuses []string
+	for _, g := range p.Groups {
+		statuses = append(statuses, g.Status)
 	}
-	return nil
+	return notComplete(statuses)
 }
 
 // rescoreProgress is a bar on a terminal, a line every few seconds elsewhere.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -21,7 +22,7 @@ func printPass(w io.Writer, p *results.Pass) error {
 				if m.Reward != nil {
 					after = results.Number(m.Reward, "%.3f")
 				}
-				fmt.Fprintf(t, "%s\t#%d\t%s\t%s\t%s\t%s\t%s\n", g.UID, m.SampleIndex, m.Read(),
+				fmt.Fprintf(t, "%s\t#%d\t%s\t%s\t%s\t%s\t%s\n", g.UID, m.SampleIndex, readText(m.Scores),
 					results.Number(m.SourceReward, "%.3f"), after, results.Number(m.SourceAdvantage, "%+.3f"), results.Number(m.Advantage, "%+.3f"))
 			}
 		}
@@ -44,6 +45,16 @@ func printPass(w io.Writer, p *results.Pass) error {
 		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
 	}
 	return nil
+}
+
+// readText is what a reader among the reward functions read.
+func readText(scores []results.Score) string {
+	for _, s := range scores {
+		if scorer.Reads(s.Name) {
+			return (&results.Member{Scores: scores}).ReadBy(s.Name)
+		}
+	}
+	return ""
 }
 
 // faultsOf says what went wrong, each text once.

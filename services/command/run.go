@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +41,7 @@ same command with the same --run and --store goes on where it stopped.
 
 Ctrl-C asks whether to leave the run, which goes on with the pipeline that serves it or
 waits for the same command, or to cancel it; a second Ctrl-C cancels, a third ends at once.
-Without a terminal, and for SIGTERM, the run is left.
+Without a terminal, and for SIGTERM and SIGHUP, the run is left.
 
 Exit status: 0 all groups complete, 1 some are not, 2 wrong usage or every prompt refused.`,
 		Example: `  meander run 'a red sign that says "OPEN"' 'a blue sign that says "4071"'
@@ -93,6 +92,9 @@ type runner struct {
 	stdin       io.Reader
 }
 
+// folder is where files go; empty for none.
+func (r *runner) folder() string { return outFolder(r.out, r.id) }
+
 // check settles the run id, and refuses what the flags of the command and of the services ask for and nobody could do.
 func (r *runner) check() error {
 	if r.id == "" {
@@ -140,6 +142,9 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return usage(errors.New("--save-latents: given; must be absent: texts have no latents, and their logits are in their events (--logits)"))
 	}
 
+	if err := errors.Join(tryFolder("--out", r.folder()), tryFile("--save-latents", r.saveLatents)); err != nil {
+		return usage(err)
+	}
 	began := time.Now()
 	// The services end with the run, or when it fails; a service that fails ends the run.
 	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -323,7 +328,7 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 		return err
 	}
 	run.Summary.Seconds = took.Seconds()
-	if dir := cmp.Or(r.out, filepath.Join("meander-out", string(r.id))); dir != "-" {
+	if dir := r.folder(); dir != "" {
 		if err := run.Write(ctx, conn.Bus, dir); err != nil {
 			return err
 		}
@@ -346,14 +351,14 @@ func (r *runner) report(ctx context.Context, conn *connection, prompts []prompt,
 		return err
 	}
 	r.reportRefused(prompts, o, stderr)
-	switch s := run.Summary; {
-	case s.Complete == len(prompts):
-		return nil
-	case s.Refused == len(prompts):
+	if run.Summary.Refused == len(prompts) {
 		return &exitError{status: exitUsage}
-	default:
-		return &exitError{status: exitFailed}
 	}
+	var statuses []string
+	for _, g := range run.Groups {
+		statuses = append(statuses, g.Status)
+	}
+	return notComplete(statuses)
 }
 
 // reportRefused says each reason once, with the prompts that it holds for.

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -75,19 +76,17 @@ func printGroups(w io.Writer, r *results.Run) {
 		if printRolls(w, g) || printTexts(w, g) {
 			continue
 		}
-		members := g.Best()
-		more := max(0, len(members)-fewSamples)
-		members = members[:len(members)-more]
-		if len(members) == 0 {
-			continue
-		}
+		members, gap, more := bestAndWorst(g, fewSamples)
 		table := &grid{}
 		row := func(name string, cell func(m *results.Member) string) {
-			cells := make([]string, len(members))
+			cells := make([]string, len(members), len(members)+1)
 			filled := false
 			for k := range members {
 				cells[k] = cell(&members[k])
 				filled = filled || cells[k] != ""
+			}
+			if gap > 0 { // between the best and the worst
+				cells = slices.Insert(cells, gap, "…")
 			}
 			if filled {
 				table.row(name, cells)
@@ -95,12 +94,15 @@ func printGroups(w io.Writer, r *results.Run) {
 		}
 		row("sample", func(m *results.Member) string { return fmt.Sprintf("#%d", m.SampleIndex) })
 		names := scoreNames(members)
-		if len(names) > 1 { // which of them it was that read
-			for _, name := range names {
-				row(name+" read", func(m *results.Member) string { return m.ReadBy(name) })
+		for _, name := range names {
+			if !scorer.Reads(name) {
+				continue
 			}
-		} else {
-			row("read", (*results.Member).Read)
+			label := "read"
+			if len(names) > 1 { // which of them it was that read
+				label = name + " read"
+			}
+			row(label, func(m *results.Member) string { return m.ReadBy(name) })
 		}
 		if len(names) > 1 {
 			for _, name := range names {
@@ -118,10 +120,39 @@ func printGroups(w io.Writer, r *results.Run) {
 		if more > 0 {
 			fmt.Fprintf(w, "%sand %s\n", gridGap, count(more, "more sample"))
 		}
-		for _, line := range failures(g.Members) {
-			fmt.Fprintf(w, "%s%s\n", gridGap, line)
+		for _, line := range append(details(members), failures(g.Members)...) {
+			printBroken(w, gridGap+line)
 		}
 	}
+}
+
+// bestAndWorst are so many members of a group at most, the best first: of more the best and the worst that have a reward.
+// gap is the place of the first of the worst, 0 where nothing is left out before them; more is how many are left out.
+func bestAndWorst(g *results.Group, most int) (members []results.Member, gap, more int) {
+	members = g.Best()
+	all := len(members)
+	if all <= most {
+		return members, 0, 0
+	}
+	members = slices.DeleteFunc(members, func(m results.Member) bool { return m.Reward == nil })
+	if n := len(members); n > most {
+		gap = (most + 1) / 2
+		members = slices.Delete(members, gap, gap+n-most)
+	}
+	return members, gap, all - len(members)
+}
+
+// details are what reward functions said of samples, where that is not the text that they read, each once.
+func details(members []results.Member) []string {
+	var lines []string
+	for i := range members {
+		for _, s := range members[i].Scores {
+			if s.Detail != "" && !scorer.Reads(s.Name) && !scorer.OfText(s.Name) {
+				lines = append(lines, fmt.Sprintf("#%d %s says %s", members[i].SampleIndex, s.Name, printable(s.Detail)))
+			}
+		}
+	}
+	return lines
 }
 
 // failures says of samples without a reward why, each reason once.
@@ -154,18 +185,24 @@ func failures(members []results.Member) []string {
 // printLines is a line for each group, then why samples failed.
 func printLines(w io.Writer, r *results.Run) error {
 	columns := width(w)
-	widest := 0
+	widest, stood := 0, 0 // groups that stood in have a column, where there are any
 	for _, g := range r.Groups {
-		widest = max(widest, utf8.RuneCountInString(string(g.UID)))
+		widest, stood = max(widest, utf8.RuneCountInString(string(g.UID))), max(stood, utf8.RuneCountInString(string(g.Group)))
 	}
-	widest = min(widest, max(columns/3, 12))
+	widest, stood = min(widest, max(columns/3, 12)), min(stood, max(columns/3, 12))
 	// Status, mean and std take some 30 columns, a sample about 14.
-	shown := min(max((columns-widest-30)/14, 1), fewSamples)
+	shown := min(max((columns-widest-stood-30)/14, 1), fewSamples)
 	t := newColumns(w)
-	fmt.Fprintln(t, "GROUP\tSTATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
+	by := func(text string) string {
+		if stood == 0 {
+			return ""
+		}
+		return text + "\t"
+	}
+	fmt.Fprintln(t, "GROUP\t"+by("STOOD IN FOR BY")+"STATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
 	var all []results.Member
 	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest), g.Status, results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
+		fmt.Fprintf(t, "%s\t%s%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest), by(shorten(orDash(g.Group), stood)), g.Status, results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
 		all = append(all, g.Members...)
 	}
 	if err := t.Flush(); err != nil {
@@ -178,9 +215,41 @@ func printLines(w io.Writer, r *results.Run) error {
 		}
 	}
 	for _, reason := range sortedKeys(reasons) {
-		fmt.Fprintf(w, "%s %s\n", count(reasons[reason], "sample"), reason)
+		printBroken(w, fmt.Sprintf("%s %s", count(reasons[reason], "sample"), reason))
 	}
 	return nil
+}
+
+// lacks says of each status what groups that have it lack.
+var lacks = map[string]string{
+	schemas.StatusPartial:   "without a reward of each sample",
+	schemas.StatusFailed:    "failed",
+	schemas.StatusShort:     "with too few samples that have a reward",
+	schemas.StatusMixed:     "of weights too far apart, or of several schedules",
+	schemas.StatusStale:     "of weights too old",
+	schemas.StatusRefused:   "refused",
+	schemas.StatusCancelled: "cancelled",
+	results.StatusOpen:      "without a result",
+	schemas.StatusFiltered:  "left out, as the rewards of their samples are equal (--zero-std), and no fresh group took their place",
+}
+
+// notComplete is the error of groups of which some are not complete, by their statuses; nil where all are.
+func notComplete(statuses []string) error {
+	counts, left := map[string]int{}, 0
+	for _, s := range statuses {
+		if s != schemas.StatusComplete {
+			counts[s]++
+			left++
+		}
+	}
+	if left == 0 {
+		return nil
+	}
+	var parts []string
+	for _, s := range sortedKeys(counts) {
+		parts = append(parts, fmt.Sprintf("%d %s", counts[s], cmp.Or(lacks[s], s)))
+	}
+	return &exitError{status: exitFailed, err: fmt.Errorf("%d of %s not complete: %s", left, count(len(statuses), "group"), strings.Join(parts, "; "))}
 }
 
 // members is the short form of a table row, of that many samples at most.
@@ -189,15 +258,19 @@ func members(g *results.Group, most int) string {
 		return firstLine(g.Error)
 	}
 	var cells []string
-	for _, m := range g.Members[:min(most, len(g.Members))] {
+	shown, gap, more := bestAndWorst(g, most)
+	for i, m := range shown {
+		if gap > 0 && i == gap {
+			cells = append(cells, "…")
+		}
 		if m.Status != "scored" {
 			cells = append(cells, m.Status)
 			continue
 		}
 		cells = append(cells, fmt.Sprintf("%s (%s)", results.Number(m.Reward, "%.2f"), results.Number(m.Advantage, "%+.2f")))
 	}
-	if n := len(g.Members) - most; n > 0 {
-		cells = append(cells, fmt.Sprintf("+%d", n))
+	if more > 0 {
+		cells = append(cells, fmt.Sprintf("+%d", more))
 	}
 	return strings.Join(cells, "  ")
 }
@@ -239,7 +312,7 @@ func measures(s *results.Summary) []string {
 		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f, %.0f %% of groups without variance",
 			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
 		if s.Refills > 0 {
-			line += fmt.Sprintf(", %d groups refilled", s.Refills)
+			line += fmt.Sprintf(", %s refilled", count(s.Refills, "group"))
 		}
 		lines = append(lines, line)
 	}
@@ -247,9 +320,11 @@ func measures(s *results.Summary) []string {
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		if reader, ok := strings.CutSuffix(name, "/exact/mean"); ok {
 			reader = strings.TrimPrefix(reader, "critic/")
-			format := "%s read %.1f %% exactly"
+			format := "%s found %.1f %% exact"
 			if scorer.OfText(reader) {
 				format = "%s took %.1f %% of the answers for right"
+			} else if scorer.Reads(reader) {
+				format = "%s read %.1f %% exactly"
 			}
 			lines = append(lines, fmt.Sprintf(format, reader, 100*m[name]))
 		}

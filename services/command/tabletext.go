@@ -21,12 +21,10 @@ const (
 // printTexts shows the samples of a group of texts, the best first, a line each: the answer, how sure the model was of each
 // token, the reward with its single scores, and the advantage. It says whether the group is one.
 func printTexts(w io.Writer, g *results.Group) bool {
-	members := g.Best()
-	if len(members) == 0 || members[0].Text == nil {
+	if !slices.ContainsFunc(g.Members, func(m results.Member) bool { return m.Text != nil }) {
 		return false
 	}
-	more := max(0, len(members)-fewSamples)
-	members = members[:len(members)-more]
+	members, gap, more := bestAndWorst(g, fewSamples)
 	names := scoreNames(members)
 	if len(names) < 2 {
 		names = nil // the reward says it
@@ -35,12 +33,12 @@ func printTexts(w io.Writer, g *results.Group) bool {
 	if table.columns() > width(w) {
 		table = textTable(members, nil)
 	}
-	table.print(w, members)
+	table.print(w, members, gap)
 	if more > 0 {
 		fmt.Fprintf(w, "%sand %s\n", gridGap, count(more, "more sample"))
 	}
-	for _, line := range failures(g.Members) {
-		fmt.Fprintf(w, "%s%s\n", gridGap, line)
+	for _, line := range append(details(members), failures(g.Members)...) {
+		printBroken(w, gridGap+line)
 	}
 	return true
 }
@@ -93,13 +91,17 @@ func (x *texts) columns() (n int) {
 	return n
 }
 
-// print writes the rows with the answers, which have a line of their own where the terminal is narrow.
-func (x *texts) print(w io.Writer, members []results.Member) {
+// print writes the rows with the answers, which have a line of their own where the terminal is narrow. Before the sample at
+// gap, where it is not 0, there are others that are left out.
+func (x *texts) print(w io.Writer, members []results.Member, gap int) {
 	room, between := width(w)-x.columns()-len(gridGap), gridGap
 	if narrow := 3 * len(gridGap); room < leastAnswer {
 		room, between = max(leastAnswer, width(w)-narrow), "\n"+strings.Repeat(" ", narrow)
 	}
 	for i, row := range x.rows {
+		if gap > 0 && i == 1+gap {
+			fmt.Fprintf(w, "%s%s\n", gridGap, pad("…", x.widths[0]))
+		}
 		answer, strip := "answer", row[2]+strings.Repeat(" ", x.strip-len(row[2])) // strips begin at the left
 		if i > 0 {
 			answer = ""

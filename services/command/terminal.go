@@ -18,7 +18,7 @@ const plainWidth = 100
 
 // width is how many columns lines of out may have.
 func width(out io.Writer) int {
-	if f, ok := out.(*os.File); ok {
+	if f, ok := boot.File(out); ok {
 		if w, _, err := term.GetSize(int(f.Fd())); err == nil && w > 0 {
 			return w
 		}

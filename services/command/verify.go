@@ -51,17 +51,9 @@ least one, and all are right. Otherwise the last lines say why not.`,
   meander verify demo --lane signs --uid 0000-a-red-sign-that-says-open`,
 		Args: args(cobra.MaximumNArgs(1)),
 		PreRunE: func(_ *cobra.Command, given []string) error {
-			return runArgument(&run, given)
+			return errors.Join(runArgument(&run, given), optionalToken("--lane", options.Lane), optionalToken("--uid", options.UID))
 		},
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, _ []string) error {
-			for flag, token := range map[string]string{"--lane": string(options.Lane), "--uid": string(options.UID)} {
-				if token == "" {
-					continue
-				}
-				if err := schemas.CheckToken(flag, token); err != nil {
-					return usage(err)
-				}
-			}
 			out := c.ErrOrStderr()
 			options.Progress = func(n int) {
 				if n%100 == 0 {
@@ -97,6 +89,17 @@ least one, and all are right. Otherwise the last lines say why not.`,
 	c.Flags().Float64Var(&tolerance, "tolerance", 0, "largest |ratio-1|, distance of a rolled state, or difference of a number of a token that passes; above 0 only to compare builds or backends")
 	c.Flags().Float64Var(&options.EngineTolerance, "engine-tolerance", verify.DefaultEngineTolerance, "largest difference of a log-prob, or another number of a token that a server drew, that passes")
 	return c
+}
+
+// optionalToken checks what a flag names, if anything.
+func optionalToken[S ~string](flag string, token S) error {
+	if token == "" {
+		return nil
+	}
+	if err := schemas.CheckToken(flag, token); err != nil {
+		return usage(err)
+	}
+	return nil
 }
 
 func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) error {

@@ -56,6 +56,15 @@ func (l Log) Logger(w io.Writer, service, instance string) zerolog.Logger {
 
 // IsTerminal says whether w is one.
 func IsTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := File(w)
 	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// File is the file that w writes to, if it is one, or passes on to one.
+func File(w io.Writer) (*os.File, bool) {
+	if over, ok := w.(interface{ Under() io.Writer }); ok {
+		w = over.Under()
+	}
+	f, ok := w.(*os.File)
+	return f, ok
 }

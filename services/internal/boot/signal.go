@@ -10,14 +10,24 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Signals returns a context that ends at the first SIGINT or SIGTERM, so that the
+// EndSignals are those that ask a program to end: SIGINT, SIGTERM and, where whoever started it has not had it ignored
+// (nohup), SIGHUP: its terminal is gone.
+func EndSignals() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
+}
+
+// Signals returns a context that ends at the first of EndSignals, so that the
 // program drains: it finishes or hands back the work in hand. A second signal ends
 // the process at once with ExitFailure. Call stop when the work is done; it gives
 // the signals back and waits for the goroutine that watched them.
 func Signals(parent context.Context, log zerolog.Logger) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, EndSignals()...)
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -90,5 +92,17 @@ func TestSignals_StopGivesSignalsBack(t *testing.T) {
 	stop() // twice is fine
 	if ctx.Err() == nil {
 		t.Error("context still open after stop")
+	}
+}
+
+// A terminal that goes asks a program to end, unless it was started to outlive it.
+func TestEndSignals(t *testing.T) {
+	if !slices.Contains(boot.EndSignals(), os.Signal(syscall.SIGHUP)) {
+		t.Error("without SIGHUP; must be there")
+	}
+	signal.Ignore(syscall.SIGHUP)
+	defer signal.Reset(syscall.SIGHUP)
+	if slices.Contains(boot.EndSignals(), os.Signal(syscall.SIGHUP)) {
+		t.Error("SIGHUP, which is ignored; must not be there")
 	}
 }

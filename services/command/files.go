@@ -1,0 +1,60 @@
+package command
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// outFolder is where the files of a run go, by --out; empty for none.
+func outFolder(given string, run schemas.Run) string {
+	if given == "-" {
+		return ""
+	}
+	return cmp.Or(given, filepath.Join("meander-out", string(run)))
+}
+
+// tryFolder makes a folder that a flag names, and says whether files can be written into it: before the work is done
+// whose results they have.
+func tryFolder(flag, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = tryWrite(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w; must be a folder that can be written to", flag, err)
+	}
+	return nil
+}
+
+// tryFile says whether a file that a flag names can be written.
+func tryFile(flag, name string) error {
+	if name == "" {
+		return nil
+	}
+	err := tryWrite(filepath.Dir(name))
+	if info, there := os.Stat(name); there == nil && info.IsDir() {
+		err = fmt.Errorf("%s is a folder", name)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w; must be a file that can be written", flag, err)
+	}
+	return nil
+}
+
+// tryWrite writes a file into a folder, and removes it.
+func tryWrite(dir string) error {
+	f, err := os.CreateTemp(dir, ".meander-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("x")
+	return errors.Join(err, f.Close(), os.Remove(f.Name()))
+}

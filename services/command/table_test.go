@@ -1,0 +1,102 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// groupOf is a group of scored samples, and of failed ones behind them.
+func groupOf(scored, failed int) *results.Group {
+	g := &results.Group{GroupResult: results.GroupResult{UID: "p", Prompt: "a fox", Status: schemas.StatusPartial}}
+	for i := range scored + failed {
+		m := results.Member{SampleResult: results.SampleResult{SampleIndex: int64(i), Status: schemas.StatusFailed, Error: "no image"}}
+		if i < scored {
+			m.SampleResult = results.SampleResult{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(float64(100 - i)), Advantage: new(0.0)}
+		}
+		g.Members = append(g.Members, m)
+	}
+	return g
+}
+
+// Of more samples than fit the best and the worst are shown, of those that have a reward.
+func TestBestAndWorst(t *testing.T) {
+	for _, c := range []struct {
+		scored, failed, most int
+		want                 string
+		gap, more            int
+	}{
+		{3, 1, 4, "0 1 2 3", 0, 0},
+		{16, 0, 4, "0 1 14 15", 2, 12},
+		{16, 4, 5, "0 1 2 14 15", 3, 15},
+		{3, 9, 4, "0 1 2", 0, 9},
+		{0, 9, 4, "", 0, 9},
+		{9, 0, 1, "0", 1, 8},
+	} {
+		g := groupOf(c.scored, c.failed)
+		members, gap, more := bestAndWorst(g, c.most)
+		var shown []string
+		for _, m := range members {
+			shown = append(shown, fmt.Sprint(m.SampleIndex))
+		}
+		if got := strings.Join(shown, " "); got != c.want || gap != c.gap || more != c.more || len(g.Members) != c.scored+c.failed {
+			t.Errorf("%d scored, %d failed, %d shown: %q, gap %d, %d more; want %q, %d, %d", c.scored, c.failed, c.most, got, gap, more, c.want, c.gap, c.more)
+		}
+	}
+}
+
+// A table of many samples is bounded, has its worst, and says what was read and what was said by the names of each.
+func TestPrintRun_Details(t *testing.T) {
+	g := groupOf(16, 0)
+	g.Members[0].Scores = []results.Score{{Name: "glyph", Detail: "EXIT"}, {Name: "external", Detail: strings.Repeat("crooked letters ", 10)}}
+	var out strings.Builder
+	if err := printRun(&out, &results.Run{Groups: []*results.Group{g}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"sample       #0", "#12", "#15\n", "…", "glyph read   \"EXIT\"", "and 8 more samples\n", "#0 external says "} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "external read") || strings.Contains(out.String(), "#8") {
+		t.Errorf("external reads, or all samples are shown:\n%s", &out)
+	}
+}
+
+// A table with a line for each group names those that stood in.
+func TestPrintRun_StoodIn(t *testing.T) {
+	var groups []*results.Group
+	for range fewGroups + 1 {
+		groups = append(groups, groupOf(2, 0))
+	}
+	var out strings.Builder
+	if err := printRun(&out, &results.Run{Groups: groups}); err != nil || strings.Contains(out.String(), "STOOD IN") {
+		t.Errorf("without: %v\n%s", err, &out)
+	}
+	groups[3].Group = "p-r1"
+	out.Reset()
+	if err := printRun(&out, &results.Run{Groups: groups}); err != nil || !strings.Contains(out.String(), "STOOD IN FOR BY") || !strings.Contains(out.String(), "p      p-r1") {
+		t.Errorf("with one: %v\n%s", err, &out)
+	}
+}
+
+// A run that is not complete says why, by the statuses of its groups.
+func TestNotComplete(t *testing.T) {
+	if err := notComplete([]string{"complete", "complete"}); err != nil {
+		t.Error(err)
+	}
+	err := notComplete([]string{"complete", "filtered", "cancelled", "filtered"})
+	exit, ok := errors.AsType[*exitError](err)
+	if !ok || exit.status != exitFailed || !strings.Contains(err.Error(), "3 of 4 groups not complete: 1 cancelled; 2 left out, as the rewards of their samples are equal") {
+		t.Error(err)
+	}
+	for _, s := range schemas.GroupStatuses {
+		if s != schemas.StatusComplete && lacks[s] == "" {
+			t.Errorf("status %s is not explained", s)
+		}
+	}
+}
