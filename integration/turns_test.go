@@ -270,9 +270,9 @@ func TestTurns_Refusals(t *testing.T) {
 	model := babble(t, qwen2.Random{})
 	for want, args := range map[string][]string{
 		"text.interaction: sums: ground_truth: empty, and the prompt is no": {"--interaction", "sums", "--reward", "confidence", "what is it?"},
-		"--interaction: \"\"; must be":                                      {"--max-turns", "2", "2+2=?"},
+		"--interaction: not given; must be the interaction":                 {"--max-turns", "2", "2+2=?"},
 		"--logits: 3; must be below 3, the most answers there are":          {"--interaction", "sums", "--logits", "topk:answers=0,3", "--max-turns", "3", "2+2=?"},
-		"text.interaction: null; must be there: it scores the turns":        {"--reward", "turns", "2+2=?"},
+		"--interaction: not given; must be there: it scores the turns":      {"--reward", "turns", "2+2=?"},
 	} {
 		out := meander(t, t.TempDir(), append([]string{"run", "--model", model, "--out", "-", "-n", "2"}, args...)...)
 		if out.must(t, 2); !strings.Contains(out.stderr, want) {

@@ -68,7 +68,7 @@ func (f fieldFlags) blame(reason string) string {
 				break
 			}
 			if below := f.below(path); below != "" && strings.HasPrefix(said, "given") {
-				lines[i] = below + ": given; " + rule
+				lines[i] = below + ": given; " + rule + instead[path]
 				break
 			}
 			path = path[:max(strings.LastIndexByte(path, '.'), 0)]
@@ -88,6 +88,11 @@ func (f fieldFlags) below(path string) string {
 	return strings.Join(flags, ", ")
 }
 
+// instead says what there is in place of a part of a prompt that the model has not.
+var instead = map[string]string{
+	"text": ", which have no tokens and no logits; --return-steps keeps their states, --debug tensors of each step",
+}
+
 // absent says what is missing where several flags could give it.
 var absent = map[string]string{
 	"start.latents":         "--start-latents: not given, nor --branch-from, nor --start-image; must be one of them, which says what the samples begin with",
@@ -95,6 +100,7 @@ var absent = map[string]string{
 	"start.data":            "--start-image: not given; must be the images that are rolled, or use 'meander scheduled'",
 	"prune.log_prob_below":  "--prune-log-prob-below: not given, nor --prune-log-prob-above; must be one of them, else no sample would be pruned",
 	"tree.branches":         "--tree: not given; must be the tree that --leaf is of, e.g. 2@2,2@5",
+	"text.interaction":      "--interaction: not given; must be there: it scores the turns",
 	"text.interaction.name": "--interaction: not given; must be the interaction that its other flags are of",
 	"scheduled_sampling":    "scheduled sampling is not asked for, and it is all that this model can do: use 'meander scheduled'",
 }
