@@ -287,6 +287,25 @@ func (a *app) withRun(run *schemas.Run, f func(c *cobra.Command, conn *connectio
 	})
 }
 
+// runFilter is the run that a filter names, empty for all.
+func runFilter(run schemas.Run) schemas.Run {
+	if run == "*" {
+		return ""
+	}
+	return run
+}
+
+// optionalToken checks what a flag names, if anything.
+func optionalToken[S ~string](flag string, token S) error {
+	if token == "" {
+		return nil
+	}
+	if err := schemas.CheckToken(flag, token); err != nil {
+		return usage(err)
+	}
+	return nil
+}
+
 // runArgument takes the run of the argument RUN, of a command that has --run as well.
 func runArgument(run *schemas.Run, given []string) error {
 	if len(given) == 0 {

@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -36,6 +37,9 @@ func (a *app) deadListCommand() *cobra.Command {
 		Use: "ls", Short: "list dead letters, oldest first", Args: args(cobra.NoArgs),
 		Example: "  meander dead ls --run demo --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+			if err := optionalToken("--run", runFilter(run)); err != nil {
+				return err
+			}
 			return a.listDead(c, conn, run)
 		}),
 	}
@@ -66,11 +70,11 @@ again; a subject that another event has taken meanwhile is left alone.`,
 		Example: "  meander dead replay 12 13",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 			for _, id := range given {
-				seq, err := letterNumber(id)
+				m, err := deadLetter(c, conn, id)
 				if err != nil {
 					return err
 				}
-				ack, subject, err := conn.Replay(c.Context(), seq)
+				ack, subject, err := conn.Replay(c.Context(), m.Seq)
 				if err != nil {
 					return err
 				}
@@ -188,6 +192,9 @@ func deadLetter(c *cobra.Command, conn *connection, id string) (*bus.Message, er
 		return nil, err
 	}
 	m, err := conn.Get(c.Context(), schemas.StreamDead, seq)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil, usage(fmt.Errorf("there is no dead letter %d; 'meander dead ls' lists those there are", seq))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("dead letter %d: %w", seq, err)
 	}

@@ -40,6 +40,9 @@ func TestDead(t *testing.T) {
 	}
 	expect(t, exitOK, `"not_msgpack_hex": "776879"`, "dead", "show", id)
 	expect(t, exitOK, "dropped "+id, "dead", "drop", id)
-	expect(t, exitFailed, "dead letter "+id+": ", "dead", "show", id)
+	for _, verb := range []string{"show", "replay", "drop"} {
+		expect(t, exitUsage, "there is no dead letter "+id+"; 'meander dead ls' lists those there are", "dead", verb, id)
+	}
+	expect(t, exitUsage, `--run: "a b"`, "dead", "ls", "--run", "a b")
 	expect(t, exitUsage, "", "dead", "show", "first")
 }

@@ -91,17 +91,6 @@ least one, and all are right. Otherwise the last lines say why not.`,
 	return c
 }
 
-// optionalToken checks what a flag names, if anything.
-func optionalToken[S ~string](flag string, token S) error {
-	if token == "" {
-		return nil
-	}
-	if err := schemas.CheckToken(flag, token); err != nil {
-		return usage(err)
-	}
-	return nil
-}
-
 func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) error {
 	faults := r.Faults(tolerance)
 	if a.json {
@@ -160,8 +149,10 @@ func printReport(out io.Writer, r *verify.Report) {
 		fmt.Fprintln(out)
 	} else if r.Tokens > 0 {
 		fmt.Fprintf(out, "\nmax difference of a log-prob, log-sum-exp or entropy, and of the logits of %s = %g\n", count(r.Logits, "token"), r.MaxTokenDifference)
-	} else {
+	} else if r.Steps > 0 {
 		fmt.Fprintf(out, "\nmax |ratio-1| = %g\n", r.MaxRatio)
+	} else {
+		fmt.Fprintln(out)
 	}
 	if r.Conditionings > 0 {
 		fmt.Fprintf(out, "%d prompt embeddings and masks compared, max distance = %g\n", r.Conditionings, r.MaxConditioning)

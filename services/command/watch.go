@@ -66,7 +66,10 @@ the streams, so it never slows the pipeline down.`,
 					return usage(oneOf("kinds", k, names))
 				}
 			}
-			return nil
+			if w.count < 0 {
+				return usage(fmt.Errorf("--count: %d; must be at least 0, which is for no end", w.count))
+			}
+			return errors.Join(optionalToken("--run", runFilter(w.run)), optionalToken("--uid", w.uid))
 		},
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
 			from := bus.ReadOptions{}

@@ -17,5 +17,8 @@ func TestWatch(t *testing.T) {
 		t.Errorf("JSON %v", lines)
 	}
 	expect(t, exitUsage, `--kinds: "stepp"; did you mean step?`, "watch", "--kinds", "stepp")
+	expect(t, exitUsage, "--count: -1; must be at least 0", "watch", "--count", "-1")
+	expect(t, exitUsage, `--uid: "a b"`, "watch", "--uid", "a b")
+	expect(t, exitUsage, `--run: "a b"`, "watch", "--run", "a b")
 	expect(t, exitUsage, "[all since] were all set", "watch", "--since", "1m", "--all")
 }
