@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -172,17 +173,16 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 		replicas, late = peer.Taken(waiting, p)
 		stop()
 	}
+	refused := slices.ContainsFunc(replicas, func(r client.Replica) bool { return r.Answer != nil && r.Answer.State == schemas.AppliedRefused })
 	if k.json {
 		if err := json.NewEncoder(out).Encode(policyJSON(p, replicas)); err != nil {
 			return err
 		}
-	} else if news && k.wait > 0 && late == nil {
+	} else if refused || news && k.wait > 0 && late == nil {
 		printTaken(out, p, replicas, time.Since(began))
 	}
-	for _, r := range replicas {
-		if r.Answer != nil && r.Answer.State == schemas.AppliedRefused {
-			return &exitError{status: exitFailed}
-		}
+	if refused {
+		return &exitError{status: exitFailed}
 	}
 	if late != nil && ctx.Err() == nil {
 		return fmt.Errorf("version %d is stored, but not every sampler has answered in %v; see 'meander policy ls'", p.PolicyVersion, k.wait)
