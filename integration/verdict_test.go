@@ -58,7 +58,7 @@ func TestVerdict_FromTheCommandLine(t *testing.T) {
 		{2, "line 1: must be a value, or an error", []string{"--file", write(t, "{\"uid\":\"a\",\"sample_index\":0}\n")}},
 		{2, `line 1: json: unknown field "score"`, []string{"--file", write(t, "{\"uid\":\"a\",\"score\":0}\n")}},
 		{0, "3 verdicts given", []string{"--name", "human", uid, "0=1", "1=0.5", "2=0"}},
-		{0, "1 verdicts given", []string{"--name", "human", uid, "1=0.5"}}, // the same once more
+		{0, "1 verdict given", []string{"--name", "human", uid, "1=0.5"}}, // the same once more
 		{1, "the sample has a verdict already: 0.5", []string{"--name", "human", uid, "1=0.25"}},
 		{0, "3 verdicts given", []string{"--file", write(t, `{"uid":"`+uid+`","sample_index":0,"value":1,"name":"robot"}
 

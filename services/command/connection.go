@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -86,8 +87,8 @@ func (a *app) server() bus.Config {
 // checkServer refuses a URL of --nats that is of no NATS server. One without a scheme is nats://.
 func (a *app) checkServer() error {
 	for _, server := range (boot.NATS{URL: a.natsURL}).Servers() {
-		if !strings.Contains(server, "://") {
-			continue
+		if _, err := url.Parse(server); err != nil || !strings.Contains(server, "://") {
+			continue // the connection says what is wrong with it
 		}
 		if err := (boot.NATS{URL: server}).Validate(); err != nil {
 			return errors.New(strings.ReplaceAll(err.Error(), "nats.url: ", "--nats: "))

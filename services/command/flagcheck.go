@@ -53,9 +53,16 @@ func (f fieldFlags) blame(reason string) string {
 	for i, line := range lines {
 		path, rest, ok := strings.Cut(line, ": ")
 		said, rule, _ := strings.Cut(rest, "; ")
-		if whole := absent[path]; whole != "" && (said == "null" || f.alone && f.set[path] == "") {
+		if whole := absent[path]; whole != "" && f.alone && f.set[path] == "" {
 			lines[i] = whole
 			continue
+		}
+		if before, _, missing := strings.Cut(line, ": null; "); missing { // perhaps within what is wrong with another field
+			at := strings.LastIndexByte(before, ' ') + 1
+			if whole := absent[before[at:]]; whole != "" {
+				lines[i] = before[:at] + whole
+				continue
+			}
 		}
 		for ok && path != "" {
 			path, _, _ = strings.Cut(path, "[")

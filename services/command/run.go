@@ -378,7 +378,7 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 	}
 	for _, reason := range reasons {
 		list := uids[reason]
-		fmt.Fprintf(stderr, "meander: %s refused: %s\n", count(len(list), "prompt"), reason)
+		printBroken(stderr, fmt.Sprintf("meander: %s refused: %s", count(len(list), "prompt"), reason))
 		if len(list) < len(prompts) {
 			fmt.Fprintf(stderr, "  %s\n", strings.Join(list, " "))
 		}

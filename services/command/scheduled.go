@@ -132,7 +132,7 @@ func printRolls(w io.Writer, g *results.Group) bool {
 		fmt.Fprintf(w, "%sand %s\n", gridGap, count(of-shown, "more sample"))
 	}
 	for _, line := range failures(g.Members) {
-		fmt.Fprintf(w, "%s%s\n", gridGap, line)
+		printBroken(w, gridGap+line)
 	}
 	return true
 }
