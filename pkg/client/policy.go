@@ -139,7 +139,8 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 				return &next, nil
 			}
 		}
-		return nil, fmt.Errorf("version %d of lane %q: %w; must be one of %s", version, current.Lane, ErrNotFound, Versions(history))
+		return nil, fmt.Errorf("version %d of lane %q: %w; must be one of %s",
+			version, current.Lane, ErrNotFound, Versions(history))
 	})
 }
 
@@ -229,7 +230,8 @@ func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy
 		}
 	}
 	if len(served) != 1 {
-		return nil, fmt.Errorf("lane: not given; must be one of %s, of which samplers serve %d now", strings.Join(lanesOf(all), ", "), len(served))
+		return nil, fmt.Errorf("lane: not given; must be one of %s, of which samplers serve %d now",
+			strings.Join(lanesOf(all), ", "), len(served))
 	}
 	return c.bus.Policy(ctx, served[0].Lane)
 }

@@ -53,7 +53,8 @@ func Unknown(name, file string, tried []string, known ...string) *UnknownError {
 func (e *UnknownError) And(other *UnknownError) *UnknownError {
 	known := slices.Concat(e.Known, other.Known)
 	slices.Sort(known)
-	return &UnknownError{Name: e.Name, Files: slices.Concat(e.Files, other.Files), Known: slices.Compact(known), Tried: e.Tried}
+	files := slices.Concat(e.Files, other.Files)
+	return &UnknownError{Name: e.Name, Files: files, Known: slices.Compact(known), Tried: e.Tried}
 }
 
 func (e *UnknownError) Error() string {

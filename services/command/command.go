@@ -99,7 +99,8 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	case errors.As(err, &exit):
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		what := strings.ReplaceAll(err.Error(), ": "+context.Canceled.Error(), "")
-		exit = &exitError{status: exitInterrupted, err: fmt.Errorf("interrupted (%s); what was stored before is as it was", what)}
+		err = fmt.Errorf("interrupted (%s); what was stored before is as it was", what)
+		exit = &exitError{status: exitInterrupted, err: err}
 	default:
 		exit = &exitError{status: exitFailed, err: err}
 	}

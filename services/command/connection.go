@@ -167,7 +167,8 @@ func (a *app) why(err error) error {
 	if a.asItIs {
 		return err
 	}
-	return fmt.Errorf("%w; is the server up? 'meander up' starts one; --nats and MEANDER_NATS_URL name it, and without them the store is used", err)
+	return fmt.Errorf("%w; is the server up? 'meander up' starts one; "+
+		"--nats and MEANDER_NATS_URL name it, and without them the store is used", err)
 }
 
 // watch closes the connection when there is nobody left to connect to: what waits for

@@ -102,14 +102,18 @@ var instead = map[string]string{
 
 // absent says what is missing where several flags could give it.
 var absent = map[string]string{
-	"start.latents":         "--start-latents: not given, nor --branch-from, nor --start-image; must be one of them, which says what the samples begin with",
-	"start.step_index":      "--start-step: not given, nor --start-sigma; must be one of them, which says how noisy the samples begin",
-	"start.data":            "--start-image: not given; must be the images that are rolled, or use 'meander scheduled'",
-	"prune.log_prob_below":  "--prune-log-prob-below: not given, nor --prune-log-prob-above; must be one of them, else no sample would be pruned",
+	"start.latents": "--start-latents: not given, nor --branch-from, nor --start-image; must be one of them, " +
+		"which says what the samples begin with",
+	"start.step_index": "--start-step: not given, nor --start-sigma; must be one of them, " +
+		"which says how noisy the samples begin",
+	"start.data": "--start-image: not given; must be the images that are rolled, or use 'meander scheduled'",
+	"prune.log_prob_below": "--prune-log-prob-below: not given, nor --prune-log-prob-above; " +
+		"must be one of them, else no sample would be pruned",
 	"tree.branches":         "--tree: not given; must be the tree that --leaf is of, e.g. 2@2,2@5",
 	"text.interaction":      "--interaction: not given; must be there: it scores the turns",
 	"text.interaction.name": "--interaction: not given; must be the interaction that its other flags are of",
-	"scheduled_sampling":    "scheduled sampling is not asked for, and it is all that this model can do: use 'meander scheduled'",
+	"scheduled_sampling": "scheduled sampling is not asked for, " +
+		"and it is all that this model can do: use 'meander scheduled'",
 }
 
 // oneOf is the error of a flag whose value is none of the names.

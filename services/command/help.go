@@ -130,34 +130,40 @@ func elsewhere(of *cobra.Command, flag string) string {
 	return "; it is one of " + strings.Join(names, ", ")
 }
 
-// flagNames are the names that flags had, and those that they have in other tools (diffusers, transformers, vLLM, verl and
-// trainers): too far from today's to be taken for misspelt.
+// flagNames are the names that flags had, and those that they have in other tools (diffusers, transformers,
+// vLLM, verl and trainers): too far from today's to be taken for misspelt.
 var flagNames = map[string]string{
 	"plan": "dry-run",
 
-	"num-inference-steps": "steps", "inference-steps": "steps", "num-steps": "steps", "sampling-steps": "steps", "sample-steps": "steps",
-	"guidance-scale": "true-cfg-scale", "guidance": "true-cfg-scale", "cfg-scale": "true-cfg-scale", "cfg": "true-cfg-scale",
-	"negative": "negative-prompt", "image-height": "height", "image-width": "width", "resolution": "height", "size": "height",
-	"num-images-per-prompt": "group-size", "num-generations": "group-size", "num-return-sequences": "group-size", "num-samples": "group-size",
-	"n": "group-size", "n-samples": "group-size", "rollout-n": "group-size", "best-of": "group-size", "num-images": "group-size",
-	"scheduler": "solver", "eta": "noise-level", "sde-window-size": "sde-window", "generator": "seed", "manual-seed": "seed", "random-seed": "seed",
+	"num-inference-steps": "steps", "inference-steps": "steps", "num-steps": "steps", "sampling-steps": "steps",
+	"sample-steps": "steps", "guidance-scale": "true-cfg-scale", "guidance": "true-cfg-scale",
+	"cfg-scale": "true-cfg-scale", "cfg": "true-cfg-scale", "negative": "negative-prompt",
+	"image-height": "height", "image-width": "width", "resolution": "height", "size": "height",
+	"num-images-per-prompt": "group-size", "num-generations": "group-size", "num-return-sequences": "group-size",
+	"num-samples": "group-size", "n": "group-size", "n-samples": "group-size", "rollout-n": "group-size",
+	"best-of": "group-size", "num-images": "group-size", "scheduler": "solver", "eta": "noise-level",
+	"sde-window-size": "sde-window", "generator": "seed", "manual-seed": "seed", "random-seed": "seed",
 	"image": "start-image", "init-image": "start-image", "latents": "start-latents", "strength": "start-step",
 
-	"max-tokens": "max-new-tokens", "max-length": "max-new-tokens", "max-completion-length": "max-new-tokens", "response-length": "max-new-tokens",
-	"max-completion-tokens": "max-new-tokens", "eos-token-id": "stop-token-ids", "stop-strings": "stop", "logprobs": "logits", "top-logprobs": "logits",
+	"max-tokens": "max-new-tokens", "max-length": "max-new-tokens", "max-completion-length": "max-new-tokens",
+	"response-length": "max-new-tokens", "max-completion-tokens": "max-new-tokens",
+	"eos-token-id": "stop-token-ids", "stop-strings": "stop", "logprobs": "logits", "top-logprobs": "logits",
 	"prompt-logprobs": "logits", "chat": "messages", "conversation": "messages",
 
-	"prompt-file": "prompts", "input": "prompts", "data": "prompts", "dataset": "prompts", "train-files": "prompts", "train-batch-size": "batch-size",
-	"reward-fn": "reward", "reward-function": "reward", "reward-model": "reward", "rewards": "reward",
-	"adv-estimator": "estimator", "advantage-estimator": "estimator",
+	"prompt-file": "prompts", "input": "prompts", "data": "prompts", "dataset": "prompts",
+	"train-files": "prompts", "train-batch-size": "batch-size", "reward-fn": "reward",
+	"reward-function": "reward", "reward-model": "reward", "rewards": "reward", "adv-estimator": "estimator",
+	"advantage-estimator": "estimator",
 
-	"checkpoint": "model", "model-path": "model", "model-id": "model", "model-name": "model", "pretrained-model-name-or-path": "model", "pretrained": "model",
-	"lora": "adapter", "lora-path": "adapter", "lora-weights": "adapter", "lora-scale": "adapter-scale",
-	"gpu": "device", "gpus": "device", "cuda": "device", "torch-dtype": "dtype", "precision": "dtype", "micro-batch-size": "batch", "num-workers": "workers",
+	"checkpoint": "model", "model-path": "model", "model-id": "model", "model-name": "model",
+	"pretrained-model-name-or-path": "model", "pretrained": "model", "lora": "adapter", "lora-path": "adapter",
+	"lora-weights": "adapter", "lora-scale": "adapter-scale", "gpu": "device", "gpus": "device", "cuda": "device",
+	"torch-dtype": "dtype", "precision": "dtype", "micro-batch-size": "batch", "num-workers": "workers",
 
-	"output": "out", "output-dir": "out", "outdir": "out", "save-dir": "out", "output-path": "out", "run-id": "run", "run-name": "run",
-	"server": "nats", "url": "nats", "nats-url": "nats", "addr": "nats", "address": "nats", "host": "nats",
-	"verbose": "log-level", "quiet": "log-level", "loglevel": "log-level", "output-format": "json", "data-dir": "store",
+	"output": "out", "output-dir": "out", "outdir": "out", "save-dir": "out", "output-path": "out",
+	"run-id": "run", "run-name": "run", "server": "nats", "url": "nats", "nats-url": "nats", "addr": "nats",
+	"address": "nats", "host": "nats", "verbose": "log-level", "quiet": "log-level", "loglevel": "log-level",
+	"output-format": "json", "data-dir": "store",
 }
 
 // noSuchCommand is the Args of commands that only have others below them.

@@ -173,7 +173,9 @@ func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Con
 		replicas, late = peer.Taken(waiting, p)
 		stop()
 	}
-	refused := slices.ContainsFunc(replicas, func(r client.Replica) bool { return r.Answer != nil && r.Answer.State == schemas.AppliedRefused })
+	refused := slices.ContainsFunc(replicas, func(r client.Replica) bool {
+		return r.Answer != nil && r.Answer.State == schemas.AppliedRefused
+	})
 	if k.json {
 		if err := json.NewEncoder(out).Encode(policyJSON(p, replicas)); err != nil {
 			return err

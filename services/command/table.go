@@ -126,7 +126,8 @@ func printGroups(w io.Writer, r *results.Run) {
 	}
 }
 
-// bestAndWorst are so many members of a group at most, the best first: of more the best and the worst that have a reward.
+// bestAndWorst are so many members of a group at most, the best first: of more the best and the worst that
+// have a reward.
 // gap is the place of the first of the worst, 0 where nothing is left out before them; more is how many are left out.
 func bestAndWorst(g *results.Group, most int) (members []results.Member, gap, more int) {
 	members = g.Best()
@@ -187,7 +188,8 @@ func printLines(w io.Writer, r *results.Run) error {
 	columns := width(w)
 	widest, stood := 0, 0 // groups that stood in have a column, where there are any
 	for _, g := range r.Groups {
-		widest, stood = max(widest, utf8.RuneCountInString(string(g.UID))), max(stood, utf8.RuneCountInString(string(g.Group)))
+		widest = max(widest, utf8.RuneCountInString(string(g.UID)))
+		stood = max(stood, utf8.RuneCountInString(string(g.Group)))
 	}
 	widest, stood = min(widest, max(columns/3, 12)), min(stood, max(columns/3, 12))
 	// Status, mean and std take some 30 columns, a sample about 14.
@@ -202,7 +204,9 @@ func printLines(w io.Writer, r *results.Run) error {
 	fmt.Fprintln(t, "GROUP\t"+by("STOOD IN FOR BY")+"STATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
 	var all []results.Member
 	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest), by(shorten(orDash(g.Group), stood)), g.Status, results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
+		fmt.Fprintf(t, "%s\t%s%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest),
+			by(shorten(orDash(g.Group), stood)), g.Status,
+			results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
 		all = append(all, g.Members...)
 	}
 	if err := t.Flush(); err != nil {
@@ -230,7 +234,8 @@ var lacks = map[string]string{
 	schemas.StatusRefused:   "refused",
 	schemas.StatusCancelled: "cancelled",
 	results.StatusOpen:      "without a result",
-	schemas.StatusFiltered:  "left out, as the rewards of their samples are equal (--zero-std), and no fresh group took their place",
+	schemas.StatusFiltered: "left out, as the rewards of their samples are equal (--zero-std), " +
+		"and no fresh group took their place",
 }
 
 // notComplete is the error of groups of which some are not complete, by their statuses; nil where all are.
@@ -249,7 +254,8 @@ func notComplete(statuses []string) error {
 	for _, s := range sortedKeys(counts) {
 		parts = append(parts, fmt.Sprintf("%d %s", counts[s], cmp.Or(lacks[s], s)))
 	}
-	return &exitError{status: exitFailed, err: fmt.Errorf("%d of %s not complete: %s", left, count(len(statuses), "group"), strings.Join(parts, "; "))}
+	err := fmt.Errorf("%d of %s not complete: %s", left, count(len(statuses), "group"), strings.Join(parts, "; "))
+	return &exitError{status: exitFailed, err: err}
 }
 
 // members is the short form of a table row, of that many samples at most.

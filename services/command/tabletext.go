@@ -91,8 +91,8 @@ func (x *texts) columns() (n int) {
 	return n
 }
 
-// print writes the rows with the answers, which have a line of their own where the terminal is narrow. Before the sample at
-// gap, where it is not 0, there are others that are left out.
+// print writes the rows with the answers, which have a line of their own where the terminal is narrow. Before
+// the sample at gap, where it is not 0, there are others that are left out.
 func (x *texts) print(w io.Writer, members []results.Member, gap int) {
 	room, between := width(w)-x.columns()-len(gridGap), gridGap
 	if narrow := 3 * len(gridGap); room < leastAnswer {

@@ -169,7 +169,8 @@ func readJudgements(file string, stdin io.Reader) ([]judgement, error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("%s: no verdicts in it; must be JSON lines such as {\"uid\": \"p1\", \"sample_index\": 0, \"value\": 0.8}", file)
+		return nil, fmt.Errorf("%s: no verdicts in it; must be JSON lines such as "+
+			`{"uid": "p1", "sample_index": 0, "value": 0.8}`, file)
 	}
 	return out, nil
 }

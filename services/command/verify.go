@@ -51,7 +51,8 @@ least one, and all are right. Otherwise the last lines say why not.`,
   meander verify demo --lane signs --uid 0000-a-red-sign-that-says-open`,
 		Args: args(cobra.MaximumNArgs(1)),
 		PreRunE: func(_ *cobra.Command, given []string) error {
-			return errors.Join(runArgument(&run, given), optionalToken("--lane", options.Lane), optionalToken("--uid", options.UID))
+			return errors.Join(runArgument(&run, given), optionalToken("--lane", options.Lane),
+				optionalToken("--uid", options.UID))
 		},
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, _ []string) error {
 			out := c.ErrOrStderr()
@@ -77,7 +78,8 @@ least one, and all are right. Otherwise the last lines say why not.`,
 		}),
 	}
 	c.Flags().StringVar((*string)(&run), "run", "", "run; default the latest")
-	c.Flags().StringArrayVar(&options.Model, "model", nil, "model to recompute with, a folder or a name; again for each that the run has; default those that the trajectories name")
+	c.Flags().StringArrayVar(&options.Model, "model", nil,
+		"model to recompute with, a folder or a name; again for each of the run; default those that its trajectories name")
 	c.Flags().StringVar((*string)(&options.Lane), "lane", "", "only the trajectories of this lane")
 	c.Flags().StringVar((*string)(&options.UID), "uid", "", "only the trajectories of this group")
 	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA that the samples were made with")
@@ -111,7 +113,7 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 			printBroken(out, "not verified: "+f)
 		}
 		for _, m := range r.Missing {
-			printBroken(out, fmt.Sprintf("  add --model, the folder of %q; or choose other trajectories with --lane or --uid", m.Model))
+			printBroken(out, fmt.Sprintf("  add --model, the folder of %q; or choose others with --lane or --uid", m.Model))
 		}
 	}
 	if len(faults) > 0 {

@@ -32,9 +32,11 @@ func (v *verifier) open(name string) (*opened, error) {
 	c := v.options.Compute
 	c.Device, c.DType = cmp.Or(c.Device, devices.Auto), cmp.Or(c.DType, devices.Auto)
 	if v.options.Open.Adapter != "" && len(v.models) > 0 {
-		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose the trajectories of one with a lane", v.options.Open.Adapter, v.models[0].network.Name(), name)}
+		return nil, &ModelError{fmt.Errorf("adapter: %q; %s and %s are two models: choose one with a lane",
+			v.options.Open.Adapter, v.models[0].network.Name(), name)}
 	}
-	places, err := c.Open(sampler.Registry{Images: v.options.Models, Text: v.options.Languages}, name, v.options.Open, true)
+	known := sampler.Registry{Images: v.options.Models, Text: v.options.Languages}
+	places, err := c.Open(known, name, v.options.Open, true)
 	if err != nil {
 		return nil, &ModelError{err}
 	}

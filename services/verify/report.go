@@ -73,7 +73,8 @@ type Missing struct {
 }
 
 func (m Missing) String() string {
-	return fmt.Sprintf("lane %s: %d of the samples are of the model %q (weights %.16s), which is not given", m.Lane, m.Trajectories, m.Model, m.WeightsDigest)
+	return fmt.Sprintf("lane %s: %d of the samples are of the model %q (weights %.16s), which is not given",
+		m.Lane, m.Trajectories, m.Model, m.WeightsDigest)
 }
 
 // judge says why nothing, or not all, is proven.

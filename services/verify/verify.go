@@ -65,7 +65,9 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 		o.Languages = languages.All()
 	}
 	v := &verifier{
-		bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}, EngineTolerance: cmp.Or(o.EngineTolerance, DefaultEngineTolerance)},
+		bus: b, options: o, report: Report{
+			Run: run, Mismatches: []Mismatch{}, EngineTolerance: cmp.Or(o.EngineTolerance, DefaultEngineTolerance),
+		},
 		encoded: map[string][]byte{}, history: map[schemas.Lane][]*schemas.Policy{},
 	}
 	defer v.close()
@@ -139,7 +141,8 @@ func (v *verifier) nothing(lanes []schemas.Lane) error {
 	case len(lanes) > 0:
 		return fmt.Errorf("lane %q: run %q has none of it; must be one of %q", v.options.Lane, v.report.Run, lanes)
 	case v.options.UID != "":
-		return fmt.Errorf("run %q has no stored trajectories of a group %q; 'meander show --run %s' lists the groups", v.report.Run, v.options.UID, v.report.Run)
+		return fmt.Errorf("run %q has no stored trajectories of a group %q; 'meander show --run %s' lists the groups",
+			v.report.Run, v.options.UID, v.report.Run)
 	}
 	return fmt.Errorf("run %q has no stored trajectories; 'meander runs ls' lists the runs", v.report.Run)
 }
