@@ -107,7 +107,8 @@ ADVANTAGE: Event = {
 BATCH: Event = {"run": str, "batch": str, "groups": int, "uids": [str], "samples": int, "closed": int}
 _SAMPLE: Event = {
     "run": str, "uid": str, "sample_index": int, "attempt": str, "stop_reason": str, "prompt": str, "sample_seed": int, "noise_seed": int,
-    "steps": [{"seq": int, "digest": str}], "content_digest": str, "conditioning": Maybe([{"name": str, "tensor": _TENSOR}]), "weights_digest": str,
+    "steps": Maybe([{"seq": int, "digest": str}]), "content_digest": str, "conditioning": Maybe([{"name": str,
+        "tensor": _TENSOR}]), "weights_digest": str,
     "policy_version_min": int, "policy_version_max": int,
 }
 _IMAGE: Event = _SAMPLE | {
@@ -116,7 +117,6 @@ _IMAGE: Event = _SAMPLE | {
     "image": Maybe({"format": str, "width": int, "height": int, "digest": str, "ref": Maybe(_REF)}),
 }
 _TEXT: Event = _SAMPLE | {
-    "steps": Maybe([{"seq": int, "digest": str}]),
     "text": {
         "settings": {
             "messages": [{"role": str, "content": str}], "temperature": NUMBER, "top_k": int, "top_p": NUMBER, "min_p": NUMBER, "vocabulary": int,
@@ -142,7 +142,9 @@ STEP: Event = {
 
 
 def trajectory_form(event: Event) -> Event:
-    """What this package reads of a trajectory, of an image or of a text."""
+    """What this package reads of a trajectory, of an image or of a text; of a sample that failed there is neither."""
+    if event.get("stop_reason") == "failed":
+        return _SAMPLE
     return _TEXT if event.get("text") is not None else _IMAGE
 
 

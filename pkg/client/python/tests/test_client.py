@@ -11,7 +11,7 @@ import pytest
 
 import meander
 from conftest import first
-from meander.events import decode, payload_digest
+from meander.events import decode, fault, payload_digest, trajectory_form
 
 
 def test_payload_digest():
@@ -19,6 +19,15 @@ def test_payload_digest():
     want = {name.removesuffix(" payload"): digest for name, digest in json.loads((folder / "digests.json").read_text()).items() if name.endswith(" payload")}
     assert len(want) > 5
     assert {name: payload_digest((folder / f"golden/{name}.msgpack").read_bytes()) for name in want} == want
+
+
+def test_every_trajectory_can_be_read():
+    """Those of samples without steps, and of samples that failed, too."""
+    folder = pathlib.Path(__file__).parents[4] / "schemas/testdata/golden"
+    files = sorted(folder.glob("trajectory-*.msgpack"))
+    assert len(files) > 10
+    assert {f.stem: fault(e,
+        trajectory_form(e)) for f in files if (e := decode(f.read_bytes())) is not None} == {f.stem: "" for f in files}
 
 
 def test_group(run):
@@ -43,6 +52,28 @@ def test_group(run):
         adv = [x.advantage for x in group.samples for _ in x.trained]
         out = meander.loss.ppo(old, old, adv)
         assert (out["ratio"] == 1).all() and abs(out["loss"]) < 1e-12
+
+    run(test)
+
+
+def test_group_of_scheduled_sampling(run):
+    """A sample that does not roll has no steps, in a group where another has some."""
+
+    async def test(client, name):
+        x = np.zeros((2, 16, 64), "<f4")
+        receipt = await client.publish(
+            name, "a red fox", uid="fox", group_size=2, start={"data": {"latents": {"dtype": "F32", "shape": [2, 16,
+                64], "data": x.tobytes()}}},
+            scheduled_sampling={"timesteps": 100, "base_timesteps": [20, 99], "max_step_offset": 5, "probability": 1,
+                "seed": 3},
+        )
+        assert receipt["samples"] == 2
+        group = await client.group(name, (await first(client.advantages(name)))["uid"])
+        rolled, still = group.samples
+        assert len(rolled.steps) == len(rolled.trajectory["steps"]) > 0
+        assert still.trajectory["steps"] is None and still.steps == still.trained == []
+        assert still.lacks == "no stochastic step"
+        assert meander.Batch([group]).size == 0
 
     run(test)
 
