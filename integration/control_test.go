@@ -347,6 +347,10 @@ func TestControl_Refused(t *testing.T) {
 		if refused := (*client.RefusedError)(nil); !errors.As(err, &refused) || refused.Code != schemas.CodeInvalid || !strings.Contains(refused.Reason, c.say) {
 			t.Errorf("%s of %s %s: %v", c.action, c.run, c.uid, err)
 		}
+		// The client asks for nothing then; of others that do it is a dead letter.
+		if _, err := w.Publish(t.Context(), &schemas.Control{Run: c.run, UID: c.uid, Action: c.action, At: 1}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, c := range []struct {
 		uid         schemas.UID

@@ -14,7 +14,7 @@ import (
 // Control asks that a run, or one group of it, is cancelled, paused or resumed, and waits until
 // ctx ends for intake's answer. From an accepted answer on it holds, whatever is restarted; when
 // the samplers have come to the step boundary where they stop is for Obeyed. A refusal is a
-// *RefusedError; silence is ErrNoAnswer, and the control is stored all the same.
+// *RefusedError: of what is not there nothing is asked. Silence is ErrNoAnswer, and the control is stored all the same.
 func (c *Client) Control(ctx context.Context, ask *schemas.Control) (*schemas.ControlReceipt, error) {
 	control := *ask
 	if control.At == 0 {
@@ -23,6 +23,9 @@ func (c *Client) Control(ctx context.Context, ask *schemas.Control) (*schemas.Co
 	if err := control.Validate(); err != nil {
 		return nil, err
 	}
+	if err := c.bus.Controllable(ctx, &control); errors.Is(err, ErrNotFound) {
+		return nil, &RefusedError{Code: schemas.CodeInvalid, Reason: err.Error(), What: "control"}
+	} // whatever else keeps this program from looking, intake may say
 	answers, err := c.answers()
 	if err != nil {
 		return nil, err

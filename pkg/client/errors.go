@@ -48,8 +48,8 @@ var (
 	ErrEvicted = bus.ErrEvicted
 )
 
-// RefusedError is intake's refusal of a prompt or a control, which is in the dead letters, or that of
-// a policy that nobody could use, of which nothing is stored.
+// RefusedError is intake's refusal of a prompt or a control, which is in the dead letters, or that of a control of what
+// is not there or of a policy that no sampler could use, of which nothing is stored.
 type RefusedError struct {
 	// Code is the class of the reason, one of the schemas.Code constants.
 	Code   string

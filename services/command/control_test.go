@@ -44,7 +44,8 @@ func TestControl(t *testing.T) {
 	expect(t, exitOK, "run r: cancelled by ada at ", "status", "r")
 	expect(t, exitOK, "p1   cancelled", "show", "--run", "r")
 	expect(t, exitFailed, "run r was cancelled by ada at ", "publish", "--run", "r", "another fox")
-	expect(t, exitOK, "control    pause of run r by ada: lunch", "watch", "--run", "r", "--kinds", "control", "--count", "6")
+	expect(t, exitOK, "control    pause of run r by ada: lunch", "watch", "--run", "r", "--kinds", "control", "--count",
+		"5")
 }
 
 // A control that nobody takes up is stored, and says so.
@@ -53,4 +54,13 @@ func TestControl_NobodyAnswers(t *testing.T) {
 	expect(t, exitFailed, "pause of run r1: no intake answered in 1s; it is stored, and taken up when one runs", "pause", "r1")
 	expect(t, exitOK, "run r1: done\n", "status", "r1")
 	expect(t, exitUsage, `RUN: "r2"; nothing is stored of it`, "status", "r2")
+	// What is not there needs no intake to say so.
+	expect(t, exitUsage, "run: r2; must be one of the 1 there are: r1", "cancel", "r2")
+	expect(t, exitUsage, "uid: q; must be one of the 1 groups of run r1: p", "cancel", "r1", "q")
+	expect(t, exitUsage, "uid: q; must be one of the 1 groups of run r1: p", "prune", "r1", "q", "0")
+	expect(t, exitUsage, "sample_index: 2; must be below 2, the samples of group p", "prune", "r1", "p", "2")
+	if n := len(linesOf(t, expect(t, exitOK, "", "watch", "--run", "r1", "--kinds", "control", "--json", "--count",
+		"1"))); n != 1 {
+		t.Errorf("%d controls are stored; want the pause alone", n)
+	}
 }

@@ -74,7 +74,9 @@ func (i *interrupt) decide() {
 	ctx, stop := context.WithTimeout(context.Background(), cancelTime)
 	defer stop()
 	_, err := client.New(i.conn.Bus).Control(ctx, &schemas.Control{Run: i.run, Action: schemas.ControlCancel, By: me(), Reason: "Ctrl-C"})
-	if err != nil {
+	if _, refused := errors.AsType[*client.RefusedError](err); refused {
+		i.leave(fmt.Errorf("run %s: left before it had begun", i.run))
+	} else if err != nil {
 		i.leave(fmt.Errorf("cancel run %s: %w; try 'meander cancel %s'", i.run, err, i.run))
 	}
 }

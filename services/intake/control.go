@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -24,8 +23,6 @@ const (
 	// controlSlots is how many controls are worked on at once: one that waits for room in the
 	// queue of requests must not keep a pause waiting.
 	controlSlots = 16
-	// maxNamed is how many runs or uids a refusal lists.
-	maxNamed = 12
 	// strayEvery is how often intake looks for parked requests of runs that are not paused:
 	// those that were parked while the run was resumed.
 	strayEvery = 2 * time.Second
@@ -87,10 +84,13 @@ func (s *service) refuseControl(_ context.Context, m *bus.Message, cause error) 
 // unchanged says why a control would change nothing, "" where it would. A control of what
 // does not exist is refused. One that was taken up before, by a process that died, goes on.
 func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, error) {
-	status, err := s.bus.RunStatus(ctx, c.Run)
-	if errors.Is(err, bus.ErrNotFound) {
-		return "", s.noSuchRun(ctx, c.Run)
+	switch err := s.bus.Controllable(ctx, c); {
+	case errors.Is(err, bus.ErrNotFound):
+		return "", bus.Terminal(schemas.CodeInvalid, err)
+	case err != nil:
+		return "", err
 	}
+	status, err := s.bus.RunStatus(ctx, c.Run)
 	if err != nil {
 		return "", err
 	}
@@ -99,7 +99,7 @@ func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, er
 		return "", err
 	}
 	if c.Action == schemas.ControlPrune {
-		return s.prunable(ctx, c, h, status)
+		return s.prunable(ctx, c, h)
 	}
 	run := h.Run
 	if run != nil && run.Seq == c.Seq || h.Group != nil && h.Group.Seq == c.Seq {
@@ -127,7 +127,7 @@ func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, er
 		case c.UID != "" && h.Group != nil:
 			return h.Group.Says(), nil
 		case c.UID != "":
-			return s.finished(ctx, c, status)
+			return s.finished(ctx, c)
 		case status.State == schemas.RunDone:
 			return fmt.Sprintf("each of its %d groups has its result", status.Groups), nil
 		}
@@ -135,9 +135,8 @@ func (s *service) unchanged(ctx context.Context, c *schemas.Control) (string, er
 	return "", nil
 }
 
-// finished says what result a group has, "" while it has none. A uid that no prompt of the
-// run has is refused.
-func (s *service) finished(ctx context.Context, c *schemas.Control, status *schemas.RunStatus) (string, error) {
+// finished says what result a group has, "" while it has none.
+func (s *service) finished(ctx context.Context, c *schemas.Control) (string, error) {
 	a := &schemas.Advantage{}
 	_, err := s.bus.Claimed(ctx, schemas.StreamAdvantages, schemas.AdvantageSubject(c.Run, c.UID), a, nil)
 	switch {
@@ -148,42 +147,17 @@ func (s *service) finished(ctx context.Context, c *schemas.Control, status *sche
 	case !errors.Is(err, bus.ErrNotFound):
 		return "", err
 	}
-	switch _, err := s.bus.Group(ctx, c.Run, c.UID); {
-	case err == nil:
-		return "", nil
-	case !errors.Is(err, bus.ErrNotFound):
-		return "", err
-	}
-	asked, err := s.asked(ctx, c.Run, c.UID)
-	if err != nil || asked {
-		return "", err
-	}
-	names, err := s.bus.Subjects(ctx, schemas.StreamGroups, schemas.Address{Kind: schemas.KindGroup, Run: c.Run}.Filter())
-	if err != nil {
-		return "", err
-	}
-	var uids []string
-	for subject := range names {
-		a, _ := schemas.ParseSubject(subject)
-		uids = append(uids, string(a.UID))
-	}
-	return "", bus.Terminal(schemas.CodeInvalid, fmt.Errorf("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, some(uids)))
+	return "", nil
 }
 
 // prunable says why there is nothing to prune of a sample, "" where there is.
-func (s *service) prunable(ctx context.Context, c *schemas.Control, h bus.Held, status *schemas.RunStatus) (string, error) {
+func (s *service) prunable(ctx context.Context, c *schemas.Control, h bus.Held) (string, error) {
 	if ended := h.Cancelled(); ended != nil {
 		return ended.Says(), nil
 	}
-	switch why, err := s.finished(ctx, c, status); {
+	switch why, err := s.finished(ctx, c); {
 	case why != "" || err != nil:
 		return why, err
-	}
-	switch g, err := s.bus.Group(ctx, c.Run, c.UID); {
-	case err == nil && *c.SampleIndex >= g.GroupSize:
-		return "", bus.Terminal(schemas.CodeInvalid, fmt.Errorf("sample_index: %d; must be below %d, the samples of group %s", *c.SampleIndex, g.GroupSize, c.UID))
-	case err != nil && !errors.Is(err, bus.ErrNotFound): // else its prompt has not been taken up
-		return "", err
 	}
 	t := &schemas.Trajectory{}
 	_, err := s.bus.Claimed(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(c.Run, c.UID, *c.SampleIndex), t, nil)
@@ -194,44 +168,6 @@ func (s *service) prunable(ctx context.Context, c *schemas.Control, h bus.Held, 
 		return "", err
 	}
 	return fmt.Sprintf("sample %d of group %s has its trajectory, %s", *c.SampleIndex, c.UID, t.StopReason), nil
-}
-
-// asked says whether a prompt of the run has the uid that intake has not taken up yet.
-func (s *service) asked(ctx context.Context, run schemas.Run, uid schemas.UID) (bool, error) {
-	for m, err := range s.bus.Read(ctx, schemas.StreamPrompts, []string{schemas.PromptSubject(run)}, bus.ReadOptions{}) {
-		if err != nil {
-			return false, err
-		}
-		var p schemas.Prompt
-		if schemas.Decode(m.Data, &p) == nil && p.GroupUID(m.Seq) == uid {
-			return true, nil
-		}
-	}
-	return false, ctx.Err()
-}
-
-func (s *service) noSuchRun(ctx context.Context, run schemas.Run) error {
-	names, err := s.bus.Subjects(ctx, schemas.StreamPrompts, schemas.PromptSubject("*"))
-	if err != nil {
-		return err
-	}
-	var runs []string
-	for subject := range names {
-		runs = append(runs, string(runOf(subject)))
-	}
-	if len(runs) == 0 {
-		return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("run: %s; there is no run yet", run))
-	}
-	return bus.Terminal(schemas.CodeInvalid, fmt.Errorf("run: %s; must be one of the %d there are: %s", run, len(runs), some(runs)))
-}
-
-// some lists names, in order, as far as there is room.
-func some(names []string) string {
-	slices.Sort(names)
-	if len(names) > maxNamed {
-		return strings.Join(names[:maxNamed], " ") + " ..."
-	}
-	return strings.Join(names, " ")
 }
 
 // sweep removes the requests of what was cancelled, those that wait and those that are

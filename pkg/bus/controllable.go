@@ -1,0 +1,91 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/schemas"
+)
+
+// maxNamed is how many runs or uids a refusal lists.
+const maxNamed = 12
+
+// Controllable refuses a control of a run, group or sample that is not there: ErrNotFound, with those that are.
+func (b *Bus) Controllable(ctx context.Context, c *schemas.Control) error {
+	status, err := b.RunStatus(ctx, c.Run)
+	if errors.Is(err, ErrNotFound) {
+		return b.noSuchRun(ctx, c.Run)
+	}
+	if err != nil || c.UID == "" {
+		return err
+	}
+	g, err := b.Group(ctx, c.Run, c.UID)
+	switch {
+	case err == nil && c.SampleIndex != nil && *c.SampleIndex >= g.GroupSize:
+		return notThere("sample_index: %d; must be below %d, the samples of group %s", *c.SampleIndex, g.GroupSize, c.UID)
+	case !errors.Is(err, ErrNotFound):
+		return err
+	}
+	if asked, err := b.asked(ctx, c.Run, c.UID); asked || err != nil {
+		return err
+	}
+	names, err := b.Subjects(ctx, schemas.StreamGroups, schemas.Address{Kind: schemas.KindGroup, Run: c.Run}.Filter())
+	if err != nil {
+		return err
+	}
+	var uids []string
+	for subject := range names {
+		a, _ := schemas.ParseSubject(subject)
+		uids = append(uids, string(a.UID))
+	}
+	return notThere("uid: %s; must be one of the %d groups of run %s: %s", c.UID, status.Groups, c.Run, some(uids))
+}
+
+// asked says whether a prompt of the run has the uid that intake has not taken up yet.
+func (b *Bus) asked(ctx context.Context, run schemas.Run, uid schemas.UID) (bool, error) {
+	for m, err := range b.Read(ctx, schemas.StreamPrompts, []string{schemas.PromptSubject(run)}, ReadOptions{}) {
+		if err != nil {
+			return false, err
+		}
+		var p schemas.Prompt
+		if schemas.Decode(m.Data, &p) == nil && p.GroupUID(m.Seq) == uid {
+			return true, nil
+		}
+	}
+	return false, ctx.Err()
+}
+
+func (b *Bus) noSuchRun(ctx context.Context, run schemas.Run) error {
+	names, err := b.Subjects(ctx, schemas.StreamPrompts, schemas.PromptSubject("*"))
+	if err != nil {
+		return err
+	}
+	var runs []string
+	for subject := range names {
+		name, _ := schemas.RunOf(subject)
+		runs = append(runs, string(name))
+	}
+	if len(runs) == 0 {
+		return notThere("run: %s; there is no run yet", run)
+	}
+	return notThere("run: %s; must be one of the %d there are: %s", run, len(runs), some(runs))
+}
+
+// notThereError is ErrNotFound in words of its own.
+type notThereError struct{ error }
+
+func (notThereError) Is(target error) bool { return target == ErrNotFound }
+
+func notThere(format string, args ...any) error { return notThereError{fmt.Errorf(format, args...)} }
+
+// some lists names, in order, as far as there is room.
+func some(names []string) string {
+	slices.Sort(names)
+	if len(names) > maxNamed {
+		return strings.Join(names[:maxNamed], " ") + " ..."
+	}
+	return strings.Join(names, " ")
+}
