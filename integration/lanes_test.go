@@ -1,13 +1,21 @@
 package integration_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/sampler"
 )
 
 // A prompt that refers to a blob which is not there is refused before any sample is asked
@@ -106,5 +114,49 @@ func TestLane_LongPrompt(t *testing.T) {
 	tr, err := w.client.Trajectory(t.Context(), "r", "cut", 0)
 	if err != nil || !tr.TruncatePrompt || tr.TruncatedTokens < 100 || tr.Prompt != prompt.Prompt {
 		t.Errorf("trajectory %+v, %v", tr, err)
+	}
+}
+
+// Requests are for the checkpoint that their lane had. A sampler of another one with the same name leaves them, and
+// says
+// so.
+func TestLane_OtherCheckpoint(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	cfg, notes := sampler.DefaultConfig(), make(chan func() []string, 1)
+	cfg.Model, cfg.Note = "synthetic", func(say func() []string) { notes <- say }
+	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, cfg, b, zerolog.Nop()) })
+	say := bustest.Receive(t, "the sampler is up", notes)
+	mine, err := p.Policy(t.Context(), "synthetic")
+	if err != nil {
+		t.Fatal(err)
+	}
+	another := *mine
+	another.BaseDigest = "another"
+	for uid, policy := range map[schemas.UID]*schemas.Policy{"other": &another, "mine": mine} {
+		prompt := &schemas.Prompt{UID: uid, Prompt: "a fox", GroupSize: new(int64(1)), NumInferenceSteps: new(int64(2))}
+		requests, err := intake.Resolve("r", prompt, policy, intake.Origin{
+			Seq: 1, Created: time.Now(),
+			Reward: []string{"synthetic"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Publish(t.Context(), requests[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := fmt.Sprintf(`requests of lane "synthetic" wait for a sampler of the checkpoint another; this one has %.16s`,
+		mine.BaseDigest)
+	bustest.Until(t, "the sampler says what waits, and has made its own", func() error {
+		if said := say(); len(said) != 1 || said[0] != want {
+			return fmt.Errorf("the notes are %q; want %q", said, want)
+		}
+		_, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "mine", 0))
+		return err
+	})
+	if _, err := p.Last(t.Context(), schemas.StreamTrajectories, schemas.TrajectorySubject("r", "other",
+		0)); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("a sample of another checkpoint: %v", err)
 	}
 }

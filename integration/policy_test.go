@@ -190,7 +190,7 @@ func TestPolicy_Refused(t *testing.T) {
 	// refused has a policy published, and all samplers refuse it.
 	refused := func(name, want string, change func(p *schemas.Policy)) {
 		t.Helper()
-		current, err := peer.Policy(t.Context(), "")
+		current, err := peer.NewestPolicy(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -309,6 +309,66 @@ func TestPolicy_RefusedAtStart(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// A version that every sampler has refused is never what the lane serves, not by a restart and not by a rollback, and a
+// prompt that waits for it says so. The checkpoint can always be gone back to.
+func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
+	sequential(t)
+	t.Parallel()
+	plane, peer, base := signsPlane(t, 1)
+	d := widthOfSigns(t, plane.Bus, base)
+	nothing, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 0, 0)), client.Push{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := func(p *schemas.Policy, samplers int, state string, serving int64) {
+		t.Helper()
+		bustest.Until(t, "the samplers have answered", func() error {
+			replicas, err := peer.Taken(t.Context(), p)
+			if err == nil && len(replicas) < samplers {
+				err = fmt.Errorf("%d samplers", len(replicas))
+			}
+			for _, r := range replicas {
+				if a := r.Answer; a == nil || a.State != state || a.Serving != serving {
+					t.Fatalf("version %d: answered %+v; want %s, and version %d in use", p.PolicyVersion, a, state, serving)
+				}
+			}
+			return err
+		})
+	}
+	answered(nothing, 1, schemas.AppliedRefused, base.PolicyVersion)
+	if now, err := peer.Policy(t.Context(), ""); err != nil || now.PolicyVersion != base.PolicyVersion {
+		t.Errorf("the lane serves version %d, %v; want %d", now.PolicyVersion, err, base.PolicyVersion)
+	}
+	_, err = peer.RollbackPolicy(t.Context(), nothing.PolicyVersion, client.Push{})
+	if _, is := errors.AsType[*client.RefusedError](err); !is || !strings.Contains(err.Error(),
+		"version: 1; was refused by every sampler (canary: ") {
+		t.Errorf("back to a version that was refused: %v", err)
+	}
+	wait, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	defer stop()
+	waits := &schemas.Prompt{
+		UID: "u", Prompt: "a red fox", GroupSize: new(int64(1)), NumInferenceSteps: new(int64(1)),
+		MinPolicyVersion: new(int64(1)),
+	}
+	_, err = peer.Publish(wait, "r", waits)
+	if held, is := errors.AsType[*client.HeldError](err); !is || !strings.Contains(held.Reason,
+		"min_policy_version: 1; refused by every sampler") {
+		t.Errorf("a prompt for a version that was refused: %v", err)
+	}
+	c := sampler.DefaultConfig()
+	c.Model, c.Device = signsFolder, "cpu"
+	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, c, b, zerolog.Nop()) })
+	answered(nothing, 2, schemas.AppliedRefused, base.PolicyVersion)
+	back, err := peer.RollbackPolicy(t.Context(), base.PolicyVersion, client.Push{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered(back, 2, schemas.AppliedApplied, back.PolicyVersion)
+	if _, err := peer.Publish(t.Context(), "r", waits); err != nil {
+		t.Errorf("with a later version: %v", err)
+	}
 }
 
 // pushedLoRA pushes an adapter where there is one.

@@ -29,6 +29,8 @@ type GroupRecord struct {
 	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
 	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	Lane           Lane   `msgpack:"lane" form:"token?"`
+	// BaseDigest names the checkpoint of the lane that all samples of the group are made with; empty: it is not known.
+	BaseDigest     string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
 	SampleSeed     uint64 `msgpack:"sample_seed"`
 	NoiseSeed      uint64 `msgpack:"noise_seed"`
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest?"`
@@ -53,7 +55,7 @@ func (e *Request) Record() (*GroupRecord, error) {
 	digest, err := e.PromptDigest()
 	return &GroupRecord{
 		Run: e.Run, UID: e.UID, GroupSize: e.GroupSize, PromptDigest: digest,
-		Prompt: e.Prompt, NegativePrompt: e.NegativePrompt, Lane: e.Lane,
+		Prompt: e.Prompt, NegativePrompt: e.NegativePrompt, Lane: e.Lane, BaseDigest: e.BaseDigest,
 		SampleSeed: e.SampleSeed, NoiseSeed: e.NoiseSeed, ScheduleDigest: e.ScheduleDigest, Group: e.Group,
 	}, err
 }
@@ -61,10 +63,10 @@ func (e *Request) Record() (*GroupRecord, error) {
 // PromptDigest is the SHA-256, in lower-case hex, of the encoded request of a group's
 // sample 0, all that a prompt says of what is made and how it is judged. What may change
 // when a prompt is published again is zero in it: priority, group.deadline,
-// group.prompt_seq and group.created.
+// group.prompt_seq and group.created. The checkpoint is compared by itself (see Differences).
 func (e *Request) PromptDigest() (string, error) {
 	c := *e
-	c.Priority, c.Group.Deadline, c.Group.PromptSeq, c.Group.Created = 0, 0, 0, 0
+	c.BaseDigest, c.Priority, c.Group.Deadline, c.Group.PromptSeq, c.Group.Created = "", 0, 0, 0, 0
 	data, err := Encode(&c)
 	if err != nil {
 		return "", fmt.Errorf("digest of the prompt %s: %w", e.UID, err)
@@ -76,18 +78,23 @@ func (e *Request) PromptDigest() (string, error) {
 // Differences names what two prompts of one uid do not have in common, mostly by the
 // fields of a Prompt; nil when they are the same.
 func (e *GroupRecord) Differences(other *GroupRecord) []string {
+	var names []string
+	if a, b := e.BaseDigest, other.BaseDigest; a != "" && b != "" && a != b {
+		names = append(names, fmt.Sprintf("the checkpoint of the model (%.16s, not %.16s)", a, b))
+	}
 	if e.PromptDigest == other.PromptDigest {
-		return nil
+		return names
+	}
+	if e.Lane != other.Lane {
+		names = append(names, fmt.Sprintf("model (%s, not %s)", e.Lane, other.Lane))
 	}
 	a, b := &e.Group, &other.Group
-	var names []string
 	for _, part := range []struct {
 		name string
 		a, b any
 	}{
 		{"prompt", e.Prompt, other.Prompt},
 		{"negative_prompt", e.NegativePrompt, other.NegativePrompt},
-		{"model", e.Lane, other.Lane},
 		{"group_size", e.GroupSize, other.GroupSize},
 		{"seed", e.SampleSeed, other.SampleSeed},
 		{"initial_noise", e.NoiseSeed == e.SampleSeed, other.NoiseSeed == other.SampleSeed},

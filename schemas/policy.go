@@ -69,6 +69,18 @@ type Policy struct {
 	Reward []string `msgpack:"reward,omitempty" size:"0..MaxRewards" form:"reward_name"`
 }
 
+// Bare says that the policy is the checkpoint alone.
+func (e *Policy) Bare() bool { return e.Adapter == nil && len(e.Weights) == 0 }
+
+// Checkpoint is the BaseDigest that prompts and requests are held to. It is empty where a server draws, whose weights
+// are not known here.
+func (e *Policy) Checkpoint() string {
+	if e.Text != nil && e.Text.Engine != nil {
+		return ""
+	}
+	return e.BaseDigest
+}
+
 // StateElements is the number of elements of a state, S x C, of images of that size in pixels.
 func (e *Policy) StateElements(height, width int64) int64 {
 	edge := max(1, e.PixelsPerToken)

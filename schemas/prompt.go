@@ -25,6 +25,9 @@ type Prompt struct {
 	TruncatePrompt bool `msgpack:"truncate_prompt,omitempty" default:"false" flag:"truncate-prompt"`
 	// Model is the lane that shall serve the prompt.
 	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is"`
+	// BaseDigest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
+	// another one is refused.
+	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName" absent:"any"`
 	// GroupSize is n, the number of samples of the prompt.
 	GroupSize *int64 `msgpack:"group_size,omitempty" range:"1..MaxGroupSize" default:"8" flag:"group-size,n"`
 	// Seed is the seed of all noise, which it makes independent of the run id.
@@ -67,7 +70,7 @@ type Prompt struct {
 	Deadline *int64 `msgpack:"deadline,omitempty" range:"1.." unit:"Unix nanoseconds" absent:"the service's, counted from the group's first reward" flag:"deadline"`
 	// Priority orders waiting requests of a lane inside one sampler, higher first.
 	Priority *int64 `msgpack:"priority,omitempty" range:"-MaxPriority..MaxPriority" default:"0" flag:"priority"`
-	// MinPolicyVersion refuses the prompt where the lane serves older weights than these.
+	// MinPolicyVersion holds the prompt until a sampler of the lane serves these weights, or newer ones.
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty" range:"0.." default:"0"`
 	// UnknownFields is what becomes of fields that no prompt has, of this map and of those in it:
 	// they are refused, or the receipt warns of them.

@@ -16,6 +16,9 @@ type Request struct {
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	Lane        Lane  `msgpack:"lane" form:"token"`
+	// BaseDigest names the checkpoint of the lane when the prompt was accepted: samplers of another one put the request
+	// back. Empty: any.
+	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
 	// SampleSeed keys the noise of this sample (see noise.md). It is the bits of an unsigned 64-bit number.
 	SampleSeed uint64 `msgpack:"sample_seed"`
 	// NoiseSeed keys x_T alone: SampleSeed, or the group's when the initial noise is shared.
@@ -162,6 +165,9 @@ func (e *Request) AnsweredBy(t *Trajectory) error {
 func (e *Request) SameSample(other *Request) error {
 	c := *other
 	c.Priority = e.Priority
+	if c.BaseDigest == "" { // of before requests were held to a checkpoint
+		c.BaseDigest = e.BaseDigest
+	}
 	a, err1 := Encode(e)
 	b, err2 := Encode(&c)
 	if err1 != nil || err2 != nil || !bytes.Equal(a, b) {

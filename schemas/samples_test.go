@@ -21,7 +21,7 @@ type sample struct {
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
 	t.Helper()
-	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), policySamples(), controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t))
+	return slices.Concat(requestSamples(t), rolloutSamples(t), resultSamples(t), groupSamples(t), policySamples(t), controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t))
 }
 
 func requestSamples(t testing.TB) []sample {
@@ -206,8 +206,19 @@ func resultSamples(t testing.TB) []sample {
 	}
 }
 
-func policySamples() []sample {
+func policySamples(t testing.TB) []sample {
+	t.Helper()
 	return []sample{
+		{"prompt-base", &schemas.Prompt{Prompt: "x", Model: "tiny", BaseDigest: digestOf("weights")}},
+		{"request-base", func() *schemas.Request {
+			r := fullRequest(t)
+			r.BaseDigest = digestOf("weights")
+			return r
+		}()},
+		{"group-base", &schemas.GroupRecord{
+			Run: "run-1", UID: "p17", GroupSize: 8, PromptDigest: digestOf("prompt"), Lane: "tiny", BaseDigest: digestOf("weights"),
+			ScheduleDigest: digestOf("schedule"), Group: policyGroup(t),
+		}},
 		{"policy-pushed", &schemas.Policy{
 			Lane: "tiny", Model: "tiny-sign", Family: "qwen-image", PolicyVersion: 13, WeightsDigest: digestOf("adapted"), BaseDigest: digestOf("weights"),
 			Adapter: &schemas.PolicyAdapter{

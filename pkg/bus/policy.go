@@ -235,6 +235,81 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 	return out, nil
 }
 
+// ServedVersion is the version that samplers which take requests use of a lane whose newest policy is p: the newest
+// that
+// one of them says, or that of p where none runs, or one does not say.
+func ServedVersion(p *schemas.Policy, present []*schemas.Presence) int64 {
+	served := int64(-1)
+	for _, s := range present {
+		switch {
+		case s.Service != schemas.ServiceSampler || s.Lane != p.Lane || s.Draining:
+		case s.PolicyVersion == nil:
+			return p.PolicyVersion
+		default:
+			served = max(served, *s.PolicyVersion)
+		}
+	}
+	if served < 0 {
+		return p.PolicyVersion
+	}
+	return min(served, p.PolicyVersion)
+}
+
+// ServedPolicy is the policy of ServedVersion: a version that samplers are still loading, or have refused, is not
+// served.
+func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*schemas.Presence) (*schemas.Policy,
+	error,
+) {
+	version := ServedVersion(p, present)
+	if version == p.PolicyVersion {
+		return p, nil
+	}
+	history, err := b.PolicyHistory(ctx, p.Lane)
+	for _, older := range slices.Backward(history) {
+		if older.PolicyVersion == version {
+			return older, err
+		}
+	}
+	return p, err
+}
+
+// CurrentPolicy is the newest policy of a lane that its samplers have not refused, or ErrNotFound.
+func (b *Bus) CurrentPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
+	newest, err := b.Policy(ctx, lane)
+	if err != nil || newest.Bare() {
+		return newest, err
+	}
+	refused, err := b.PolicyRefusals(ctx, lane)
+	if err != nil || refused[newest.PolicyVersion] == "" {
+		return newest, err
+	}
+	history, err := b.PolicyHistory(ctx, lane)
+	for _, p := range slices.Backward(history) {
+		if p.Bare() && p.BaseDigest == newest.BaseDigest || refused[p.PolicyVersion] == "" {
+			return p, err
+		}
+	}
+	return newest, err
+}
+
+// PolicyRefusals are the versions of a lane that samplers have refused and none has taken over, with the reason of the
+// last: they are never what the lane serves. The checkpoint alone is always served again.
+func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]string, error) {
+	answers, err := b.Applied(ctx, lane)
+	refused := map[int64]string{}
+	for _, a := range answers {
+		if a.State == schemas.AppliedRefused {
+			refused[a.PolicyVersion] = a.Error
+		}
+	}
+	for _, a := range answers {
+		if a.State == schemas.AppliedApplied {
+			delete(refused, a.PolicyVersion)
+		}
+	}
+	return refused, err
+}
+
 // Applied are the samplers' answers to the policies of a lane, the oldest first.
 func (b *Bus) Applied(ctx context.Context, lane schemas.Lane) ([]*schemas.Applied, error) {
 	var out []*schemas.Applied

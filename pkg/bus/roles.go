@@ -100,7 +100,7 @@ func Grants() []Grant {
 				schemas.KindTrajectory, schemas.KindReward, // of samples that are cancelled or refused: nobody else makes them
 			},
 			Takes: map[string]string{schemas.StreamPrompts: IntakeConsumer, schemas.StreamControl: ControlConsumer, schemas.StreamAdvisories: advisoryConsumer},
-			Reads: append([]string{schemas.StreamPrompts, schemas.StreamControl, schemas.StreamRequests, schemas.StreamParked, schemas.StreamDead, schemas.StreamPolicies, schemas.StreamAdvisories}, results...),
+			Reads: append([]string{schemas.StreamPrompts, schemas.StreamControl, schemas.StreamRequests, schemas.StreamParked, schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamAdvisories}, results...),
 			Puts:  []string{schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories, schemas.StreamRewards,
@@ -112,7 +112,7 @@ func Grants() []Grant {
 			Role: RoleSampler, Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
 			Publishes: []string{schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory, schemas.KindParked, schemas.KindPolicy, schemas.KindApplied, schemas.KindDead},
 			Takes:     map[string]string{schemas.StreamRequests: everyLane},
-			Reads:     []string{schemas.StreamPolicies, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamAdvantages, schemas.StreamParked, policyStream, presenceStream, controlStream, sealStream, blobStream},
+			Reads:     []string{schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamAdvantages, schemas.StreamParked, policyStream, presenceStream, controlStream, sealStream, blobStream},
 			Puts:      []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes:   []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
 			Purges:    []string{schemas.StreamSteps},

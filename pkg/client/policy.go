@@ -119,9 +119,16 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 		if err != nil {
 			return nil, err
 		}
+		refused, err := c.bus.PolicyRefusals(ctx, current.Lane)
+		if err != nil {
+			return nil, err
+		}
 		for _, p := range slices.Backward(history) {
-			switch {
+			switch why := refused[version]; {
 			case p.PolicyVersion != version:
+			case why != "" && !p.Bare():
+				return nil, refusedPolicy("version: %d; was refused by every sampler (%s); "+
+					"must be one that was taken over, see 'meander policy ls'", version, why)
 			case p.BaseDigest != current.BaseDigest:
 				return nil, refusedPolicy("version: %d; must be of the checkpoint that lane %q serves, %.16s", version, current.Lane, current.BaseDigest)
 			default:
@@ -169,7 +176,11 @@ func (c *Client) follow(ctx context.Context, push Push, next func(current *schem
 		return nil, refusedPolicy("rule: %q; must be one of %v", push.Rule, schemas.SwapRules)
 	}
 	for {
-		current, err := c.Policy(ctx, push.Lane)
+		lane, err := c.lane(ctx, push.Lane)
+		if err != nil {
+			return nil, err
+		}
+		current, err := c.bus.Policy(ctx, lane)
 		if err != nil {
 			return nil, err
 		}
@@ -178,7 +189,10 @@ func (c *Client) follow(ctx context.Context, push Push, next func(current *schem
 			return nil, err
 		}
 		if p.WeightsDigest == current.WeightsDigest {
-			return current, nil
+			refused, err := c.bus.PolicyRefusals(ctx, lane)
+			if err != nil || p.Bare() || refused[current.PolicyVersion] == "" {
+				return current, err
+			}
 		}
 		p.PolicyVersion = cmp.Or(push.Version, current.PolicyVersion+1)
 		if p.PolicyVersion <= current.PolicyVersion {
@@ -194,46 +208,68 @@ func (c *Client) follow(ctx context.Context, push Push, next func(current *schem
 	}
 }
 
-// Policy is what a lane serves now, or ErrNotFound; an empty lane is the only one that there is, or that samplers serve now.
+// Policy is what a lane serves now, its newest version that samplers have not refused, or ErrNotFound; an empty lane is
+// the only one that there is, or that samplers serve now.
 func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
+	lane, err := c.lane(ctx, lane)
+	if err != nil {
+		return nil, err
+	}
+	return c.bus.CurrentPolicy(ctx, lane)
+}
+
+// NewestPolicy is the policy that was pushed last to a lane, whether samplers have taken it over, have refused it or
+// have not answered yet.
+func (c *Client) NewestPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
+	lane, err := c.lane(ctx, lane)
+	if err != nil {
+		return nil, err
+	}
+	return c.bus.Policy(ctx, lane)
+}
+
+// PolicyRefusals are the versions of a lane that samplers have refused and none has taken over, with the reason.
+func (c *Client) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]string, error) {
+	return c.bus.PolicyRefusals(ctx, lane)
+}
+
+// lane is the one that is named, or the one that there is.
+func (c *Client) lane(ctx context.Context, lane schemas.Lane) (schemas.Lane, error) {
 	if lane != "" {
 		if err := schemas.CheckToken("lane", lane); err != nil {
-			return nil, err
+			return "", err
 		}
-		p, err := c.bus.Policy(ctx, lane)
-		if !errors.Is(err, ErrNotFound) {
-			return p, err
-		}
-		if all, _ := c.bus.Policies(ctx); len(all) > 0 {
+		_, err := c.bus.Policy(ctx, lane)
+		if all, _ := c.bus.Policies(ctx); errors.Is(err, ErrNotFound) && len(all) > 0 {
 			err = fmt.Errorf("lane: %q; must be one of %s: %w", lane, strings.Join(lanesOf(all), ", "), err)
 		}
-		return nil, err
+		return lane, err
 	}
 	all, err := c.bus.Policies(ctx)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	switch len(all) {
 	case 0:
-		return nil, fmt.Errorf("policy: %w: no sampler has announced a model", ErrNotFound)
+		return "", fmt.Errorf("policy: %w: no sampler has announced a model", ErrNotFound)
 	case 1:
-		return c.bus.Policy(ctx, all[0].Lane)
+		return all[0].Lane, nil
 	}
 	present, err := c.bus.Present(ctx)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	var served []*schemas.Policy
+	var served []schemas.Lane
 	for _, p := range all {
 		if slices.ContainsFunc(present, func(s *schemas.Presence) bool { return s.Service == schemas.ServiceSampler && s.Lane == p.Lane }) {
-			served = append(served, p)
+			served = append(served, p.Lane)
 		}
 	}
 	if len(served) != 1 {
-		return nil, fmt.Errorf("lane: not given; must be one of %s, of which samplers serve %d now",
+		return "", fmt.Errorf("lane: not given; must be one of %s, of which samplers serve %d now",
 			strings.Join(lanesOf(all), ", "), len(served))
 	}
-	return c.bus.Policy(ctx, served[0].Lane)
+	return served[0], nil
 }
 
 func lanesOf(all []*schemas.Policy) (names []string) {
@@ -251,7 +287,7 @@ func (c *Client) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schem
 // Replica is a sampler that runs and what it makes samples with.
 type Replica struct {
 	schemas.Presence
-	// Answer is its last word on the lane's current policy, nil while there is none.
+	// Answer is its last word on the policy that was asked about, nil while there is none.
 	Answer *schemas.Applied
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/internal/boot"
 )
 
@@ -414,13 +415,18 @@ func TestClaim_ManyPrompts(t *testing.T) {
 		args[i] = fmt.Sprintf("a sign that says %d and goes on for a while", i)
 	}
 	prompts := mustLoad(t, args...)
-	r := &runner{app: a, id: "many"}
+	r := &runner{app: a, id: "many", services: defaultServices()}
+	plan := &estimated{facts: estimate.Unknown()}
 	for range 2 {
-		if err := r.claim(t.Context(), conn, prompts); err != nil {
+		with, _, err := r.startedWith(t.Context(), conn, prompts, plan)
+		if err == nil {
+			err = r.claim(t.Context(), conn, with, nil, nil)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := r.claim(t.Context(), conn, prompts[1:]); err == nil {
+	if _, _, err := r.startedWith(t.Context(), conn, prompts[1:], plan); err == nil {
 		t.Error("the run takes other prompts")
 	}
 }

@@ -23,6 +23,19 @@ type estimated struct {
 	Batches []int         `json:"batches"`
 	Data    *recordCounts `json:"data"`
 	*estimate.Estimate
+	facts *estimate.Facts
+}
+
+// refusal is the error when no prompt would be accepted; nil: some would. names are the flags behind fields.
+func (p *estimated) refusal(names fieldFlags) error {
+	if p.Groups > 0 {
+		return nil
+	}
+	var errs []error
+	for _, r := range p.Refusals {
+		errs = append(errs, fmt.Errorf("%s refused: %s", count(r.Prompts, "prompt"), names.blame(r.Reason)))
+	}
+	return usage(errors.Join(errs...))
 }
 
 // recordCounts is what became of the records.
@@ -77,7 +90,7 @@ func (d *datasetFlags) estimate(ctx context.Context, conn *connection, s *servic
 
 // settle gives answers to reward functions that only the pipeline knows, and adds up.
 func (d *datasetFlags) settle(prompts []prompt, f *estimate.Facts) (*estimated, error) {
-	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Estimate: estimate.New(f)}
+	p := &estimated{Prompts: len(prompts), Batches: d.loaded.batches, Data: d.data(), Estimate: estimate.New(f), facts: f}
 	if p.Batches == nil {
 		p.Batches = []int{}
 	}
@@ -150,18 +163,14 @@ func shorten(s string, most int) string {
 
 // show prints the estimate of what is about to run, and refuses what cannot fit, unless it
 // is told not to, or the run goes on with what it began.
-func (d *datasetFlags) show(ctx context.Context, conn *connection, s *services, run schemas.Run, prompts []prompt, out io.Writer) (*estimated, error) {
-	p, err := d.estimate(ctx, conn, s, prompts)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.print(out); err != nil || d.overfill {
-		return p, err
+func (p *estimated) show(ctx context.Context, conn *connection, run schemas.Run, overfill bool, out io.Writer) error {
+	if err := p.print(out); err != nil || overfill {
+		return err
 	}
 	if _, err := conn.Run(ctx, run); err == nil {
-		return p, nil
+		return nil
 	}
-	return p, p.mustFit()
+	return p.mustFit()
 }
 
 // mustFit names the streams that the samples are sure to overfill.

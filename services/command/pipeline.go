@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -36,10 +37,17 @@ type services struct {
 	adopted map[string]string
 	// loading is how far the sampler's model is.
 	loading *loading
+	// ready is closed once the sampler of this process has announced its model, by announced.
+	ready     chan struct{}
+	announced func()
 }
 
 func defaultServices() services {
-	return services{Config: pipeline.DefaultConfig(), loading: &loading{}}
+	ready := make(chan struct{})
+	return services{
+		Config: pipeline.DefaultConfig(), loading: &loading{}, ready: ready,
+		announced: sync.OnceFunc(func() { close(ready) }),
+	}
 }
 
 // ofProcess are flags of the process alone: another one that goes on has its own.
@@ -158,7 +166,9 @@ func (s services) run(ctx context.Context, conn *connection, log zerolog.Logger)
 		s.DiskFree = conn.member.DiskFree
 	}
 	s.Sampler.Loading = s.loading.heard
-	s.Health, s.Sampler.Announced = health.Check, health.Until("model", "loading")
+	s.Health, s.Note = health.Check, health.Note
+	loaded := health.Until("model", "loading")
+	s.Sampler.Announced = func() { loaded(); s.announced() }
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
 	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) || errors.Is(err, devices.ErrUnavailable) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -146,7 +147,7 @@ func versionOf(text string) (int64, error) {
 func (k *pusher) push(c *cobra.Command, conn *connection, store func(context.Context, *client.Client) (*schemas.Policy, error)) error {
 	ctx, out, peer := c.Context(), c.OutOrStdout(), client.New(conn.Bus)
 	k.By = cmp.Or(k.By, me())
-	before, err := peer.Policy(ctx, k.Lane)
+	before, err := peer.NewestPolicy(ctx, k.Lane)
 	if err != nil {
 		return settingError(err)
 	}
@@ -273,27 +274,45 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 	if err != nil {
 		return err
 	}
-	replicas, err := peer.Replicas(c.Context(), current)
+	newest, err := peer.NewestPolicy(c.Context(), current.Lane)
+	if err != nil {
+		return err
+	}
+	replicas, err := peer.Replicas(c.Context(), newest)
+	if err != nil {
+		return err
+	}
+	refused, err := peer.PolicyRefusals(c.Context(), current.Lane)
 	if err != nil {
 		return err
 	}
 	if !a.json {
 		fmt.Fprint(out, title)
-		return printPolicies(out, current, history, replicas)
+		return printPolicies(out, current, newest, history, refused, replicas)
 	}
 	for _, p := range history {
 		var of []client.Replica
-		if p.PolicyVersion == current.PolicyVersion {
+		if p.PolicyVersion == newest.PolicyVersion {
 			of = replicas
 		}
-		if err := json.NewEncoder(out).Encode(policyJSON(p, of)); err != nil {
+		line := policyJSON(p, of)
+		if fields, ok := line.(map[string]any); ok {
+			fields["current"] = p.PolicyVersion == current.PolicyVersion
+			if why := refused[p.PolicyVersion]; why != "" {
+				fields["refused"] = why
+			}
+		}
+		if err := json.NewEncoder(out).Encode(line); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func printPolicies(out io.Writer, current *schemas.Policy, history []*schemas.Policy, replicas []client.Replica) error {
+// printPolicies shows the versions of a lane, the current one with a mark, and what samplers made of the newest.
+func printPolicies(out io.Writer, current, newest *schemas.Policy, history []*schemas.Policy,
+	refused map[int64]string, replicas []client.Replica,
+) error {
 	serving := map[int64]int{}
 	for _, r := range replicas {
 		if r.PolicyVersion != nil {
@@ -307,8 +326,13 @@ func printPolicies(out io.Writer, current *schemas.Policy, history []*schemas.Po
 		if p.PolicyVersion == current.PolicyVersion {
 			mark = "*"
 		}
+		note := p.Note
+		if refused[p.PolicyVersion] != "" {
+			note = strings.TrimSuffix("refused; "+note, "; ")
+		}
 		when := time.Unix(0, p.Announced).UTC().Format(time.RFC3339)
-		fmt.Fprintf(t, "%d%s\t%.12s\t%s\t%d\t%s\t%s\t%s\n", p.PolicyVersion, mark, p.WeightsDigest, whatOf(p), serving[p.PolicyVersion], when, orDash(p.By), p.Note)
+		fmt.Fprintf(t, "%d%s\t%.12s\t%s\t%d\t%s\t%s\t%s\n", p.PolicyVersion, mark, p.WeightsDigest, whatOf(p),
+			serving[p.PolicyVersion], when, orDash(p.By), note)
 	}
 	fmt.Fprintln(t, "\nSAMPLER\tUSES\tSTATE")
 	for _, r := range replicas {
@@ -316,7 +340,7 @@ func printPolicies(out io.Writer, current *schemas.Policy, history []*schemas.Po
 		if r.PolicyVersion != nil {
 			uses = strconv.FormatInt(*r.PolicyVersion, 10)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", r.Instance, uses, stateOf(current, r))
+		fmt.Fprintf(t, "%s\t%s\t%s\n", r.Instance, uses, stateOf(newest, r))
 	}
 	if len(replicas) == 0 {
 		fmt.Fprintln(t, "none runs; the next one starts on version", current.PolicyVersion)
@@ -342,19 +366,19 @@ func whatOf(p *schemas.Policy) string {
 	return text
 }
 
-// stateOf is how a sampler stands to the lane's current version.
-func stateOf(current *schemas.Policy, r client.Replica) string {
+// stateOf is how a sampler stands to the lane's newest version.
+func stateOf(newest *schemas.Policy, r client.Replica) string {
 	switch {
 	case r.Answer != nil && r.Answer.State == schemas.AppliedRefused:
-		return fmt.Sprintf("refused version %d: %s", current.PolicyVersion, firstLine(r.Answer.Error))
+		return fmt.Sprintf("refused version %d: %s", newest.PolicyVersion, firstLine(r.Answer.Error))
 	case r.Draining:
 		return "stops"
 	case r.Loading != nil:
 		return fmt.Sprintf("loads version %d", *r.Loading)
-	case r.PolicyVersion != nil && *r.PolicyVersion == current.PolicyVersion:
+	case r.PolicyVersion != nil && *r.PolicyVersion == newest.PolicyVersion:
 		return "current"
 	}
-	return fmt.Sprintf("behind version %d", current.PolicyVersion)
+	return fmt.Sprintf("behind version %d", newest.PolicyVersion)
 }
 
 func policyShowCommand(a *app) *cobra.Command {

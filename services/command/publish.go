@@ -47,9 +47,20 @@ samples are made in the background; follow them with 'meander watch'.`,
 				return err
 			}
 			defer conn.Close()
-			if _, err := p.show(c.Context(), conn, nil, run, prompts, c.ErrOrStderr()); err != nil {
+			if err := schemas.CheckToken("--run", run); err != nil {
+				return usage(err)
+			}
+			plan, err := p.estimate(c.Context(), conn, nil, prompts)
+			if err == nil {
+				err = plan.refusal(p.names)
+			}
+			if err == nil {
+				err = plan.show(c.Context(), conn, run, p.overfill, c.ErrOrStderr())
+			}
+			if err != nil {
 				return err
 			}
+			a.nameModel(prompts, plan.facts)
 			return a.publishAll(c, conn, run, prompts, wait)
 		},
 	}
@@ -106,9 +117,6 @@ func refusal(r *schemas.Receipt) string {
 // publishOne stores one prompt and waits for the receipt. Without an answer in
 // time the receipt says that the prompt is stored.
 func publishOne(ctx context.Context, conn *connection, run schemas.Run, p prompt, wait time.Duration) (*schemas.Receipt, error) {
-	if err := schemas.CheckToken("--run", run); err != nil {
-		return nil, usage(err)
-	}
 	if err := p.offload(ctx, conn.Bus); err != nil {
 		return nil, err
 	}

@@ -17,9 +17,6 @@ func TestPublish(t *testing.T) {
 	if len(lines) != 1 || lines[0]["uid"] != "p1" || lines[0]["accepted"] == true || lines[0]["error"] == "" {
 		t.Errorf("another prompt of the uid: %v", lines)
 	}
-	if err := os.WriteFile("elsewhere.jsonl", []byte(`{"prompt": "a fox", "model": "elsewhere"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	expect(t, exitFailed, `refused   "a fox"  model: "elsewhere" is not served here`, "publish", "--prompts", "elsewhere.jsonl")
+	expect(t, exitFailed, `refused   "a fox"  model: "elsewhere" is not served here`, "publish", "--prompts", unservedPrompt(t))
 	expect(t, exitUsage, "--run: ", "publish", "--run", "a b", "a red fox")
 }

@@ -3,9 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -37,7 +34,8 @@ folder with the images, a contact sheet per group and results.jsonl.
 
 Without --nats, and when no pipeline runs on the store, it runs the whole pipeline
 in this process. Everything is stored as it happens: after a crash or a kill, the
-same command with the same --run and --store goes on where it stopped.
+same command with the same --run and --store goes on where it stopped. With other
+prompts or another model the run is refused.
 
 Ctrl-C asks whether to leave the run, which goes on with the pipeline that serves it or
 waits for the same command, or to cancel it; a second Ctrl-C cancels, a third ends at once.
@@ -111,35 +109,18 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	if err != nil {
 		return err
 	}
+	plan, err := r.known(ctx, prompts)
+	if err != nil {
+		return err
+	}
 	conn, err := r.connectServing(ctx, &r.services, log)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := r.services.limits.Apply(ctx, conn.Bus); err != nil {
-		return err
-	}
-	if err := r.services.validate(); err != nil { // of what a pipeline that runs has set
-		return err
-	}
-	if conn.member != nil {
-		// Better now than after the samples are made.
-		if err := reward.CheckNames(r.services.Reward, rewardNames(prompts)); err != nil {
-			return usage(err)
-		}
-	}
-	var own *services
-	if conn.serves() {
-		own = &r.services
-	} else {
-		fmt.Fprintf(stderr, "joining the pipeline at %s\n", conn.where)
-	}
-	plan, err := r.prompts.show(ctx, conn, own, r.id, prompts, stderr)
+	own, with, err := r.prepare(ctx, conn, plan, prompts, stderr)
 	if err != nil {
 		return err
-	}
-	if r.saveLatents != "" && plan.Texts() {
-		return usage(errors.New("--save-latents: given; must be absent: texts have no latents, and their logits are in their events (--logits)"))
 	}
 
 	if err := errors.Join(tryFolder("--out", r.folder()), tryFile("--save-latents", r.saveLatents)); err != nil {
@@ -158,7 +139,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		}
 		served <- err
 	}()
-	outcomes, err := r.follow(work, conn, prompts, choice, stderr, log)
+	outcomes, err := r.follow(work, conn, own, with, prompts, choice, stderr, log)
 	stop(nil)
 	serveErr := <-served
 	switch {
@@ -167,18 +148,79 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	case errors.Is(context.Cause(work), errLeft) && err != nil:
 		return fmt.Errorf("interrupted; go on with: meander run --run %s --store %s and the same prompts", r.id, r.store)
 	case serveErr != nil:
-		return fmt.Errorf("pipeline: %w", serveErr)
+		return r.unlike(serveErr)
 	case err != nil:
 		return err
 	}
 	return r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
 }
 
-// follow publishes what is not done yet and waits until every group has a result.
-func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt, choice *interrupt, stderr io.Writer, log zerolog.Logger) (*results.Outcomes, error) {
-	if err := r.claim(ctx, conn, prompts); err != nil {
+// known is the estimate of a pipeline that this process would serve, nil where another runs. A refusal is known then
+// before anything is started.
+func (r *runner) known(ctx context.Context, prompts []prompt) (*estimated, error) {
+	joins, err := r.joins(&r.services)
+	if err != nil || joins {
 		return nil, err
 	}
+	plan, err := r.prompts.estimate(ctx, nil, &r.services, prompts)
+	if err == nil {
+		err = plan.refusal(r.prompts.names)
+	}
+	return plan, err
+}
+
+// prepare prints what is about to run, and refuses what cannot. own are the services of this process, nil where others
+// serve, with is what the run is started with.
+func (r *runner) prepare(ctx context.Context, conn *connection, plan *estimated, prompts []prompt,
+	stderr io.Writer,
+) (own *services, with *started, err error) {
+	if err := r.services.limits.Apply(ctx, conn.Bus); err != nil {
+		return nil, nil, err
+	}
+	if err := r.services.validate(); err != nil { // of what a pipeline that runs has set
+		return nil, nil, err
+	}
+	if conn.member != nil {
+		// Better now than after the samples are made.
+		if err := reward.CheckNames(r.services.Reward, rewardNames(prompts)); err != nil {
+			return nil, nil, usage(err)
+		}
+	}
+	if conn.serves() {
+		own = &r.services
+	} else {
+		fmt.Fprintf(stderr, "joining the pipeline at %s\n", conn.where)
+	}
+	if plan != nil && own != nil {
+		err = plan.AskRoom(ctx, conn.Bus)
+	} else if plan, err = r.prompts.estimate(ctx, conn, own, prompts); err == nil {
+		err = plan.refusal(r.prompts.names)
+	}
+	if err == nil {
+		err = plan.show(ctx, conn, r.id, r.prompts.overfill, stderr)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.saveLatents != "" && plan.Texts() {
+		return nil, nil, usage(errors.New("--save-latents: given; must be absent: texts have no latents, " +
+			"and their logits are in their events (--logits)"))
+	}
+	with, before, err := r.startedWith(ctx, conn, prompts, plan)
+	if err == nil && own != nil {
+		own.Intake.Own = r.id
+		if before != nil {
+			own.Sampler.BaseDigest = before.BaseDigest
+		}
+	}
+	return own, with, err
+}
+
+// follow publishes what is not done yet and waits until every group has a result.
+// own are the services of this process, nil where others serve.
+func (r *runner) follow(ctx context.Context, conn *connection, own *services, with *started, prompts []prompt,
+	choice *interrupt, stderr io.Writer, log zerolog.Logger,
+) (*results.Outcomes, error) {
 	asked := make([]results.Prompt, len(prompts))
 	for i, p := range prompts {
 		asked[i] = results.Prompt{UID: p.uid, Text: p.text}
@@ -209,6 +251,17 @@ func (r *runner) follow(ctx context.Context, conn *connection, prompts []prompt,
 		return nil, fmt.Errorf("subscribe to receipts: %w", err)
 	}
 	defer func() { _ = receipts.Unsubscribe() }()
+	if own != nil {
+		if with.BaseDigest, err = own.loaded(ctx, conn.Bus); err != nil {
+			return nil, err
+		}
+	}
+	if with.Model != "" {
+		nameLane(prompts, with.Model, with.BaseDigest)
+	}
+	if err := r.claim(ctx, conn, with, prompts, o); err != nil {
+		return nil, err
+	}
 	bySeq, err := r.publish(ctx, conn, prompts, o, inbox)
 	if err != nil {
 		return nil, err
@@ -284,39 +337,6 @@ func (r *runner) await(ctx context.Context, conn *connection, o *results.Outcome
 			}
 		}
 		changed()
-	}
-	return nil
-}
-
-// claim writes the run's spec on first use; a run id used for other prompts is refused.
-func (r *runner) claim(ctx context.Context, conn *connection, prompts []prompt) error {
-	h := sha256.New()
-	for _, p := range prompts {
-		body := maps.Clone(p.body)
-		delete(body, "deadline") // relative to now, so not part of what was asked
-		data, err := prompt{uid: p.uid, body: body}.encode()
-		if err != nil {
-			return err
-		}
-		h.Write(data)
-	}
-	digest := hex.EncodeToString(h.Sum(nil))
-	spec, err := json.Marshal(map[string]any{"prompts": len(prompts), "digest": digest, "created": time.Now().UnixNano()})
-	if err != nil {
-		return err
-	}
-	stored, created, err := conn.CreateRun(ctx, r.id, spec)
-	if err != nil || created {
-		return err
-	}
-	var old struct {
-		Digest string `json:"digest"`
-	}
-	if err := json.Unmarshal(stored, &old); err != nil {
-		return fmt.Errorf("stored spec of run %q: %w", r.id, err)
-	}
-	if old.Digest != digest {
-		return usage(fmt.Errorf("--run: %q was started with other prompts or settings; resume it with the same ones, or choose another id", r.id))
 	}
 	return nil
 }

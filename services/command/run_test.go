@@ -1,8 +1,13 @@
 package command
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 )
 
 // A run that is started again goes on with what it has; another one does not take its name.
@@ -17,12 +22,26 @@ func TestRun_Again(t *testing.T) {
 	}
 }
 
+// What an estimate knows to be refused is not started: there is one message, and nothing is stored.
 func TestRun_Refused(t *testing.T) {
 	inEmptyDir(t)
 	if err := os.WriteFile("p.jsonl", []byte(`{"prompt": "no text to read", "uid": "p", "reward": [{"name": "glyph"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, exitUsage, "1 prompt refused: ", append([]string{"run"}, small...)...)
+	for _, args := range [][]string{append([]string{"run"}, small...), append([]string{"run", "--json"}, small...)} {
+		var out, errs text
+		const want = "meander: 1 prompt refused: reward[0]: ground_truth: empty, "
+		status := Execute(t.Context(), args, strings.NewReader(""), &out, &errs)
+		if said := errs.String(); status != exitUsage || out.String() != "" || !strings.HasPrefix(said, want) ||
+			strings.Count(said, "refused") != 1 {
+			t.Errorf("%q: exit status %d, and it said:\n%s%s", args, status, &out, said)
+		}
+	}
+	expect(t, exitUsage, `1 prompt refused: model: "elsewhere" is not served here; must be synthetic`, "run", "--model",
+		"synthetic", "-f", unservedPrompt(t))
+	if _, err := os.Stat("meander-data"); err == nil {
+		t.Error("a run that is refused has made a store")
+	}
 	expect(t, exitUsage, "--replicas: 0; must be", "run", "--replicas", "0", "a fox")
 	expect(t, exitUsage, `--logits, --top-k: given; must be absent: model "synthetic" makes images, which have no tokens and no logits; --return-steps keeps`,
 		"run", "--dry-run", "--model", "synthetic", "--logits", "full", "--top-k", "3", "a fox")
@@ -30,4 +49,97 @@ func TestRun_Refused(t *testing.T) {
 		expect(t, exitUsage, "meander: "+flag+": ", "run", "--dry-run", flag, value, "a fox")
 	}
 	expect(t, exitUsage, `--run: "a b"`, "run", "--run", "a b", "a fox")
+	inStore(t)
+	expect(t, exitUsage, "1 prompt refused: --height: 100; must be a multiple of 16", "publish", "--run", "q",
+		"--height", "100", "a fox")
+	expect(t, exitUsage, `RUN: "q"; nothing is stored of it`, "status", "q")
+}
+
+// unservedPrompt is a file with a prompt for a lane without a sampler.
+func unservedPrompt(t *testing.T) string {
+	t.Helper()
+	if err := os.WriteFile("elsewhere.jsonl", []byte(`{"prompt": "a fox", "model": "elsewhere"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "elsewhere.jsonl"
+}
+
+// A run is of one model: of another one, or of another checkpoint of the same name, it takes nothing, and the other
+// says which it is.
+func TestRun_OtherModel(t *testing.T) {
+	inStore(t)
+	again := append([]string{"run", "--run", "r1"}, small...)
+	expect(t, exitUsage,
+		`--model: "signs"; run "r1" was started with "synthetic"; go on with that, or choose another --run`, append(again,
+			"--model", "signs")...)
+	expect(t, exitOK, "1 of 1 groups are done already", again...)
+	if err := os.CopyFS("other/signs", os.DirFS(os.Getenv("MEANDER_MODELS")+"/signs")); err != nil {
+		t.Fatal(err)
+	}
+	weights, err := filepath.Glob("other/signs/transformer/*.safetensors")
+	if err != nil || len(weights) == 0 {
+		t.Fatalf("weights %v, %v", weights, err)
+	}
+	data, err := os.ReadFile(weights[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)-1] ^= 1
+	if err := os.WriteFile(weights[0], data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	signs := []string{
+		"run", "--run", "s", "-n", "1", "--steps", "1", "--sde-type", "ode", "--out", "-",
+		`a red sign that says "OPEN"`,
+	}
+	expect(t, exitOK, "1 of 1 groups complete", signs...)
+	base := linesOf(t, expect(t, exitOK, "", "policy", "show", "--lane", "signs", "--json"))[0]["base_digest"].(string)
+	said := expect(t, exitUsage,
+		fmt.Sprintf(`; run "s" was started with %.16s; go on with that, or choose another --run`, base), append(signs,
+			"--model", "other/signs")...)
+	if said != "" {
+		t.Errorf("it printed %s", said)
+	}
+	expect(t, exitOK, "1 of 1 groups are done already", signs...)
+	if n := len(linesOf(t, expect(t, exitOK, "", "policy", "ls", "--lane", "signs", "--json"))); n != 1 {
+		t.Errorf("lane signs has %d versions; want that the refused checkpoint is none", n)
+	}
+}
+
+// Prompts that wait for a model are not taken by a run of another one.
+func TestRun_LeavesOthersPrompts(t *testing.T) {
+	inStore(t) // of the model synthetic
+	expect(t, exitFailed, "no intake answered", "publish", "--run", "q", "-n", "1", "--steps", "2", "--wait", "1s",
+		"a fox")
+	expect(t, exitOK, "1 of 1 groups complete", "run", "--model", "sums", "-n", "1", "--out", "-", "3+4=?")
+	if dead := expect(t, exitOK, "", "dead", "ls", "--json"); dead != "" {
+		t.Errorf("dead letters %s", dead)
+	}
+	serving(t, "--model", "synthetic")
+	bustest.Until(t, "the group has its result", func() error {
+		if said := expect(t, exitOK, "", "status", "q"); !strings.Contains(said, "1 of 1 have their result") {
+			return errNotYet
+		}
+		return nil
+	})
+	if group := expect(t, exitOK, "", "show", "--run", "q"); !strings.Contains(group, "complete") {
+		t.Errorf("it is\n%s", group)
+	}
+}
+
+// Groups that a run has from prompts published otherwise are not taken for those of another model.
+func TestRun_GroupsOfAnotherModel(t *testing.T) {
+	inStore(t)
+	t.Run("published", func(t *testing.T) {
+		serving(t, "--model", "synthetic")
+		expect(t, exitOK, "accepted", "publish", "--run", "q", "--prompts", "p.jsonl", "-n", "2", "--steps", "3")
+		bustest.Until(t, "the group has its result", func() error {
+			if said := expect(t, exitOK, "", "status", "q"); !strings.Contains(said, "1 of 1 have their result") {
+				return errNotYet
+			}
+			return nil
+		})
+	})
+	expect(t, exitUsage, `--model: "signs"; group "p" of run "q" is of "synthetic"; choose another --run`,
+		append(append([]string{"run", "--run", "q"}, small...), "--model", "signs")...)
 }

@@ -40,7 +40,9 @@ func printRun(w io.Writer, r *results.Run) error {
 	for _, line := range lines {
 		fmt.Fprintln(w, breakLines(line, lineWidth(w), "\n  "))
 	}
-	fmt.Fprintf(w, "digest %s\n", s.Digest)
+	if s.Trajectories > 0 {
+		fmt.Fprintf(w, "digest %s\n", s.Digest)
+	}
 	if s.Out != "" {
 		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
 	}

@@ -4,6 +4,7 @@ package estimate
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,6 +23,8 @@ type Estimate struct {
 	Groups  int    `json:"groups"`
 	Refused int    `json:"refused"`
 	Reason  string `json:"refused_reason,omitempty"`
+	// Refusals are all reasons, as far as a few lines can say them, each with the prompts that it is for.
+	Refusals []Refusal `json:"-"`
 	// Warnings are what intake lets be: several where prompts differ.
 	Warnings []string `json:"warnings,omitempty"`
 	Samples  int64    `json:"samples"`
@@ -39,6 +42,12 @@ type Estimate struct {
 	text        bool // that of a language model
 	facts       *Facts
 	promptBytes int64
+}
+
+// Refusal is why some prompts are refused.
+type Refusal struct {
+	Reason  string
+	Prompts int
 }
 
 // Stream is a stream that the samples fill; all sizes are in bytes.
@@ -85,8 +94,28 @@ func (p *Estimate) Add(prompt []byte) {
 		if p.Refused++; p.Refused == 1 {
 			p.Reason = brief(text, err)
 		}
+		p.refuse(err.Error())
 	}
 	p.fill()
+}
+
+// refuse counts a prompt under its reason, as far as there is room for another.
+func (p *Estimate) refuse(reason string) {
+	i := slices.IndexFunc(p.Refusals, func(r Refusal) bool { return r.Reason == reason })
+	if i < 0 && len(p.Refusals) == few {
+		return
+	}
+	if i < 0 {
+		i, p.Refusals = len(p.Refusals), append(p.Refusals, Refusal{Reason: reason})
+	}
+	p.Refusals[i].Prompts++
+}
+
+// AskRoom asks how full the streams of a server are that the prompts will go to.
+func (p *Estimate) AskRoom(ctx context.Context, b *bus.Bus) error {
+	err := p.facts.AskRoom(ctx, b)
+	p.fill()
+	return err
 }
 
 // resolve counts what intake would make of a valid prompt; where the policy of its lane is not
@@ -94,6 +123,9 @@ func (p *Estimate) Add(prompt []byte) {
 // steps need not be neighbours, the states kept may be a few more or less.
 func (p *Estimate) resolve(e *schemas.Prompt) error {
 	policy := p.facts.Policy(e.Model)
+	if policy == nil && p.facts.Whole {
+		return fmt.Errorf("model: %q is not served here; must be %s", e.Model, p.facts.Policies[0].Lane)
+	}
 	rewards := rewardLine(e, p.facts.Rewards(e, policy), policy)
 	if e.GroupPolicy != nil {
 		schemas.SetDefaults(e.GroupPolicy)
@@ -106,9 +138,16 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		n = e.Samples()
 	} else {
 		e.UID = cmp.Or(e.UID, "-") // intake names it
-		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: p.facts.Reward})
+		reward := p.facts.Reward
+		if reward == nil { // what intake has where nobody has set it up otherwise
+			reward = intake.DefaultConfig().Reward
+		}
+		requests, err := intake.Resolve("-", e, policy, intake.Origin{Created: time.Now(), Reward: reward})
 		if err != nil {
 			return err
+		}
+		if w := intake.Young(e, policy); w != "" {
+			note(&p.Warnings, w+"; until then the prompt waits")
 		}
 		for _, w := range intake.Unscored(requests[0]) {
 			note(&p.Warnings, w)
@@ -176,9 +215,12 @@ func (p *Estimate) Overfull() []Stream {
 	return slices.DeleteFunc(slices.Clone(p.Streams), func(s Stream) bool { return s.Fits() || s.AtMost })
 }
 
+// few is how many values, or reasons, are shown of many.
+const few = 4
+
 // note adds a value that is not there yet, as far as a line can show.
 func note[T comparable](list *[]T, v T) {
-	if len(*list) < 4 && !slices.Contains(*list, v) {
+	if len(*list) < few && !slices.Contains(*list, v) {
 		*list = append(*list, v)
 	}
 }

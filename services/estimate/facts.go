@@ -18,6 +18,8 @@ type Facts struct {
 	// Policies are the lanes, Live the names of those that a sampler serves now.
 	Policies []*schemas.Policy
 	Live     []schemas.Lane
+	// Whole says that no other lane is served than that of the first policy.
+	Whole bool
 	// Reward are the functions of a prompt that names none, where its model names none either.
 	Reward []string
 	// Room is that of the streams, by name.
@@ -49,7 +51,8 @@ func Of(c pipeline.Config) (*Facts, error) {
 	if policy.Text == nil && (policy.LatentChannels == 0 || policy.PixelsPerToken == 0) {
 		return nil, fmt.Errorf("model %q: %s", c.Sampler.Model, strings.Join(problems, "; "))
 	}
-	f.Policies, f.Reward = []*schemas.Policy{policy}, c.Intake.Reward
+	policy.Lane = c.Lane()
+	f.Policies, f.Reward, f.Whole = []*schemas.Policy{policy}, c.Intake.Reward, true
 	return f, nil
 }
 
@@ -64,6 +67,11 @@ func Ask(ctx context.Context, b *bus.Bus) (*Facts, error) {
 	present, err := b.Present(ctx)
 	if err != nil {
 		return nil, err
+	}
+	for i, p := range f.Policies {
+		if f.Policies[i], err = b.ServedPolicy(ctx, p, present); err != nil {
+			return nil, err
+		}
 	}
 	for _, p := range present {
 		if p.Service == schemas.ServiceSampler && !slices.Contains(f.Live, p.Lane) {

@@ -86,12 +86,44 @@ func (h *holding) forget(seq uint64) {
 	delete(h.reasons, seq)
 }
 
+// leftWait begins what a prompt waits for that is for another pipeline to take.
+const leftWait = "left for another pipeline: "
+
+// left says why a prompt is for another pipeline than this one, which is there for one run and its model; "": it is not.
+// policy is that of the prompt's lane, nil where no sampler serves it. The run's own prompts are not left: of those that
+// cannot be served here an error is returned.
+func (s *service) left(v *view, run schemas.Run, p *schemas.Prompt, policy *schemas.Policy) (string, error) {
+	mine := s.cfg.Models[0]
+	switch known := v.policies[p.Model] != nil; {
+	case p.Model == "":
+		return fmt.Sprintf(leftWait+"model: empty; must be named: this one serves a run with %q", mine), nil
+	case p.Model != mine && known && run == s.cfg.Own:
+		return "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be %s", p.Model, mine))
+	case p.Model != mine && known:
+		return fmt.Sprintf(leftWait+"model: %q; this one serves %q", p.Model, mine), nil
+	case policy != nil && run != s.cfg.Own:
+		if fault := otherCheckpoint(p, policy); fault != nil {
+			return leftWait + fault.Error(), nil
+		}
+	}
+	return "", nil
+}
+
+// otherCheckpoint says that a prompt is for another checkpoint than its lane serves.
+func otherCheckpoint(p *schemas.Prompt, policy *schemas.Policy) error {
+	if p.BaseDigest == "" || p.BaseDigest == policy.Checkpoint() {
+		return nil
+	}
+	return fmt.Errorf("base_digest: %.16s; must be the checkpoint that lane %q serves, %.16s", p.BaseDigest, policy.Lane,
+		policy.Checkpoint())
+}
+
 // settled returns the policy that a prompt is served under, once somebody serves it and
 // its rewards can be scored. Until then the prompt waits: in hand, where it goes on at
 // once, or put back (errPutBack). It is refused when nobody came before it had waited for
 // cfg.Hold, or when its deadline has passed.
 func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, p *schemas.Prompt) (policy *schemas.Policy, err error) {
-	policy, waiting, err := s.fit(ctx, p, false)
+	policy, waiting, err := s.fit(ctx, run, p, false)
 	if waiting == "" && err == nil {
 		return policy, nil
 	}
@@ -106,13 +138,13 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 			s.held.forget(m.Seq)
 		}
 	}()
-	began, due, deadline := time.Now(), m.Time.Add(s.cfg.Hold), false
+	began, due, deadline := time.Now(), later(m.Time, s.began).Add(s.cfg.Hold), false
 	if d := p.Deadline; d != nil && *d < due.UnixNano() {
 		due, deadline = time.Unix(0, *d), true
 	}
 	for {
 		// What a view of a moment ago says is not enough to refuse or to hold a prompt.
-		policy, waiting, err = s.fit(ctx, p, !told && time.Since(began) < viewAge)
+		policy, waiting, err = s.fit(ctx, run, p, !told && time.Since(began) < viewAge)
 		if policy != nil && !deadline && strings.HasPrefix(waiting, versionWait) {
 			due = later(due, time.Unix(0, policy.Announced).Add(s.cfg.Hold)) // as long as versions come
 		}
@@ -121,6 +153,13 @@ func (s *service) settled(ctx context.Context, m *bus.Message, run schemas.Run, 
 			return nil, err
 		case waiting == "":
 			return policy, nil
+		case strings.HasPrefix(waiting, leftWait):
+			if m.Delivered == 1 {
+				if err := s.reply(m, &schemas.Receipt{Run: run, UID: p.UID, Waiting: waiting}); err != nil {
+					return nil, err
+				}
+			}
+			return nil, s.putBack(m, waiting)
 		}
 		switch h, err := s.bus.Held(ctx, run, p.UID); {
 		case err != nil:
@@ -188,17 +227,28 @@ func (s *service) putBack(m *bus.Message, why string) error {
 }
 
 // fit says under which policy a prompt can be served, or what it waits for.
-func (s *service) fit(ctx context.Context, p *schemas.Prompt, fresh bool) (policy *schemas.Policy, waiting string, err error) {
+func (s *service) fit(ctx context.Context, run schemas.Run, p *schemas.Prompt, fresh bool) (policy *schemas.Policy, waiting string, err error) {
 	v, err := s.lanes.view(ctx, fresh)
 	if err != nil {
 		return nil, "", err
 	}
 	policy, waiting, err = v.pick(p.Model, s.cfg.Models)
+	if s.cfg.Own != "" {
+		if left, err := s.left(v, run, p, policy); left != "" || err != nil {
+			return nil, left, err
+		}
+	}
 	if policy == nil {
 		return nil, waiting, err
 	}
-	if waiting = young(p, policy); waiting != "" {
-		return policy, waiting, nil
+	if err := otherCheckpoint(p, policy); err != nil {
+		return nil, "", bus.Terminal(schemas.CodeUnknownModel, err)
+	}
+	if waiting = Young(p, policy); waiting != "" {
+		if newest := v.newest[policy.Lane]; Young(p, newest) == "" {
+			waiting, err = s.notTaken(ctx, newest)
+		}
+		return policy, waiting, err
 	}
 	rewards, err := resolveRewards(p, policy, Origin{Reward: s.cfg.Reward})
 	if err != nil {
@@ -208,6 +258,44 @@ func (s *service) fit(ctx context.Context, p *schemas.Prompt, fresh bool) (polic
 		waiting = v.full(time.Now().Add(-min(alarmAfter, s.cfg.Hold/10)))
 	}
 	return policy, waiting, err
+}
+
+// notTaken is what a prompt waits for whose version was pushed, and is served by no sampler.
+func (s *service) notTaken(ctx context.Context, p *schemas.Policy) (string, error) {
+	why, err := s.lanes.refused(ctx, p)
+	if why != "" {
+		why = fmt.Sprintf("refused by every sampler of lane %q (%s); push the next", p.Lane, why)
+	} else {
+		why = fmt.Sprintf("no sampler of lane %q has taken it over yet", p.Lane)
+	}
+	return fmt.Sprintf(versionWait+"%d; %s", p.PolicyVersion, why), err
+}
+
+// onPurpose says that a prompt waits for what is not missing by mistake: weights that a trainer has yet to push, or
+// its own pipeline.
+func onPurpose(why string) bool {
+	return strings.HasPrefix(why, versionWait) || strings.HasPrefix(why, leftWait)
+}
+
+// notes are what prompts wait for on purpose.
+func (s *service) notes() []string {
+	counts, now := map[string]int{}, time.Now()
+	s.held.mu.Lock()
+	defer s.held.mu.Unlock()
+	for _, p := range s.held.reasons {
+		if onPurpose(p.why) && now.Before(p.until) {
+			counts[p.why]++
+		}
+	}
+	return waits(counts)
+}
+
+// waits are lines of how many prompts wait for what.
+func waits(counts map[string]int) (lines []string) {
+	for _, why := range slices.Sorted(maps.Keys(counts)) {
+		lines = append(lines, fmt.Sprintf("%d prompts wait: %s", counts[why], why))
+	}
+	return lines
 }
 
 // stuck is the fault of health: work that has stood still for alarmAfter since nobody is
@@ -226,7 +314,7 @@ func (s *service) stuck() error {
 		switch {
 		case now.After(p.until):
 			delete(s.held.reasons, seq)
-		case strings.HasPrefix(p.why, versionWait): // held back on purpose, until the trainer has pushed
+		case onPurpose(p.why): // see notes
 		case now.Sub(p.since) > alarm:
 			counts[p.why]++
 		}
@@ -241,9 +329,7 @@ func (s *service) stuck() error {
 		unserved = nil
 	}
 	s.held.mu.Unlock()
-	for _, why := range slices.Sorted(maps.Keys(counts)) {
-		unserved = append(unserved, fmt.Sprintf("%d prompts wait: %s", counts[why], why))
-	}
+	unserved = append(unserved, waits(counts)...)
 	if len(unserved) == 0 {
 		return nil
 	}

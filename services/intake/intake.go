@@ -31,6 +31,9 @@ type Config struct {
 	// Models are lanes a prompt may name before their sampler has announced itself; the first
 	// serves prompts that name none.
 	Models []schemas.Lane `koanf:"models" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
+	// Own is the run that a pipeline is there for. Prompts of others that do not name the first of Models, or name
+	// another checkpoint of it, are left to other pipelines. Empty: it is there for all.
+	Own schemas.Run `koanf:"-"`
 	// Reward is what prompts without a reward list are scored with, unless their model names some.
 	Reward []string `koanf:"reward" help:"reward functions of prompts that name none, when their model names none either"`
 	// Hold is how long a prompt waits for a sampler of its model, or for a reward service that
@@ -46,6 +49,8 @@ type Config struct {
 	Metrics prometheus.Registerer `koanf:"-"`
 	// Health adds a condition of readiness; nil: there is none to add to.
 	Health func(name string, check func() error) `koanf:"-"`
+	// Note adds what /readyz says of work that waits on purpose; nil: there is nothing to add to.
+	Note func(say func() []string) `koanf:"-"`
 }
 
 // DefaultConfig is one that works for a laptop and for a cluster.
@@ -97,10 +102,13 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	}
 	s := &service{
 		cfg: cfg, bus: b, lanes: &lanes{bus: b}, metrics: newInstruments(cfg.Metrics),
-		stopping: ctx.Done(), resolving: make(chan struct{}, cfg.Slots),
+		stopping: ctx.Done(), resolving: make(chan struct{}, cfg.Slots), began: time.Now(),
 	}
 	if cfg.Health != nil {
 		cfg.Health("lanes", s.stuck)
+	}
+	if cfg.Note != nil {
+		cfg.Note(s.notes)
 	}
 	consumer, handle := s.metrics.set.Count(bus.ConsumerConfig{
 		Stream: schemas.StreamPrompts, Durable: bus.IntakeConsumer,
@@ -131,6 +139,8 @@ type service struct {
 	// worked on.
 	stopping  <-chan struct{}
 	resolving chan struct{}
+	// began is when this process began to wait for other services.
+	began time.Time
 }
 
 // handle resolves one prompt, claims its uid and publishes its requests. It is

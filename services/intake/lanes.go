@@ -24,12 +24,19 @@ type lanes struct {
 	mu   sync.Mutex
 	last *view
 	at   time.Time
+	// served are what lanes served last, whose newest version none of their samplers used.
+	served map[schemas.Lane]*schemas.Policy
+	// refusals are those of a lane's versions, as of asked.
+	refusals map[schemas.Lane]map[int64]string
+	asked    time.Time
 }
 
 // view is what was there at one moment.
 type view struct {
-	// policies are of every lane that was ever announced, live those with a sampler now.
+	// policies are what is served of every lane that was ever announced, newest what was pushed last, live those with a
+	// sampler now.
 	policies map[schemas.Lane]*schemas.Policy
+	newest   map[schemas.Lane]*schemas.Policy
 	live     []schemas.Lane
 	// scorers are the reward services.
 	scorers []*schemas.Presence
@@ -53,9 +60,12 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &view{policies: map[schemas.Lane]*schemas.Policy{}}
+	v := &view{policies: map[schemas.Lane]*schemas.Policy{}, newest: map[schemas.Lane]*schemas.Policy{}}
 	for _, p := range policies {
-		v.policies[p.Lane] = p
+		v.newest[p.Lane] = p
+		if v.policies[p.Lane], err = l.servedOf(ctx, p, present); err != nil {
+			return nil, err
+		}
 	}
 	for _, p := range present {
 		if p.Room != nil {
@@ -98,6 +108,9 @@ func (v *view) pick(name schemas.Lane, expected []schemas.Lane) (p *schemas.Poli
 	case p == nil && len(v.live) > 0 && !slices.Contains(expected, name):
 		return nil, "", bus.Terminal(schemas.CodeUnknownModel, fmt.Errorf("model: %q is not served here; must be one of %s", name, list(v.live)))
 	}
+	if slices.Contains(expected, name) {
+		return nil, fmt.Sprintf("model: the sampler of %q is not up yet", name), nil
+	}
 	waiting = fmt.Sprintf("model: no sampler serves %q now; start one", name)
 	if p != nil {
 		waiting += fmt.Sprintf(" (the last announced itself at %s)", time.Unix(0, p.Announced).UTC().Format(time.RFC3339))
@@ -106,6 +119,43 @@ func (v *view) pick(name schemas.Lane, expected []schemas.Lane) (p *schemas.Poli
 		waiting += ", or name one of " + list(v.live)
 	}
 	return nil, waiting, nil
+}
+
+// servedOf is what a lane serves whose newest policy is p. Lock held.
+func (l *lanes) servedOf(ctx context.Context, p *schemas.Policy, present []*schemas.Presence) (*schemas.Policy, error) {
+	version := bus.ServedVersion(p, present)
+	if last := l.served[p.Lane]; last != nil && last.PolicyVersion == version {
+		return last, nil
+	}
+	served, err := l.bus.ServedPolicy(ctx, p, present)
+	if err != nil {
+		return nil, err
+	}
+	if l.served == nil {
+		l.served = map[schemas.Lane]*schemas.Policy{}
+	}
+	l.served[p.Lane] = served
+	return served, nil
+}
+
+// refusalAge is how old the answers of samplers may be that a waiting prompt is told of.
+const refusalAge = time.Second
+
+// refused says why samplers have refused a policy that none of them has taken, "" where that is not so.
+func (l *lanes) refused(ctx context.Context, p *schemas.Policy) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.asked) > refusalAge {
+		l.refusals, l.asked = map[schemas.Lane]map[int64]string{}, time.Now()
+	}
+	if l.refusals[p.Lane] == nil {
+		refusals, err := l.bus.PolicyRefusals(ctx, p.Lane)
+		if err != nil {
+			return "", err
+		}
+		l.refusals[p.Lane] = refusals
+	}
+	return l.refusals[p.Lane][p.PolicyVersion], nil
 }
 
 func list(lanes []schemas.Lane) string {

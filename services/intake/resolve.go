@@ -38,9 +38,6 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
 	p.Advantage, p.Start = prompt.Advantage, prompt.Start // whose defaults depend on more than the field
-	if why := young(p, policy); why != "" {
-		return nil, errors.New(why)
-	}
 	height, width := value(p.Height, policy.Height), value(p.Width, policy.Width)
 	tokens, err := Tokens(height, width, policy)
 	if err != nil {
@@ -102,7 +99,7 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 // requestOf is what the requests of a prompt with its defaults have, whatever the model makes.
 func requestOf(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
 	return schemas.Request{
-		Run: run, UID: p.UID, GroupSize: *p.GroupSize, Lane: policy.Lane, Prompt: p.Prompt,
+		Run: run, UID: p.UID, GroupSize: *p.GroupSize, Lane: policy.Lane, BaseDigest: policy.Checkpoint(), Prompt: p.Prompt,
 		Priority: *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,
 	}
 }
@@ -110,9 +107,9 @@ func requestOf(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group
 // versionWait begins what a prompt waits for that is for weights to come.
 const versionWait = "min_policy_version: "
 
-// young says what a prompt waits for whose weights the lane does not have yet: a trainer publishes
+// Young says what a prompt waits for whose weights the lane does not serve yet: a trainer publishes
 // ahead of its updates, and the prompts are held back until it has made them.
-func young(p *schemas.Prompt, policy *schemas.Policy) string {
+func Young(p *schemas.Prompt, policy *schemas.Policy) string {
 	if p.MinPolicyVersion == nil || *p.MinPolicyVersion <= policy.PolicyVersion {
 		return ""
 	}

@@ -1,7 +1,6 @@
 package intake
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -30,9 +29,6 @@ func resolveText(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy
 	p.GroupSize = new(p.Samples())
 	schemas.SetDefaults(p)
 	p.Advantage = prompt.Advantage // whose defaults depend on more than the field
-	if why := young(p, policy); why != "" {
-		return nil, errors.New(why)
-	}
 	text, err := textOf(p, policy)
 	if err != nil {
 		return nil, err

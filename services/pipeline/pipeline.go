@@ -3,6 +3,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,13 @@ type Config struct {
 	DiskFree func() (int64, error)
 	// Health adds a condition of readiness; nil: nobody asks.
 	Health func(name string, check func() error)
+	// Note adds what readiness says of work that waits on purpose; nil: nobody asks.
+	Note func(say func() []string)
+}
+
+// Lane is the lane of the sampler.
+func (c Config) Lane() schemas.Lane {
+	return cmp.Or(c.Sampler.Lane, schemas.Lane(model.NameOf(c.Sampler.Model)))
 }
 
 // DefaultConfig paints with the model signs, a copy of each service.
@@ -75,8 +83,9 @@ func (c *Config) share() {
 func Run(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger) error {
 	boot.SpareGC()
 	c.share()
-	c.Intake.Models = []schemas.Lane{schemas.Lane(model.NameOf(c.Sampler.Model))}
+	c.Intake.Models = []schemas.Lane{c.Lane()}
 	c.Intake.Health, c.Sampler.Health, c.Sampler.DiskFree = c.Health, c.Health, c.DiskFree
+	c.Intake.Note, c.Sampler.Note = c.Note, c.Note
 	registry := prometheus.DefaultRegisterer
 	c.Intake.Metrics, c.Sampler.Metrics, c.Reward.Metrics, c.Advantage.Metrics, c.Janitor.Metrics = registry, registry, registry, registry, registry
 	defer instrument.Plane(registry, b)()

@@ -80,7 +80,11 @@ func (s *service) firstWithRoom(ctx context.Context) error {
 // can load must not keep samplers from starting.
 func (s *service) start(ctx context.Context, p *schemas.Policy) error {
 	began := time.Now()
-	w, err := s.weigh(ctx, p)
+	load, err := s.unlessRefused(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := load(p)
 	fault := err
 	if _, final := errors.AsType[*refusal](err); final {
 		history, listErr := s.bus.PolicyHistory(ctx, s.cfg.Lane)
@@ -89,7 +93,7 @@ func (s *service) start(ctx context.Context, p *schemas.Policy) error {
 		}
 		for _, older := range slices.Backward(history) {
 			if w == nil && older.BaseDigest == p.BaseDigest && older.PolicyVersion < p.PolicyVersion {
-				w, err = s.weigh(ctx, older)
+				w, err = load(older)
 			}
 		}
 	}
@@ -97,10 +101,39 @@ func (s *service) start(ctx context.Context, p *schemas.Policy) error {
 		return fmt.Errorf("load version %d: %w", p.PolicyVersion, err)
 	}
 	s.versions.take(w)
-	if p.Adapter == nil && p.Weights == nil && fault == nil {
+	if fault != nil {
+		s.versions.refused = p
+	}
+	if p.Bare() && fault == nil {
 		return nil // what its files have is no update
 	}
 	return s.answer(ctx, p, fault, time.Since(began))
+}
+
+// unlessRefused is weigh, but for policies that samplers before this one have refused and none has taken over: an
+// update
+// that changes nothing, for one, is known by the version before it, which this sampler has never had.
+func (s *service) unlessRefused(ctx context.Context) (func(*schemas.Policy) (*weights, error), error) {
+	refused, err := s.bus.PolicyRefusals(ctx, s.cfg.Lane)
+	return func(p *schemas.Policy) (*weights, error) {
+		if why := refused[p.PolicyVersion]; why != "" && !p.Bare() {
+			return nil, refuse("%s", why)
+		}
+		return s.weigh(ctx, p)
+	}, err
+}
+
+// base is the checkpoint of the sampler.
+func (s *service) base() string {
+	base, _, _ := s.places.All[0].Network.base()
+	return base
+}
+
+// OtherCheckpointError says that a model is not the checkpoint that it must be.
+type OtherCheckpointError struct{ Model, Has, Want string }
+
+func (e *OtherCheckpointError) Error() string {
+	return fmt.Sprintf("model: %q is the checkpoint %.16s; must be %.16s", e.Model, e.Has, e.Want)
 }
 
 // mine is the policy of what the settings name: the model, and its adapter.
@@ -109,6 +142,9 @@ func (s *service) mine(ctx context.Context) (*schemas.Policy, error) {
 	p := m.Policy()
 	base, modules, ok := m.base()
 	p.Lane, p.PolicyVersion, p.BaseDigest = s.cfg.Lane, s.cfg.PolicyVersion, base
+	if want := s.cfg.BaseDigest; want != "" && want != base {
+		return nil, &OtherCheckpointError{Model: s.cfg.Model, Has: base, Want: want}
+	}
 	if !ok && s.cfg.Adapter != "" {
 		return nil, fmt.Errorf("adapter: %q; the model %s takes none", s.cfg.Adapter, p.Model)
 	}

@@ -89,6 +89,10 @@ type Config struct {
 	DiskFree func() (int64, error) `koanf:"-"`
 	// Health adds a condition of readiness; nil: nobody asks.
 	Health func(name string, check func() error) `koanf:"-"`
+	// Note adds what /readyz says of work that waits on purpose; nil: nobody asks.
+	Note func(say func() []string) `koanf:"-"`
+	// BaseDigest is the checkpoint that the model must be; empty: any.
+	BaseDigest string `koanf:"-"`
 	// Announced is called once the model is loaded and announced; nil: nobody waits for it.
 	Announced func() `koanf:"-"`
 	// Loading hears of the model's weights while they are read; nil: nobody does.
@@ -255,6 +259,9 @@ func serve(ctx context.Context, cfg Config, places *Places, b *bus.Bus, log zero
 	if cfg.Announced != nil {
 		cfg.Announced()
 	}
+	if cfg.Note != nil {
+		cfg.Note(s.otherBase.notes)
+	}
 	if e := network.Served; e != nil {
 		go e.watch(ctx, log)
 	}
@@ -332,6 +339,8 @@ type service struct {
 	// loading is held by whoever has the states that a group starts with in memory.
 	loading chan struct{}
 	texts   texts
+	// otherBase says that requests wait for another checkpoint.
+	otherBase otherBase
 	// token and count make the attempt token: unique per process and delivery, so
 	// that events of two attempts never share a subject.
 	token string
@@ -364,6 +373,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		if fault := asked(record, &req); fault != nil {
 			return bus.Garbage(schemas.CodeInvalid, fault)
 		}
+	}
+	if base := s.versions.newest().policy.Checkpoint(); req.BaseDigest != "" && req.BaseDigest != base {
+		return s.otherBase.putBack(ctx, m, &req, base)
 	}
 	var made schemas.Trajectory
 	fits := func() (fault, err error) { return s.bus.Answers(ctx, &made, &req) }

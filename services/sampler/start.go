@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -156,13 +157,56 @@ func (s *service) unborn(ctx context.Context, req *schemas.Request) error {
 // the time that it has waited, so that the waits of a day are fewer than the deliveries that
 // end without a result.
 func putBack(ctx context.Context, m *bus.Message, why error) error {
-	d := 200 * time.Millisecond
-	for range min(m.Delivered, 90) {
-		d += d / 8
-	}
+	d := putBackDelay(m)
 	zerolog.Ctx(ctx).Debug().Dur("delay", d).Msg("put back: " + why.Error())
 	if err := m.NakWithDelay(d); err != nil && !errors.Is(err, bus.ErrSettled) {
 		return fmt.Errorf("put back: %w", err)
 	}
 	return nil
+}
+
+// putBackDelay is after how long a request comes again.
+func putBackDelay(m *bus.Message) time.Duration {
+	d := 200 * time.Millisecond
+	for range min(m.Delivered, 90) {
+		d += d / 8
+	}
+	return d
+}
+
+// otherBase is what is known of requests for other checkpoints than the sampler has.
+type otherBase struct {
+	mu sync.Mutex
+	// until is when a note on requests for a checkpoint is out of date: they have come again by then, or are done.
+	until map[string]time.Time
+}
+
+// putBack leaves a request to samplers of its checkpoint.
+func (o *otherBase) putBack(ctx context.Context, m *bus.Message, req *schemas.Request, have string) error {
+	why := fmt.Sprintf("requests of lane %q wait for a sampler of the checkpoint %.16s; this one has %.16s", req.Lane,
+		req.BaseDigest, have)
+	o.mu.Lock()
+	if o.until == nil {
+		o.until = map[string]time.Time{}
+	}
+	_, told := o.until[why]
+	o.until[why] = time.Now().Add(2 * putBackDelay(m))
+	o.mu.Unlock()
+	if !told {
+		zerolog.Ctx(ctx).Warn().Str("run", string(req.Run)).Msg(why)
+	}
+	return putBack(ctx, m, errors.New(why))
+}
+
+// notes are what requests wait for.
+func (o *otherBase) notes() (lines []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for why, until := range o.until {
+		if time.Now().Before(until) {
+			lines = append(lines, why)
+		}
+	}
+	slices.Sort(lines)
+	return lines
 }

@@ -65,7 +65,7 @@ func (s *service) weigh(ctx context.Context, p *schemas.Policy) (_ *weights, err
 			err = errors.Join(err, w.close())
 		}
 	}()
-	if base, _, _ := s.places.All[0].Network.base(); p.BaseDigest != "" && p.BaseDigest != base {
+	if base := s.base(); p.BaseDigest != "" && p.BaseDigest != base {
 		return nil, refuse("base_digest: %.16s; must be of the checkpoint that this sampler has, %.16s", p.BaseDigest, base)
 	}
 	made, err := fetch(ctx, s.bus, p)
@@ -211,6 +211,7 @@ type versions struct {
 	current *weights
 	old     []*weights
 	wanted  *schemas.Policy // the lane's, newest
+	refused *schemas.Policy // that is not tried again; nil: none
 	loading *int64
 	drained chan struct{} // has room for one word: old has fewer
 	news    chan struct{} // has room for one word: wanted is another
@@ -317,7 +318,10 @@ func (v *versions) next() (p *schemas.Policy, room bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	p, v.loading = v.wanted, nil
-	if p == nil || p.PolicyVersion < v.current.version() || p.PolicyVersion == v.current.version() && p.WeightsDigest == v.current.policy.WeightsDigest {
+	same := func(q *schemas.Policy) bool {
+		return q != nil && p.PolicyVersion == q.PolicyVersion && p.WeightsDigest == q.WeightsDigest
+	}
+	if p == nil || p.PolicyVersion < v.current.version() || same(v.current.policy) || same(v.refused) {
 		return nil, true
 	}
 	v.loading = &p.PolicyVersion
@@ -336,22 +340,21 @@ const loadPause = time.Second
 
 // follow takes over the policies of the lane as they come, until ctx ends.
 func (v *versions) follow(ctx context.Context) error {
-	var refused *schemas.Policy
 	for {
 		p, room := v.next()
 		poke(v.s.reins.obeyed)
 		var wait <-chan time.Time
-		if p != nil && room && p != refused {
+		if p != nil && room {
 			err := v.update(ctx, p)
 			_, final := errors.AsType[*refusal](err)
 			switch {
 			case ctx.Err() != nil:
 				return nil
-			case err == nil, final:
-				if refused = p; err == nil {
-					refused = nil
-				}
-				v.forget(p)
+			case err == nil:
+				v.forget(p, nil)
+				continue
+			case final:
+				v.forget(p, p)
 				continue
 			}
 			zerolog.Ctx(ctx).Warn().Err(err).Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
@@ -378,10 +381,11 @@ func (s *service) reclaim() {
 	}
 }
 
-// forget settles a policy that was taken over or refused.
-func (v *versions) forget(p *schemas.Policy) {
+// forget settles a policy that was taken over, or refused.
+func (v *versions) forget(p, refused *schemas.Policy) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.refused = refused
 	if v.wanted == p {
 		v.wanted = nil
 	}
@@ -407,6 +411,9 @@ func (v *versions) update(ctx context.Context, p *schemas.Policy) error {
 
 // changes refuses weights that are others by name, and give the same as those before them.
 func changes(last, next *weights) error {
+	if next.policy.Bare() || next.policy.Rollback != nil {
+		return nil // somebody goes back on purpose
+	}
 	a, b := last.canary, next.canary
 	if a == nil || b == nil || last.policy.WeightsDigest == next.policy.WeightsDigest || a.Digest != b.Digest {
 		return nil

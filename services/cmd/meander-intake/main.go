@@ -47,7 +47,7 @@ func main() {
 			"meander-intake --gc-above 80 --gc-age 48h    # frees closed groups",
 			"meander-intake --print-config > intake.yaml",
 		},
-		Health: func(c *config, h *boot.Health) { c.Intake.Health = h.Check },
+		Health: func(c *config, h *boot.Health) { c.Intake.Health, c.Intake.Note = h.Check, h.Note },
 		Run:    run,
 	})
 }

@@ -22,7 +22,9 @@ func main() {
 			"meander-sampler --health-addr 127.0.0.1:8182   # a second one on this machine",
 			"meander-sampler --print-config > sampler.yaml",
 		},
-		Health: func(c *sampler.Config, h *boot.Health) { c.Announced, c.Health = h.Until("model", "loading"), h.Check },
-		Run:    sampler.Run,
+		Health: func(c *sampler.Config, h *boot.Health) {
+			c.Announced, c.Health, c.Note = h.Until("model", "loading"), h.Check, h.Note
+		},
+		Run: sampler.Run,
 	})
 }

@@ -28,7 +28,7 @@ type Health struct {
 	ready             atomic.Bool
 	mu                sync.Mutex
 	checks            []check
-	notes             func() []string
+	notes             []func() []string
 }
 
 type check struct {
@@ -76,9 +76,15 @@ func (h *Health) Connected(b *bus.Bus) {
 	h.Check("consumers", b.Changed)
 	s := &storage{bus: b}
 	h.Check("storage", s.check)
+	h.Note(s.paused)
+}
+
+// Note adds what is said beside the faults of work that stands still on purpose. say is called per request and must
+// be quick.
+func (h *Health) Note(say func() []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.notes = s.paused
+	h.notes = append(h.notes, say)
 }
 
 // storage asks for the faults of the streams, and for paused runs, now and then.
@@ -163,11 +169,11 @@ func (h *Health) faults() []string {
 
 func (h *Health) answer(w http.ResponseWriter, faults []string) {
 	h.mu.Lock()
-	standing := h.notes
+	standing := slices.Clone(h.notes)
 	h.mu.Unlock()
 	notes := []string{}
-	if standing != nil {
-		notes = append(notes, standing()...)
+	for _, say := range standing {
+		notes = append(notes, say()...)
 	}
 	status, code := "ok", http.StatusOK
 	if len(faults) > 0 {

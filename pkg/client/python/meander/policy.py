@@ -145,6 +145,9 @@ async def rollback_policy(
         then = next((p for p in reversed(await policy_history(client, now["lane"])) if p["policy_version"] == version), None)
         if then is None:
             raise PolicyRefused(f"version: {version}; the history of lane {now['lane']!r} has none of that number")
+        if (then.get("adapter") or then.get("weights")) and (why := await _refusal(client, now["lane"], version)):
+            raise PolicyRefused(
+                f"version: {version}; was refused by every sampler ({why}); must be one that was taken over")
         if then.get("base_digest") != now.get("base_digest"):
             raise PolicyRefused(f"version: {version}; must be of the checkpoint that lane {now['lane']!r} serves, {now.get('base_digest', ''):.16}")
         try:
@@ -157,13 +160,29 @@ async def rollback_policy(
     return await _follow(client, lane, following, rule, None, by, note)
 
 
+async def _refusal(client: Client, lane: str, version: int) -> str:
+    """Why samplers have refused a version that none has taken over; empty: one has, or none has answered."""
+    why = ""
+    for answer in await _stored(client, "MDR_APPLIED", f"{PREFIX}applied.{lane}.*"):
+        if answer["policy_version"] == version:
+            if answer["state"] == "applied":
+                return ""
+            why = answer["error"]
+    return why
+
+
 async def policy_history(client: Client, lane: str = "") -> list[Event]:
     """What a lane has served, the oldest first."""
-    subject, seq = f"{PREFIX}policy.{(await policy(client, lane))['lane']}", 1
+    return await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await policy(client, lane))['lane']}")
+
+
+async def _stored(client: Client, stream: str, subject: str) -> list[Event]:
+    """The events of a subject, the oldest first."""
     out: list[Event] = []
+    seq = 1
     while True:
         try:
-            m = await client.js.get_msg("MDR_POLICIES", seq, subject, next=True)
+            m = await client.js.get_msg(stream, seq, subject, next=True)
         except NotFoundError:
             return out
         out.append(decode(m.data or b""))

@@ -67,6 +67,13 @@ def test_push_and_rollback(run, signs, tmp_path):
         assert history == sorted(history) and history[-4:] == [pushed["policy_version"] - 1, *(pushed["policy_version"] + k for k in (0, 1, 2))]
         with pytest.raises(policy.PolicyRefused, match="version: 4711; the history"):
             await policy.rollback_policy(client, 4711)
+        nothing = await policy.push_policy(client, put(tmp_path / "nothing", lora(d=await width(client), fill=0.0)))
+        (sampler,) = await policy.taken(client, nothing)
+        assert sampler["answer"]["state"] == "refused"
+        with pytest.raises(policy.PolicyRefused,
+            match=f"version: {nothing['policy_version']}; was refused by every sampler .canary"):
+            await policy.rollback_policy(client, nothing["policy_version"])
+        await policy.taken(client, await policy.push_policy(client, None))
 
     run(test, signs)
 

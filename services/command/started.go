@@ -1,0 +1,222 @@
+package command
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/lora"
+	"github.com/meander-rl/meander/pkg/model"
+	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/pkg/results"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/estimate"
+	"github.com/meander-rl/meander/services/sampler"
+)
+
+// started is what a run was started with. It is stored once: the same run id goes on with the same only.
+type started struct {
+	Prompts int `json:"prompts"`
+	// Digest is that of the prompts, without their deadlines, which are relative to now, and without the model.
+	Digest string `json:"digest"`
+	// Model is the lane, BaseDigest its checkpoint; Adapter is what the flags add to that.
+	Model      schemas.Lane `json:"model,omitempty"`
+	BaseDigest string       `json:"base_digest,omitempty"`
+	Adapter    string       `json:"adapter,omitempty"`
+	Created    int64        `json:"created"`
+}
+
+// startedWith is what this command starts, and what the run was started with before; nil: it is new. A run that was
+// started with other prompts, or another model, is refused.
+func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []prompt,
+	plan *estimated,
+) (mine, before *started, err error) {
+	h := sha256.New()
+	for _, p := range prompts {
+		body := maps.Clone(p.body)
+		delete(body, "deadline")
+		data, err := prompt{uid: p.uid, body: body}.encode()
+		if err != nil {
+			return nil, nil, err
+		}
+		h.Write(data)
+	}
+	mine = &started{Prompts: len(prompts), Digest: hex.EncodeToString(h.Sum(nil)), Created: time.Now().UnixNano()}
+	if conn.member != nil {
+		mine.Model = r.services.Lane()
+		if mine.Adapter, err = r.services.adapter(); err != nil {
+			return nil, nil, usage(err)
+		}
+	} else if len(plan.facts.Live) == 1 {
+		mine.Model = plan.facts.Live[0]
+	}
+	if !conn.serves() && slices.Contains(plan.facts.Live, mine.Model) {
+		mine.BaseDigest = plan.facts.Policy(mine.Model).Checkpoint()
+	}
+	stored, err := conn.Run(ctx, r.id)
+	if errors.Is(err, bus.ErrNotFound) {
+		return mine, nil, nil
+	}
+	before = &started{}
+	if err == nil {
+		if err = json.Unmarshal(stored, before); err != nil {
+			err = fmt.Errorf("stored spec of run %q: %w", r.id, err)
+		}
+	}
+	if err == nil {
+		err = r.goesOn(before, mine, conn.member == nil)
+	}
+	return mine, before, err
+}
+
+// goesOn refuses to go on with a run that was started otherwise. Of a pipeline elsewhere, whose lane nobody named, the
+// run keeps its own.
+func (r *runner) goesOn(before, mine *started, elsewhere bool) error {
+	const other = "; go on with that, or choose another --run"
+	switch {
+	case before.Digest != mine.Digest:
+		return usage(fmt.Errorf("--run: %q was started with other prompts or settings; "+
+			"resume it with the same ones, or choose another id", r.id))
+	case before.Model == "":
+		return nil // before runs had models
+	case before.Model != mine.Model && elsewhere:
+		mine.Model, mine.BaseDigest = before.Model, before.BaseDigest
+		return nil
+	case before.Model != mine.Model:
+		return usage(fmt.Errorf("--model: %q; run %q was started with %q%s", mine.Model, r.id, before.Model, other))
+	case before.Adapter != mine.Adapter && !elsewhere:
+		return usage(fmt.Errorf("--adapter: %s; run %q was started with %s%s", adapterName(mine.Adapter), r.id,
+			adapterName(before.Adapter), other))
+	}
+	return r.sameCheckpoint(fmt.Sprintf("lane %q serves", mine.Model), before.BaseDigest, mine.BaseDigest)
+}
+
+// sameCheckpoint refuses another checkpoint, which what says, than the run was started with; "" is one that is not
+// known.
+func (r *runner) sameCheckpoint(what, before, mine string) error {
+	if before == "" || mine == "" || before == mine {
+		return nil
+	}
+	return usage(fmt.Errorf("%s the checkpoint %.16s; run %q was started with %.16s; "+
+		"go on with that, or choose another --run", what, mine, r.id, before))
+}
+
+func adapterName(digest string) string {
+	if digest == "" {
+		return "none"
+	}
+	return fmt.Sprintf("%.16s", digest)
+}
+
+// adapter names what the flags add to the checkpoint; empty: nothing.
+func (s *services) adapter() (string, error) {
+	if s.Sampler.Adapter == "" {
+		return "", nil
+	}
+	a, err := lora.Open(s.Sampler.Adapter)
+	if err != nil {
+		return "", err
+	}
+	return lora.WeightsDigest("", lora.Weighted{Adapter: a, Weight: s.Sampler.AdapterScale}), nil
+}
+
+// loaded waits until the sampler of this process has announced its model, and returns its checkpoint.
+func (s *services) loaded(ctx context.Context, b *bus.Bus) (string, error) {
+	select {
+	case <-s.ready:
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	p, err := b.Policy(ctx, s.Lane())
+	if err != nil {
+		return "", err
+	}
+	return p.Checkpoint(), nil
+}
+
+// unlike is what a pipeline that does not start says of a model that the run was not started with.
+func (r *runner) unlike(err error) error {
+	if other, ok := errors.AsType[*sampler.OtherCheckpointError](err); ok {
+		return r.sameCheckpoint(fmt.Sprintf("--model: %q is", other.Model), other.Want, other.Has)
+	}
+	return fmt.Errorf("pipeline: %w", err)
+}
+
+// claim stores what the run was started with, at its first start. Groups that it has by then, from prompts that were
+// published otherwise, must be of the same model.
+func (r *runner) claim(ctx context.Context, conn *connection, mine *started, prompts []prompt,
+	o *results.Outcomes,
+) error {
+	for _, p := range prompts {
+		if o.Open(p.uid) {
+			continue
+		}
+		g, err := conn.Group(ctx, r.id, p.uid)
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+		case err != nil:
+			return err
+		case g.Lane != "" && p.named("model") != "" && string(g.Lane) != p.named("model"):
+			return usage(fmt.Errorf("--model: %q; group %q of run %q is of %q; choose another --run", p.named("model"),
+				p.uid, r.id, g.Lane))
+		default:
+			what := fmt.Sprintf("group %q is of another model: lane %q serves", p.uid, g.Lane)
+			if err := r.sameCheckpoint(what, g.BaseDigest, p.named("base_digest")); err != nil {
+				return err
+			}
+		}
+	}
+	spec, err := json.Marshal(mine)
+	if err != nil {
+		return err
+	}
+	stored, created, err := conn.CreateRun(ctx, r.id, spec)
+	if err != nil || created {
+		return err
+	}
+	before := &started{} // somebody else was first
+	if err := json.Unmarshal(stored, before); err != nil {
+		return fmt.Errorf("stored spec of run %q: %w", r.id, err)
+	}
+	return r.goesOn(before, mine, conn.member == nil)
+}
+
+// named is a text of the prompt; empty: it has none.
+func (p prompt) named(field string) string {
+	text, _ := p.body[field].(string)
+	return text
+}
+
+// nameModel gives prompts that name no model the lane that they are for: no other is to take them later on. That is the
+// one that samplers serve, with its checkpoint, or that of a pipeline on this store that is not up yet, or the only one
+// that there was.
+func (a *app) nameModel(prompts []prompt, f *estimate.Facts) {
+	switch running, serves := natsd.Pipeline(a.store); {
+	case len(f.Live) == 1:
+		nameLane(prompts, f.Live[0], f.Policy(f.Live[0]).Checkpoint())
+	case len(f.Live) > 1 || a.natsURL != "":
+	case serves:
+		nameLane(prompts, schemas.Lane(model.NameOf(running.Settings["model"])), "")
+	case len(f.Policies) == 1:
+		nameLane(prompts, f.Policies[0].Lane, "")
+	}
+}
+
+// nameLane gives prompts that name no model a lane, and those of the lane a checkpoint, "" for any.
+func nameLane(prompts []prompt, lane schemas.Lane, base string) {
+	for _, p := range prompts {
+		if p.body["model"] == nil {
+			p.body["model"] = string(lane)
+		}
+		if p.body["model"] == string(lane) && p.body["base_digest"] == nil && base != "" {
+			p.body["base_digest"] = base
+		}
+	}
+}
