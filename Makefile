@@ -191,13 +191,14 @@ build/python-venv/ok: pkg/client/python/pyproject.toml
 	build/python-venv/bin/python -m pip install --quiet --editable 'pkg/client/python[test]'
 	touch $@
 
-golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts and the text reward (Python, pinned requirements)
+golden: build/golden-venv/ok ## rebuild the goldens of models, schedules, rollouts, chat templates and the text reward (Python, pinned requirements)
 	build/golden-venv/bin/python deploy/golden/make_schedules.py pkg/flow/testdata/diffusers.json
 	build/golden-venv/bin/python deploy/golden/make_shifts.py pkg/flow/testdata/shifts.json
 	build/golden-venv/bin/python deploy/golden/make_text.py pkg/scorer/testdata/text.json
 	build/golden-venv/bin/python deploy/golden/make_scheduled.py pkg/scheduled/testdata/rolls.json
 	build/golden-venv/bin/python deploy/golden/make_simpletuner.py pkg/scheduled/testdata/simpletuner.json
 	build/golden-venv/bin/python deploy/golden/make_tables.py pkg/scheduled/testdata/tables.json
+	build/golden-venv/bin/python deploy/golden/make_chat_templates.py pkg/jinja/testdata
 	build/golden-venv/bin/python deploy/golden/make_golden.py pkg/model/qwenimage/testdata/golden
 	build/golden-venv/bin/python deploy/golden/make_lora.py pkg/lora/testdata/peft.json
 	build/golden-venv/bin/python deploy/golden/make_defaults.py pkg/lm/qwen2/testdata/defaults.json \

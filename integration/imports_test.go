@@ -32,6 +32,7 @@ var layers = map[string][]string{
 	"pkg/scorer":    nil,
 	"pkg/estimator": nil,
 	"pkg/dataset":   nil,
+	"pkg/jinja":     nil,
 	// The embedded server knows nothing of what it carries.
 	"pkg/natsd": nil,
 
@@ -69,12 +70,12 @@ var layers = map[string][]string{
 	"pkg/model/synthetic":               {"pkg/model"},
 	"pkg/model/families":                {"pkg/model", "pkg/model/qwenimage", "pkg/model/synthetic"}, // the one place that names them
 	"pkg/model/qwenimage/checkpoint":    {"pkg/tensor", "pkg/safetensors", "pkg/model"},
-	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                  // its random words, its exponential and its logarithm
-	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                    // where folders of models are looked for
-	"pkg/lm/qwen2":                      {"pkg/decoding", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
-	"pkg/remotelm":                      nil,                                                                                                                                           // protocols alone: net/http and what a token is
-	"pkg/remotelm/remotelmtest":         nil,                                                                                                                                           // servers for tests, of recorded bytes
-	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                    // the one place that names them
+	"pkg/decoding":                      {"pkg/flow"},                                                                                                                                               // its random words, its exponential and its logarithm
+	"pkg/lm":                            {"pkg/decoding", "pkg/lora", "pkg/model", "pkg/safetensors", "pkg/tensor"},                                                                                 // where folders of models are looked for
+	"pkg/lm/qwen2":                      {"pkg/decoding", "pkg/jinja", "pkg/lm", "pkg/lora", "pkg/model", "pkg/model/nn", "pkg/model/tokenizer", "pkg/safetensors", "pkg/tensor", "pkg/tensor/cpu"}, // the CPU where no device is given
+	"pkg/remotelm":                      nil,                                                                                                                                                        // protocols alone: net/http and what a token is
+	"pkg/remotelm/remotelmtest":         nil,                                                                                                                                                        // servers for tests, of recorded bytes
+	"pkg/lm/families":                   {"pkg/lm", "pkg/lm/qwen2"},                                                                                                                                 // the one place that names them
 	"pkg/model/modeltest":               {"pkg/model"},
 	"pkg/bus":                           {"schemas"},
 	"pkg/interaction":                   {"schemas", "pkg/scorer"}, // what a sum comes to

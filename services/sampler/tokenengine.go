@@ -103,6 +103,9 @@ func promptIDs(req *schemas.Request, of lm.Language) ([]int32, error) {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("text.vocabulary: %d; must be %d, that of the model %s", x.Vocabulary, card.Vocabulary, card.Name))
 	}
 	ids, err := of.Prompt(MessagesOf(x))
+	if err == nil && x.Interaction != nil && x.Answers() > 1 { // no answer is generated that could not be replied to
+		_, err = of.Reply(MessagesOf(x), "A", false, []lm.Message{{Role: schemas.RoleUser, Content: "B"}})
+	}
 	if errors.Is(err, lm.ErrPrompt) {
 		return nil, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("messages: %w", err))
 	}
@@ -130,12 +133,14 @@ func newTranscript(req *schemas.Request, of lm.Language, ids []int32, most int, 
 }
 
 // MessagesOf is the conversation that a text answers.
-func MessagesOf(x *schemas.TextRequest) []lm.Message {
-	messages := make([]lm.Message, len(x.Messages))
-	for i, m := range x.Messages {
-		messages[i] = lm.Message(m)
+func MessagesOf(x *schemas.TextRequest) []lm.Message { return messages(x.Messages) }
+
+func messages(of []schemas.Message) []lm.Message {
+	out := make([]lm.Message, len(of))
+	for i, m := range of {
+		out[i] = lm.Message(m)
 	}
-	return messages
+	return out
 }
 
 // ParamsOf is how tokens of a text are drawn.

@@ -161,7 +161,7 @@ func (p *transcript) Told(_ context.Context, reply *schemas.InteractReply) error
 		p.closes(schemas.ConversationMaxTurns)
 		return nil
 	}
-	ids, err := ReplyIDs(p.language, p.ids, reply.Content)
+	ids, err := ReplyIDs(p.language, &schemas.TextResult{Settings: *x, Turns: p.turns}, p.ids)
 	if errors.Is(err, lm.ErrPrompt) {
 		return bus.Terminal(schemas.CodeFailed, fmt.Errorf("interaction %s, answer %d: %w", x.Interaction.Name, answer, err))
 	}
@@ -197,10 +197,11 @@ func (p *tokenEpisode) Told(ctx context.Context, reply *schemas.InteractReply) e
 	return p.see(ctx)
 }
 
-// ReplyIDs are the tokens between an answer, the last of some ids, and the next one, of what is said in between.
-func ReplyIDs(m lm.Language, ids []int32, content string) ([]int32, error) {
+// ReplyIDs are the tokens between the last answer of a text, whose last ids are given, and the next one, of the reply to it.
+func ReplyIDs(m lm.Language, t *schemas.TextResult, ids []int32) ([]int32, error) {
+	answer := t.Turns[len(t.Turns)-1]
 	ended := slices.Contains(m.Card().EOS, ids[len(ids)-1])
-	return m.Reply(ended, []lm.Message{{Role: schemas.RoleUser, Content: content}})
+	return m.Reply(messages(t.Messages()), answer.Text, ended, []lm.Message{{Role: schemas.RoleUser, Content: answer.Reply}})
 }
 
 // see has the model see the ids that it has not seen; where the cache has no room now, the next Step does.

@@ -16,7 +16,8 @@ func (x *texts) conversation(ctx context.Context) {
 	of := x.t.Text
 	for i := 1; i+1 < len(of.Turns); i += 2 {
 		answer, given := of.Turns[i], of.Turns[i+1]
-		want, err := sampler.ReplyIDs(x.with.network.Text, x.ids[:answer.End], answer.Reply)
+		part := schemas.TextResult{Settings: of.Settings, Turns: of.Turns[:i+1]}
+		want, err := sampler.ReplyIDs(x.with.network.Text, &part, x.ids[:answer.End])
 		if err != nil {
 			x.fault(-1, "turns[%d].reply: %v", i, err)
 		} else if !slices.Equal(want, x.ids[given.Begin:given.End]) {

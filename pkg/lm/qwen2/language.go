@@ -3,6 +3,7 @@ package qwen2
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model/nn"
@@ -14,12 +15,14 @@ import (
 type script struct {
 	tokenizer *tokenizer.Tokenizer
 	template  *template
+	eos       []int32
 }
 
 func readScript(folder *safetensors.Folder, c *configs) (s script, err error) {
 	var errs [2]error
 	s.tokenizer, errs[0] = tokenizer.Read(folder, ".")
 	s.template, errs[1] = readTemplate(folder)
+	s.eos = c.generation.EOS
 	if err := errors.Join(errs[:]...); err != nil {
 		return s, err
 	}
@@ -34,19 +37,27 @@ func (s script) Prompt(messages []lm.Message) ([]int32, error) {
 	if err := lm.CheckMessages(messages); err != nil {
 		return nil, err
 	}
-	return s.ids(s.template.prompt(messages))
+	return s.ids(s.template.render(messages))
 }
 
 // Reply gives the ids between two answers.
-func (s script) Reply(ended bool, messages []lm.Message) ([]int32, error) {
-	if err := lm.CheckMessages(messages); err != nil {
+func (s script) Reply(before []lm.Message, answer string, ended bool, messages []lm.Message) ([]int32, error) {
+	if err := errors.Join(lm.CheckMessages(before), lm.CheckMessages(messages)); err != nil {
 		return nil, err
 	}
-	return s.ids(s.template.reply(ended, messages))
+	ids, err := s.ids(s.template.reply(before, answer, messages))
+	if err == nil && ended && len(ids) > 0 && slices.Contains(s.eos, ids[0]) {
+		ids = ids[1:] // the answer has it
+	}
+	return ids, err
 }
 
-func (s script) ids(text string) ([]int32, error) {
-	ids, err := s.tokenizer.Encode(text)
+// ids are the tokens of what a template wrote.
+func (s script) ids(text string, err error) ([]int32, error) {
+	var ids []int32
+	if err == nil {
+		ids, err = s.tokenizer.Encode(text)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", lm.ErrPrompt, err)
 	}

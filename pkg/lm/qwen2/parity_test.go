@@ -201,14 +201,14 @@ func TestParity_Templates(t *testing.T) {
 			first, _ := m.Prompt(c.Messages[:2])
 			answer, _ := m.Prompt([]lm.Message{{Role: "assistant", Content: c.Messages[2].Content}})
 			content := answer[len(answer)-6 : len(answer)-5] // one token, before the end of its turn
-			reply, err := m.Reply(false, c.Messages[3:])
+			reply, err := m.Reply(c.Messages[:2], c.Messages[2].Content, false, c.Messages[3:])
 			if err != nil {
 				t.Fatal(err)
 			}
 			if whole := slices.Concat(first, content, reply); !slices.Equal(whole, c.IDs) {
 				t.Errorf("%s: turn by turn %v, want %v", c.Template, whole, c.IDs)
 			}
-			ended, _ := m.Reply(true, c.Messages[3:])
+			ended, _ := m.Reply(c.Messages[:2], c.Messages[2].Content, true, c.Messages[3:])
 			if !slices.Equal(ended, reply[1:]) {
 				t.Errorf("%s: after the end of a turn %v, want %v", c.Template, ended, reply[1:])
 			}
@@ -236,25 +236,83 @@ func openWith(t *testing.T, template string) *qwen2.Model {
 	return open(t, dir, lm.Options{Threads: 1})
 }
 
-// A template that is not understood is refused by name, as are the others' relatives.
-func TestTemplate_Refuses(t *testing.T) {
+// What a template of the family says differently from the others stands in the ids: between its marks, and before endfor.
+func TestTemplate_IsRunAndNotRecognised(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("testdata/qwen2_5.jinja")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{
-		"", "{{ bos_token }}" + qwen2.ChatML, strings.Replace(qwen2.ChatML, "im_end", "im_stop", 1),
-		strings.Replace(qwen2.ChatML, "message['content'] +", "message['content'] | trim +", 1),
-		strings.Replace(string(b), "message.content + '<|im_end|>'", "message.content | trim + '<|im_end|>'", 1),
+	changed := strings.Replace(string(b), "{%- endfor %}\n{%- if add_generation_prompt", "    {{- '#' }}\n{%- endfor %}\n{%- if add_generation_prompt", 1)
+	text, err := qwen2.RenderTemplate(changed, nil, []lm.Message{{Role: "system", Content: "S"}, {Role: "user", Content: "Q"}})
+	if want := "<|im_start|>system\nS<|im_end|>\n#<|im_start|>user\nQ<|im_end|>\n#<|im_start|>assistant\n"; err != nil || text != want {
+		t.Errorf("%q, %v, want %q", text, err, want)
+	}
+}
+
+// A template that would not be run as it is meant is refused when it is read, by the name of what is not there.
+func TestTemplate_Refuses(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"":                                   "writes nothing",
+		"{{ messages | pprint }}":            `filter "pprint"`,
+		"{% include 'x' %}":                  `tag "include"`,
+		"{{ messages":                        "has no end",
+		"{{ messages[0].content.encode() }}": "method encode()",
+		"{{ strftime_now('%d %b %Y') }}":     "strftime_now",
+		"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}": "takes too much",
+		"{{ raise_exception('never') }}": "refuses: never",
 	} {
-		if _, err := qwen2.ParseTemplate(text); err == nil || !strings.Contains(err.Error(), "chat_template") {
-			t.Errorf("%.60q: %v, want an error that names chat_template", text, err)
+		if _, err := qwen2.RenderTemplate(text, nil, nil); err == nil || !strings.Contains(err.Error(), "chat_template: ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60q: %v, want an error that names chat_template and %s", text, err, want)
 		}
 	}
 	m := open(t, folder(t, qwen2.Random{}), lm.Options{Threads: 1})
 	for _, messages := range [][]lm.Message{nil, {{Role: "tool", Content: "1"}}, {{Role: "user", Content: "\xff"}}} {
 		_, err := m.Prompt(messages)
 		checkRefused(t, fmt.Sprint(messages), err, lm.ErrPrompt)
+	}
+}
+
+// The tokens that a template can name are those of transformers for the folder's tokenizer_config.json.
+func TestTemplate_SpecialTokens(t *testing.T) {
+	t.Parallel()
+	const template = "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ pad_token }}|{{ sep_token is defined }}"
+	for config, want := range map[string]string{
+		`{}`: "|<|endoftext|>|<|endoftext|>|<|endoftext|>|False",
+		`{"tokenizer_class": "Qwen2TokenizerFast", "bos_token": null, "eos_token": null, "sep_token": "S"}`:                              "||<|endoftext|>|<|endoftext|>|True",
+		`{"bos_token": {"__type": "AddedToken", "content": "B", "lstrip": false}, "eos_token": "E", "unk_token": "U", "pad_token": "P"}`: "B|E|U|P|False",
+		`{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "E"}`:                                                               "|E|||False",
+		`{"tokenizer_class": "LlamaTokenizerFast", "eos_token": "E"}`:                                                                    "bos_token: none; must be there",
+		`{"bos_token": 1}`: "bos_token: 1; must be a token",
+	} {
+		text, err := qwen2.RenderTemplate(template, []byte(config), []lm.Message{{Role: "user"}})
+		if text != want && !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("%s: %q, %v, want %q", config, text, err, want)
+		}
+	}
+}
+
+// A conversation of several answers goes on only where the template writes the answers before as they were generated.
+func TestReply_ContinuesWhatWasThere(t *testing.T) {
+	t.Parallel()
+	before, more := []lm.Message{{Role: "user", Content: "Q"}}, []lm.Message{{Role: "user", Content: "R"}}
+	for _, tt := range []struct{ template, answer, want string }{
+		{"qwen3", "A", "<|im_end|>\n<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n"},
+		{"qwen3", "<think>\nT\n</think>\n\nA", "in another way than it was generated"},
+		{"qwq", "T\n</think>\n\nA", "in another way than it was generated"},
+		{"deepseek_r1", "A", "in another way than it was generated"},
+		{"llama3", " A\n", "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nR<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"},
+		{"mistral", "A", "E[INST] R [/INST]"},
+		{"gemma", "A", "<end_of_turn>\n<start_of_turn>user\nR<end_of_turn>\n<start_of_turn>model\n"},
+	} {
+		b, err := os.ReadFile("../../jinja/testdata/templates/" + tt.template + ".jinja")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := qwen2.ReplyTemplate(string(b), []byte(`{"bos_token": "B", "eos_token": "E"}`), before, tt.answer, more)
+		if text != tt.want && !strings.Contains(fmt.Sprint(err), tt.want) {
+			t.Errorf("%s, %q: %q, %v, want %q", tt.template, tt.answer, text, err, tt.want)
+		}
 	}
 }

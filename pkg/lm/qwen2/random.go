@@ -31,6 +31,12 @@ type Random struct {
 	Scale          float64      // of the logits, about their standard deviation; default 2
 }
 
+// The marks of a turn in ChatML.
+const (
+	turnStart = "<|im_start|>"
+	turnEnd   = "<|im_end|>"
+)
+
 // ChatML is the plain template of the family's turns.
 const ChatML = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}" +
 	"{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"

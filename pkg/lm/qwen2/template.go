@@ -5,142 +5,198 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"regexp"
+	"slices"
 	"strings"
 
+	"github.com/meander-rl/meander/pkg/jinja"
 	"github.com/meander-rl/meander/pkg/lm"
 	"github.com/meander-rl/meander/pkg/model/nn"
 	"github.com/meander-rl/meander/pkg/safetensors"
 )
 
-// The marks of a turn in every template of the family.
-const (
-	turnStart = "<|im_start|>"
-	turnEnd   = "<|im_end|>"
-)
-
-// template is a chat template that is understood: turns between marks, and a system message
-// where a conversation has none.
+// template is a folder's chat template, with the special tokens that it can name.
 type template struct {
-	system    string
-	hasSystem bool
+	program *jinja.Template
+	tokens  map[string]any
+	example string
 }
 
-// String says what it writes.
-func (t *template) String() string {
-	s := turnStart + "ROLE ... " + turnEnd
-	if t.hasSystem {
-		s += fmt.Sprintf("; a conversation without a system message begins with %q", t.system)
-	}
-	return s
+// String shows what it writes.
+func (t *template) String() string { return fmt.Sprintf("writes %q as %q", question, t.example) }
+
+const question = "QUESTION"
+
+// trials are conversations that a template is tried with before anything is asked of it.
+var trials = [][]lm.Message{
+	{{Role: "user", Content: question}},
+	{{Role: "system", Content: "SYSTEM"}, {Role: "user", Content: question}},
+	{{Role: "user", Content: question}, {Role: "assistant", Content: "ANSWER"}, {Role: "user", Content: "AGAIN"}},
 }
 
-// newline is one in a string of a template, written or escaped.
-const newline = `(?:\\n|\n)`
-
-// Templates are programs in a language of their own. The family's few are recognised by their
-// text instead: what they do without tools is what is left of them.
-var templates = []*regexp.Regexp{
-	// Qwen1.5 and Qwen2, and those without a system message of their own.
-	regexp.MustCompile(`^{%-? ?for message in messages ?-?%}` +
-		`(?:{%-? ?if loop\.first and messages\[0\]\['role'\] != 'system' ?-?%}{{-? ?'<\|im_start\|>system` + newline + `(?P<system>(?:[^'\\]|\\.)*)<\|im_end\|>` + newline + `' ?-?}}{%-? ?endif ?-?%})?` +
-		`{{-? ?'<\|im_start\|>' \+ message\['role'\] \+ '` + newline + `' \+ message\['content'\] \+ '<\|im_end\|>' \+ '` + newline + `' ?-?}}` +
-		`{%-? ?endfor ?-?%}{%-? ?if add_generation_prompt ?-?%}{{-? ?'<\|im_start\|>assistant` + newline + `' ?-?}}{%-? ?endif ?-?%}$`),
-	// Qwen2.5, with branches for tools, which are never there.
-	regexp.MustCompile(`(?s)^{%- if tools %} {{- '<\|im_start\|>system\\n' }} .*?{%- else %} {%- if messages\[0\]\['role'\] == 'system' %} ` +
-		`{{- '<\|im_start\|>system\\n' \+ messages\[0\]\['content'\] \+ '<\|im_end\|>\\n' }} {%- else %} ` +
-		`{{- '<\|im_start\|>system\\n(?P<system>(?:[^'\\]|\\.)*)<\|im_end\|>\\n' }} {%- endif %} {%- endif %} ` +
-		`{%- for message in messages %} {%- if \(message\.role == "user"\) or \(message\.role == "system" and not loop\.first\) or \(message\.role == "assistant" and not message\.tool_calls\) %} ` +
-		`{{- '<\|im_start\|>' \+ message\.role \+ '\\n' \+ message\.content \+ '<\|im_end\|>' \+ '\\n' }} ` +
-		`{%- elif message\.role == "assistant" %} .*{%- elif message\.role == "tool" %} .*{%- endfor %} ` +
-		`{%- if add_generation_prompt %} {{- '<\|im_start\|>assistant\\n' }} {%- endif %}$`),
-}
-
-var blank = regexp.MustCompile(`\s+`)
-
-// parseTemplate recognises a template.
-func parseTemplate(text string) (*template, error) {
-	for i, re := range templates {
-		text := strings.TrimSpace(text)
-		if i > 0 {
-			text = blank.ReplaceAllString(text, " ")
-		}
-		m := re.FindStringSubmatch(text)
-		if m == nil {
-			continue
-		}
-		system := m[re.SubexpIndex("system")]
-		return &template{
-			system:    strings.NewReplacer(`\n`, "\n", `\'`, "'", `\\`, `\`).Replace(system),
-			hasSystem: strings.Contains(text, "!= 'system'") || i > 0,
-		}, nil
-	}
-	return nil, fmt.Errorf("chat_template: %.60q ... is not understood; must be that of Qwen1.5, Qwen2 or Qwen2.5, or the plain ChatML one", text)
-}
-
-// readTemplate finds the template of a folder where transformers does.
-func readTemplate(folder *safetensors.Folder) (*template, error) {
-	const file = "chat_template.jinja"
-	b, err := folder.Read(file, nn.MaxConfigFile)
-	if err == nil {
-		t, err := parseTemplate(string(b))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		return t, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	const side = "tokenizer_config.json"
-	var config struct {
-		Template json.RawMessage `json:"chat_template"`
-	}
-	if err := nn.ReadJSON(folder, side, &config); err != nil {
-		return nil, err
-	}
-	var text string
-	var named []struct{ Name, Template string }
-	switch {
-	case config.Template == nil:
-		return nil, fmt.Errorf("%s: chat_template: none, nor a %s; must be there: the model knows no conversations without it", side, file)
-	case json.Unmarshal(config.Template, &text) == nil:
-	case json.Unmarshal(config.Template, &named) == nil:
-		for _, t := range named {
-			if t.Name == "default" {
-				text = t.Template
-			}
-		}
-	}
-	t, err := parseTemplate(text)
+// parseTemplate reads a template, and tries it: it must write one of the trials, and do nothing in any that is
+// refused for what it asks of the language. That it refuses a conversation, as one with a system message, is its
+// right.
+func parseTemplate(text string, tokens map[string]any) (*template, error) {
+	program, err := jinja.Parse(text)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", side, err)
+		return nil, fmt.Errorf("chat_template: %w", err)
+	}
+	t := &template{program: program, tokens: tokens}
+	var first error
+	for _, messages := range trials {
+		text, err := t.render(messages)
+		switch {
+		case errors.Is(err, jinja.ErrUnsupported), errors.Is(err, jinja.ErrLimit):
+			return nil, err
+		case err == nil && t.example == "":
+			t.example = text
+		case err != nil && first == nil:
+			first = err
+		}
+	}
+	if t.example == "" {
+		if first == nil {
+			first = errors.New("chat_template: it writes nothing")
+		}
+		return nil, first
 	}
 	return t, nil
 }
 
-// prompt renders a conversation up to where the assistant speaks.
-func (t *template) prompt(messages []lm.Message) string {
-	if t.hasSystem && messages[0].Role != "system" {
-		messages = append([]lm.Message{{Role: "system", Content: t.system}}, messages...)
+// render writes a conversation up to where the assistant speaks.
+func (t *template) render(messages []lm.Message) (string, error) {
+	list := make([]any, len(messages))
+	for i, m := range messages {
+		list[i] = jinja.Dict{{Key: "role", Value: m.Role}, {Key: "content", Value: m.Content}}
 	}
-	return turns(messages)
+	variables := map[string]any{"messages": list, "tools": nil, "documents": nil, "add_generation_prompt": true}
+	for name, token := range t.tokens {
+		variables[name] = token
+	}
+	text, err := t.program.Render(variables)
+	if err != nil {
+		return "", fmt.Errorf("chat_template: %w", err)
+	}
+	return text, nil
 }
 
-// reply renders what lies between an answer, whose end is there or not, and the next one.
-func (t *template) reply(ended bool, messages []lm.Message) string {
-	end := "\n"
-	if !ended {
-		end = turnEnd + end
+// reply is what the template writes between an answer to a conversation and the next answer. The answer must be
+// written as it was generated, behind the same beginning; only white space at its ends may be missing.
+func (t *template) reply(before []lm.Message, answer string, messages []lm.Message) (string, error) {
+	begin, err := t.render(before)
+	if err != nil {
+		return "", err
 	}
-	return end + turns(messages)
+	whole, err := t.render(slices.Concat(before, []lm.Message{{Role: "assistant", Content: answer}}, messages))
+	if err != nil {
+		return "", err
+	}
+	if rest, ok := strings.CutPrefix(whole, begin); ok {
+		right := strings.TrimRight(answer, blank)
+		for _, written := range []string{answer, right, strings.TrimLeft(answer, blank), strings.TrimLeft(right, blank)} {
+			if between, ok := strings.CutPrefix(rest, written); ok {
+				return between, nil
+			}
+		}
+	}
+	return "", errors.New("chat_template: it writes an answer that lies behind in another way than it was generated, " +
+		"without its thoughts for instance; conversations of several answers need a template that leaves answers as they are")
 }
 
-func turns(messages []lm.Message) string {
-	var b strings.Builder
-	for _, m := range messages {
-		b.WriteString(turnStart + m.Role + "\n" + m.Content + turnEnd + "\n")
+const blank = " \t\r\n"
+
+// templateFile is where transformers looks first, sideFile where it looks then.
+const (
+	templateFile = "chat_template.jinja"
+	sideFile     = "tokenizer_config.json"
+)
+
+// readTemplate finds the template of a folder where transformers does.
+func readTemplate(folder *safetensors.Folder) (*template, error) {
+	config := map[string]json.RawMessage{}
+	sideErr := nn.ReadJSON(folder, sideFile, &config)
+	if sideErr != nil && !errors.Is(sideErr, fs.ErrNotExist) {
+		return nil, sideErr
 	}
-	b.WriteString(turnStart + "assistant\n")
-	return b.String()
+	source := templateFile
+	b, err := folder.Read(templateFile, nn.MaxConfigFile)
+	text := string(b)
+	if errors.Is(err, fs.ErrNotExist) {
+		source, err = sideFile, sideErr
+		if err == nil {
+			text, err = sideTemplate(config)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	tokens, err := specialTokens(config, text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", sideFile, err)
+	}
+	t, err := parseTemplate(text, tokens)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", source, err)
+	}
+	return t, nil
+}
+
+// sideTemplate is the template of tokenizer_config.json: one, or the default of several.
+func sideTemplate(config map[string]json.RawMessage) (text string, err error) {
+	raw := config["chat_template"]
+	var named []struct{ Name, Template string }
+	switch {
+	case raw == nil || string(raw) == "null":
+		return "", fmt.Errorf("%s: chat_template: none, nor a %s; must be there: the model knows no conversations without it", sideFile, templateFile)
+	case json.Unmarshal(raw, &text) == nil:
+		return text, nil
+	case json.Unmarshal(raw, &named) == nil:
+		for _, t := range named {
+			if t.Name == "default" {
+				return t.Template, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("%s: chat_template: must be a text, or a list of templates of which one has the name default", sideFile)
+}
+
+// specialTokens are the variables of a template that name tokens, as transformers gives them: what the folder says,
+// else what the class of the tokenizer does. One that is null is not there.
+func specialTokens(config map[string]json.RawMessage, template string) (map[string]any, error) {
+	var class string
+	if raw := config["tokenizer_class"]; raw != nil {
+		if err := json.Unmarshal(raw, &class); err != nil {
+			return nil, fmt.Errorf("tokenizer_class: %w", err)
+		}
+	}
+	tokens := map[string]any{}
+	for _, name := range []string{"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"} {
+		raw, there := config[name]
+		if !there {
+			switch strings.TrimSuffix(class, "Fast") {
+			case "", "Qwen2Tokenizer":
+				if name == "eos_token" || name == "unk_token" || name == "pad_token" {
+					tokens[name] = "<|endoftext|>"
+				}
+			case "PreTrainedTokenizer", "TokenizersBackend":
+			default:
+				if strings.Contains(template, name) {
+					return nil, fmt.Errorf("%s: none; must be there, or null: the chat template reads it, and what a %s has without it is not known here", name, class)
+				}
+			}
+			continue
+		}
+		var text *string
+		var token struct{ Content *string }
+		if json.Unmarshal(raw, &text) != nil {
+			if err := json.Unmarshal(raw, &token); err != nil || token.Content == nil {
+				return nil, fmt.Errorf("%s: %.40s; must be a token: a text, or an object with its content", name, raw)
+			}
+			text = token.Content
+		}
+		if text != nil {
+			tokens[name] = *text
+		}
+	}
+	return tokens, nil
 }

@@ -1,0 +1,342 @@
+package jinja
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// string is soft_str of Jinja, of what is no markup.
+func (s *state) string(v any) string {
+	if m, ok := v.(markup); ok {
+		s.defined(m)
+	}
+	return s.text(v)
+}
+
+func (s *state) mapping(name string, v any) *dict {
+	d, ok := v.(*dict)
+	if !ok {
+		s.defined(v)
+		s.fail("%s of %s; must be of a dict", name, typeName(v))
+	}
+	return d
+}
+
+func (s *state) filter(n filterNode, v any) any {
+	c := s.args(n.name, n.args)
+	s.line = n.line
+	return s.apply(v, c)
+}
+
+// filtered applies the filters of a block to its text.
+func (s *state) filtered(n filterNode, text any) any {
+	if inner, ok := n.of.(filterNode); ok {
+		text = s.filtered(inner, text)
+	}
+	return s.filter(n, text)
+}
+
+func (s *state) apply(v any, c *call) any {
+	f := filters[c.name]
+	if f == nil {
+		s.unsupported("the filter %q", c.name)
+	}
+	s.step(0)
+	return f(s, v, c)
+}
+
+func filterDefault(s *state, v any, c *call) any {
+	a := s.bind(c, 0, "default_value", "boolean")
+	if _, ok := v.(undefined); ok || truth(or(a[1], false)) && !truth(v) {
+		return or(a[0], "")
+	}
+	return v
+}
+
+var escapes = strings.NewReplacer("&", "&amp;", ">", "&gt;", "<", "&lt;", "'", "&#39;", `"`, "&#34;")
+
+func filterEscape(s *state, v any, c *call) any {
+	s.bind(c, 0)
+	if m, ok := v.(markup); ok {
+		return m
+	}
+	text := escapes.Replace(s.text(v))
+	s.made(len(text))
+	return markup(text)
+}
+
+func filterLength(s *state, v any, c *call) any {
+	s.bind(c, 0)
+	n, ok := s.length(v)
+	if !ok {
+		s.fail("%s has no length", typeName(v))
+	}
+	return int64(n)
+}
+
+func filterIndent(s *state, v any, c *call) any {
+	a := s.bind(c, 0, "width", "first", "blank")
+	s.defined(v)
+	text, ok := v.(string)
+	if !ok {
+		s.fail("indent of %s", typeName(v))
+	}
+	by := ""
+	switch width := or(a[0], int64(4)).(type) {
+	case string:
+		by = width
+	case int64:
+		s.repeated(1, width)
+		by = strings.Repeat(" ", int(max(0, width)))
+	default:
+		s.fail("indent by %s", typeName(width))
+	}
+	var b strings.Builder
+	if truth(or(a[1], false)) {
+		b.WriteString(by)
+	}
+	for i, line := range s.lines(text + "\n") {
+		if i > 0 {
+			b.WriteByte('\n')
+			if line != "" || truth(or(a[2], false)) {
+				s.made(len(by))
+				b.WriteString(by)
+			}
+		}
+		s.made(len(line))
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+func filterMap(s *state, v any, c *call) any {
+	var each func(any) any
+	if len(c.args) == 0 && slices.Contains(c.names, "attribute") {
+		a := s.bind(&call{c.name, nil, c.names, c.named}, 0, "attribute", "default")
+		each = s.attributeOf(a[0], or(a[1], nil))
+	} else {
+		if len(c.args) == 0 {
+			s.fail("map needs a filter or an attribute")
+		}
+		name, ok := c.args[0].(string)
+		if !ok {
+			s.fail("map by %s; must be the name of a filter", typeName(c.args[0]))
+		}
+		each = func(item any) any { return s.apply(item, &call{name, c.args[1:], c.names, c.named}) }
+	}
+	var out []any
+	if truth(v) {
+		for _, item := range s.iterate(v) {
+			s.made(16)
+			out = append(out, each(item))
+		}
+	}
+	return &generator{out}
+}
+
+func filterRound(s *state, v any, c *call) any {
+	a := s.bind(c, 0, "precision", "method")
+	s.defined(v)
+	precision, whole := integer(or(a[0], int64(0)))
+	f, ok := float(v)
+	if !ok || !whole || precision < 0 || precision > 15 {
+		s.unsupported("round of %s", typeName(v))
+	}
+	if i, isInt := integer(v); isInt {
+		if or(a[1], "common") == "common" {
+			return i // Python's round leaves integers as they are
+		}
+		s.unsupported("round of int with a method")
+	}
+	scale := math.Pow(10, float64(precision))
+	switch or(a[1], "common") {
+	case "common":
+		if math.IsInf(f, 0) || f != f {
+			return f
+		}
+		// The nearest decimal, as Python's round gives it; of two the even one.
+		out, _ := strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(precision), 64), 64)
+		return out
+	case "ceil":
+		return math.Ceil(f*scale) / scale
+	case "floor":
+		return math.Floor(f*scale) / scale
+	}
+	s.fail("round: method must be common, ceil or floor")
+	return nil
+}
+
+func filterJSON(s *state, v any, c *call) any {
+	a := s.bind(c, 0, "ensure_ascii", "indent", "separators", "sort_keys")
+	f := jsonForm{ascii: truth(or(a[0], false)), sorted: truth(or(a[3], false)), item: ", ", key: ": "}
+	switch by := or(a[1], nil).(type) {
+	case nil:
+	case string:
+		f.indent = &by
+	default:
+		n, ok := integer(by)
+		if !ok || n > 1000 {
+			s.fail("tojson: indent must be an integer below 1000, or a string")
+		}
+		spaces := strings.Repeat(" ", int(max(0, n)))
+		f.indent = &spaces
+	}
+	if f.indent != nil {
+		f.item = ","
+	}
+	if separators := or(a[2], nil); separators != nil {
+		items := s.iterate(separators)
+		if len(items) != 2 {
+			s.fail("tojson: separators must be two strings")
+		}
+		f.item, f.key = s.string(items[0]), s.string(items[1])
+	}
+	var b strings.Builder
+	s.json(&b, v, f, 0)
+	return b.String()
+}
+
+// attributeOf reads an attribute a.b.0 of an item; nil reads the item.
+func (s *state) attributeOf(path, otherwise any) func(any) any {
+	var parts []any
+	switch path := path.(type) {
+	case nil:
+	case string:
+		for part := range strings.SplitSeq(path, ".") {
+			if i, err := strconv.ParseInt(part, 10, 32); err == nil && i >= 0 {
+				parts = append(parts, i)
+			} else {
+				parts = append(parts, part)
+			}
+		}
+	default:
+		parts = []any{path}
+	}
+	return func(item any) any {
+		for _, part := range parts {
+			item = s.item(item, part)
+			if _, ok := item.(undefined); ok && otherwise != nil {
+				item = otherwise
+			}
+		}
+		return item
+	}
+}
+
+// folded is a sort key of Jinja, which leaves the case of texts out.
+func (s *state) folded(v any, exact bool) any {
+	if text, ok := v.(string); ok && !exact {
+		return s.lower(text)
+	}
+	return v
+}
+
+func (s *state) sort(items []any, by func(any) any, reverse bool) {
+	keys := make(map[int]any, len(items))
+	order := make([]int, len(items))
+	for i, item := range items {
+		keys[i], order[i] = by(item), i
+	}
+	slices.SortStableFunc(order, func(i, j int) int {
+		if reverse {
+			i, j = j, i
+		}
+		if s.less(keys[i], keys[j], 0) {
+			return -1
+		}
+		return int(number(s.less(keys[j], keys[i], 0)))
+	})
+	sorted := make([]any, len(items))
+	for i, at := range order {
+		sorted[i] = items[at]
+	}
+	copy(items, sorted)
+}
+
+func (s *state) extreme(v any, c *call, most bool) any {
+	a := s.bind(c, 0, "case_sensitive", "attribute")
+	attribute, exact := s.attributeOf(or(a[1], nil), nil), truth(or(a[0], false))
+	var best any = undefined{"the largest or smallest item of none"}
+	for i, item := range s.iterate(v) {
+		k := s.folded(attribute(item), exact)
+		if i == 0 {
+			best = item
+			continue
+		}
+		least := s.folded(attribute(best), exact)
+		if most {
+			k, least = least, k
+		}
+		if s.less(k, least, 0) {
+			best = item
+		}
+	}
+	return best
+}
+
+// choose is select, reject, selectattr and rejectattr.
+func (s *state) choose(v any, c *call, attribute, wanted bool) any {
+	if !truth(v) {
+		return &generator{}
+	}
+	args, read := c.args, func(item any) any { return item }
+	if attribute {
+		if len(args) == 0 {
+			s.fail("%s needs an attribute", c.name)
+		}
+		read, args = s.attributeOf(args[0], nil), args[1:]
+	}
+	holds := truth
+	if len(args) > 0 {
+		name, ok := args[0].(string)
+		if !ok {
+			s.fail("%s by %s; must be the name of a test", c.name, typeName(args[0]))
+		}
+		holds = func(item any) bool { return s.test(name, item, &call{name, args[1:], c.names, c.named}) }
+	}
+	var out []any
+	for _, item := range s.iterate(v) {
+		if holds(read(item)) == wanted {
+			s.made(16)
+			out = append(out, item)
+		}
+	}
+	return &generator{out}
+}
+
+// numeral is a text as numbers are read of it.
+func (s *state) numeral(text string) string {
+	foreign := func(r rune) bool { return r == '_' || r >= utf8.RuneSelf && unicode.IsDigit(r) }
+	if strings.IndexFunc(text, foreign) >= 0 {
+		s.unsupported("%.40q as a number", text)
+	}
+	s.step(len(text))
+	return strings.ToLower(strings.TrimFunc(text, isSpace))
+}
+
+func (s *state) parseInt(text string) (int64, bool) {
+	t := s.numeral(text)
+	i, err := strconv.ParseInt(t, 10, 64)
+	if errors.Is(err, strconv.ErrRange) {
+		s.overflow()
+	}
+	return i, err == nil
+}
+
+func (s *state) parseFloat(v any) (float64, bool) {
+	text, ok := v.(string)
+	if !ok {
+		return float(v)
+	}
+	t := s.numeral(text)
+	if strings.ContainsAny(t, "xp") { // hexadecimal is Go's alone
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(t, 64)
+	return f, err == nil || math.IsInf(f, 0)
+}

@@ -1,0 +1,297 @@
+package jinja
+
+import (
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+var ofIntegers = strings.Fields(`as_integer_ratio bit_count bit_length conjugate denominator from_bytes imag is_integer
+	numerator real to_bytes`)
+
+// attributes are the names of methods, by the type that has them: as in Python they come before items of a dict.
+var attributes = map[string][]string{
+	"str": strings.Fields(`capitalize casefold center count encode endswith expandtabs find format format_map index isalnum
+		isalpha isascii isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust
+		lower lstrip maketrans partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip
+		split splitlines startswith strip swapcase title translate upper zfill`),
+	"list":  strings.Fields(`append clear copy count extend index insert pop remove reverse sort`),
+	"tuple": strings.Fields(`count index`),
+	"dict":  strings.Fields(`clear copy fromkeys get items keys pop popitem setdefault update values`),
+	"int":   ofIntegers,
+	"bool":  ofIntegers,
+	"float": strings.Fields(`as_integer_ratio conjugate from_number fromhex hex imag is_integer real`),
+	"range": strings.Fields(`count index start step stop`),
+}
+
+// methods are the names that can be called on a value.
+var methods = func() map[string]bool {
+	all := map[string]bool{"cycle": true, "changed": true}
+	for _, names := range [][]string{
+		strings.Fields("get items keys values copy count index"),
+		strings.Fields(`strip lstrip rstrip split rsplit splitlines startswith endswith replace lower upper title capitalize
+			find rfind join format removeprefix removesuffix isdigit isalpha isalnum isspace islower isupper partition
+			rpartition zfill`),
+	} {
+		for _, name := range names {
+			all[name] = true
+		}
+	}
+	return all
+}()
+
+// method calls a method of a value; false: the value has none of this name.
+func (s *state) method(of any, name string, c *call) (any, bool) {
+	switch v := of.(type) {
+	case undefined, markup:
+		s.defined(v)
+	case *loop:
+		switch name {
+		case "cycle":
+			s.bind(&call{name: name, names: c.names, named: c.named}, 0)
+			if len(c.args) == 0 {
+				s.fail("loop.cycle of nothing")
+			}
+			return c.args[v.at%len(c.args)], true
+		case "changed":
+			if v.changed != nil && s.equal(&list{items: v.changed}, &list{items: c.args}, 0) {
+				return false, true
+			}
+			v.changed = append([]any{}, c.args...)
+			return true, true
+		}
+		return nil, false
+	case *namespace:
+		return nil, false
+	}
+	if !slices.Contains(attributes[typeName(of)], name) {
+		return nil, false
+	}
+	switch v := of.(type) {
+	case *dict:
+		return s.dictMethod(v, name, c), true
+	case *list:
+		return s.listMethod(v, name, c), true
+	case string:
+		return s.stringMethod(v, name, c), true
+	}
+	s.unsupported("%s.%s()", typeName(of), name)
+	return nil, true
+}
+
+func (s *state) dictMethod(d *dict, name string, c *call) any {
+	s.step(16 * len(d.keys))
+	switch name {
+	case "get":
+		a := s.bind(c, 1, "key", "default")
+		if _, ok := key(a[0]); !ok {
+			s.fail("%s as a key of a dict", typeName(a[0]))
+		}
+		if v, ok := d.get(a[0]); ok {
+			return v
+		}
+		return or(a[1], nil)
+	case "items":
+		s.bind(c, 0)
+		s.made(64 * len(d.keys))
+		return &view{"dict_items", d.pairs()}
+	case "keys":
+		s.bind(c, 0)
+		return &view{"dict_keys", d.keys}
+	case "values":
+		s.bind(c, 0)
+		return &view{"dict_values", d.values}
+	case "copy":
+		s.bind(c, 0)
+		return d // nothing changes it
+	}
+	s.fail("dict.%s(): a template cannot change a dict", name)
+	return nil
+}
+
+func (s *state) listMethod(l *list, name string, c *call) any {
+	switch name {
+	case "copy":
+		s.bind(c, 0)
+		return l
+	case "count", "index":
+		v, n := s.bind(c, 1, "value")[0], int64(0)
+		for i, item := range l.items {
+			if s.equal(item, v, 0) {
+				if n++; name == "index" {
+					return int64(i)
+				}
+			}
+		}
+		if name == "index" {
+			s.fail("the value is not in the list")
+		}
+		return n
+	}
+	s.fail("list.%s(): a template cannot change a list", name)
+	return nil
+}
+
+// stringsOf are arguments that must be strings.
+func (s *state) stringsOf(c *call, values ...any) []string {
+	out := make([]string, len(values))
+	for i, v := range values {
+		s.defined(v)
+		text, ok := v.(string)
+		if !ok {
+			s.fail("%s of %s; must be str", c.name, typeName(v))
+		}
+		out[i] = text
+	}
+	return out
+}
+
+func (s *state) stringMethod(v, name string, c *call) any {
+	s.made(len(v))
+	switch name {
+	case "strip", "lstrip", "rstrip":
+		return s.strip(v, or(s.bind(c, 0, "chars")[0], nil), name != "rstrip", name != "lstrip")
+	case "split", "rsplit":
+		a := s.bind(c, 0, "sep", "maxsplit")
+		return s.split(v, or(a[0], nil), or(a[1], int64(-1)), name == "rsplit")
+	case "splitlines":
+		s.bind(c, 0)
+		return stringList(s, s.lines(v))
+	case "startswith", "endswith":
+		of := s.bind(c, 1, "prefix")[0]
+		any := []any{of}
+		if l, ok := of.(*list); ok && l.tuple {
+			any = l.items
+		}
+		for _, part := range s.stringsOf(c, any...) {
+			if name == "startswith" && strings.HasPrefix(v, part) || name == "endswith" && strings.HasSuffix(v, part) {
+				return true
+			}
+		}
+		return false
+	case "replace":
+		a := s.bind(c, 2, "old", "new", "count")
+		n, ok := integer(or(a[2], int64(-1)))
+		if !ok {
+			s.fail("replace: count must be an integer")
+		}
+		t := s.stringsOf(c, a[0], a[1])
+		return s.replace(v, t[0], t[1], n)
+	case "lower":
+		s.bind(c, 0)
+		return s.lower(v)
+	case "upper":
+		s.bind(c, 0)
+		return s.upper(v)
+	case "title":
+		s.bind(c, 0)
+		return s.title(v)
+	case "capitalize":
+		s.bind(c, 0)
+		return s.capitalize(v)
+	case "join":
+		items := s.iterate(s.bind(c, 1, "iterable")[0])
+		parts := s.stringsOf(c, items...)
+		for _, part := range parts {
+			s.made(len(part) + len(v))
+		}
+		return strings.Join(parts, v)
+	case "format":
+		return s.braces(v, c)
+	case "removeprefix":
+		return strings.TrimPrefix(v, s.stringsOf(c, s.bind(c, 1, "prefix")[0])[0])
+	case "removesuffix":
+		return strings.TrimSuffix(v, s.stringsOf(c, s.bind(c, 1, "suffix")[0])[0])
+	case "zfill":
+		n, ok := integer(s.bind(c, 1, "width")[0])
+		if !ok {
+			s.fail("zfill: width must be an integer")
+		}
+		return s.padded(v, n, true, false)
+	}
+	if strings.HasPrefix(name, "is") {
+		return s.classOf(v, name, c)
+	}
+	return s.search(v, name, c)
+}
+
+// ascii refuses characters whose class this package does not know as Python does.
+func (s *state) ascii(r rune) bool {
+	if r >= utf8.RuneSelf && unicode.IsNumber(r) {
+		s.unsupported("the number %q", r)
+	}
+	return true
+}
+
+func stringList(s *state, texts []string) *list {
+	l := &list{items: make([]any, len(texts))}
+	s.made(16 * len(texts))
+	for i, t := range texts {
+		l.items[i] = t
+	}
+	return l
+}
+
+// classOf is a method that asks for the class of a text's characters.
+func (s *state) classOf(v, name string, c *call) any {
+	all := func(holds func(rune) bool) bool {
+		s.bind(c, 0)
+		return v != "" && strings.IndexFunc(v, func(r rune) bool { return !holds(r) }) < 0
+	}
+	switch name {
+	case "isdigit":
+		return all(func(r rune) bool { return s.ascii(r) && r >= '0' && r <= '9' })
+	case "isalpha":
+		return all(unicode.IsLetter)
+	case "isalnum":
+		return all(func(r rune) bool { return unicode.IsLetter(r) || s.ascii(r) && r >= '0' && r <= '9' })
+	case "isspace":
+		return all(isSpace)
+	case "islower":
+		return tests["lower"](s, v, c)
+	case "isupper":
+		return tests["upper"](s, v, c)
+	}
+	s.unsupported("str.%s()", name)
+	return nil
+}
+
+// search is a method that looks for a part of a text.
+func (s *state) search(v, name string, c *call) any {
+	switch name {
+	case "find", "rfind", "index":
+		part := s.stringsOf(c, s.bind(c, 1, "sub")[0])[0]
+		at := strings.Index(v, part)
+		if name == "rfind" {
+			at = strings.LastIndex(v, part)
+		}
+		if at >= 0 {
+			at = utf8.RuneCountInString(v[:at])
+		} else if name == "index" {
+			s.fail("index: the text is not there")
+		}
+		return int64(at)
+	case "count":
+		part := s.stringsOf(c, s.bind(c, 1, "sub")[0])[0]
+		return int64(strings.Count(v, part))
+	case "partition", "rpartition":
+		part := s.stringsOf(c, s.bind(c, 1, "sep")[0])[0]
+		if part == "" {
+			s.fail("%s by an empty text", name)
+		}
+		at := strings.Index(v, part)
+		if name == "rpartition" {
+			at = strings.LastIndex(v, part)
+		}
+		switch {
+		case at >= 0:
+			return &list{[]any{v[:at], part, v[at+len(part):]}, true}
+		case name == "partition":
+			return &list{[]any{v, "", ""}, true}
+		}
+		return &list{[]any{"", "", v}, true}
+	}
+	s.unsupported("str.%s()", name)
+	return nil
+}

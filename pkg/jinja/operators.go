@@ -1,0 +1,192 @@
+package jinja
+
+import (
+	"math"
+	"slices"
+	"strings"
+)
+
+func (s *state) compare(op string, a, b any) bool {
+	switch op {
+	case "==":
+		return s.equal(a, b, 0)
+	case "!=":
+		return !s.equal(a, b, 0)
+	case "<":
+		return s.less(a, b, 0)
+	case ">":
+		return s.less(b, a, 0)
+	case "<=", ">=":
+		if op == ">=" {
+			a, b = b, a
+		}
+		if isNumber(a) && isNumber(b) {
+			order, ok := compareNumbers(a, b)
+			return ok && order <= 0
+		}
+		return s.less(a, b, 0) || s.equal(a, b, 0)
+	case "in":
+		return s.contains(b, a)
+	}
+	return !s.contains(b, a)
+}
+
+func (s *state) sign(v any, minus bool) any {
+	s.defined(v)
+	if i, ok := integer(v); ok {
+		if minus {
+			return s.subtract(0, i)
+		}
+		return i
+	}
+	f, ok := v.(float64)
+	if !ok {
+		s.fail("a sign before %s", typeName(v))
+	}
+	if minus {
+		return -f
+	}
+	return f
+}
+
+func (s *state) overflow() { s.unsupported("an integer of more than 64 bits") }
+
+func (s *state) subtract(a, b int64) int64 {
+	if c := a - b; (c < a) == (b > 0) {
+		return c
+	}
+	s.overflow()
+	return 0
+}
+
+func (s *state) multiply(a, b int64) int64 {
+	c := a * b
+	if a != 0 && (c/a != b || a == -1 && b == math.MinInt64) {
+		s.overflow()
+	}
+	return c
+}
+
+func (s *state) binary(op string, a, b any) any {
+	s.defined(a)
+	if text, ok := a.(string); ok && op == "%" {
+		return s.format(text, b)
+	}
+	s.defined(b)
+	i, isI := integer(a)
+	j, isJ := integer(b)
+	if isI && isJ {
+		return s.integers(op, i, j)
+	}
+	x, isX := float(a)
+	y, isY := float(b)
+	if isX && isY {
+		return s.floats(op, x, y)
+	}
+	switch op {
+	case "+":
+		if x, ok := a.(string); ok {
+			if y, ok := b.(string); ok {
+				s.made(len(x) + len(y))
+				return x + y
+			}
+		}
+		if x, ok := a.(*list); ok {
+			if y, ok := b.(*list); ok && x.tuple == y.tuple {
+				s.made(16 * (len(x.items) + len(y.items)))
+				return &list{slices.Concat(x.items, y.items), x.tuple}
+			}
+		}
+	case "*":
+		if isI {
+			a, b, j, isJ = b, a, i, true
+		}
+		if isJ {
+			switch x := a.(type) {
+			case string:
+				s.repeated(len(x), j)
+				return strings.Repeat(x, int(max(0, j)))
+			case *list:
+				s.repeated(16*len(x.items), j)
+				return &list{slices.Repeat(x.items, int(max(0, j))), x.tuple}
+			}
+		}
+	}
+	s.fail("%s %s %s", typeName(a), op, typeName(b))
+	return nil
+}
+
+func (s *state) repeated(size int, times int64) {
+	if times > 0 && size > 0 {
+		s.made(int(min(times, MaxBytes+1)) * min(size, MaxBytes+1))
+	}
+}
+
+func (s *state) integers(op string, a, b int64) any {
+	if b == 0 && (op == "/" || op == "//" || op == "%") {
+		s.fail("division by zero")
+	}
+	switch op {
+	case "+":
+		if b == math.MinInt64 {
+			s.overflow()
+		}
+		return s.subtract(a, -b)
+	case "-":
+		return s.subtract(a, b)
+	case "*":
+		return s.multiply(a, b)
+	case "/":
+		if max(a, -a) > 1<<53 || max(b, -b) > 1<<53 {
+			s.unsupported("a quotient of integers above 2^53")
+		}
+		return float64(a) / float64(b)
+	case "//":
+		if b == -1 {
+			return s.subtract(0, a)
+		}
+		q := a / b
+		if a%b != 0 && (a < 0) != (b < 0) {
+			q--
+		}
+		return q
+	case "%":
+		r := a % b
+		if r != 0 && (r < 0) != (b < 0) {
+			r += b
+		}
+		return r
+	}
+	if b < 0 {
+		if a == 0 {
+			s.fail("division by zero")
+		}
+		return math.Pow(float64(a), float64(b))
+	}
+	out := int64(1)
+	for range b {
+		s.step(0)
+		if out = s.multiply(out, a); a == 1 || a == 0 {
+			break
+		}
+	}
+	return out
+}
+
+func (s *state) floats(op string, a, b float64) any {
+	if b == 0 && (op == "/" || op == "//" || op == "%") {
+		s.fail("division by zero")
+	}
+	switch op {
+	case "+":
+		return a + b
+	case "-":
+		return a - b
+	case "*":
+		return a * b
+	case "/":
+		return a / b
+	}
+	s.unsupported("%s of floats", op)
+	return nil
+}

@@ -1,0 +1,310 @@
+package jinja
+
+import "slices"
+
+// signal is how a statement ends.
+type signal int
+
+const (
+	goOn signal = iota
+	stopLoop
+	nextRound
+)
+
+func (s *state) run(body []statement) signal {
+	for _, n := range body {
+		if sig := s.statement(n); sig != goOn {
+			return sig
+		}
+	}
+	return goOn
+}
+
+func (s *state) statement(n statement) signal {
+	s.step(0)
+	switch n := n.(type) {
+	case dataNode:
+		s.write(n.text)
+	case outputNode:
+		s.line = n.line
+		s.write(s.text(s.eval(n.of)))
+	case ifNode:
+		s.line = n.line
+		for i, test := range n.tests {
+			if truth(s.eval(test)) {
+				return s.run(n.bodies[i])
+			}
+		}
+		if len(n.bodies) > len(n.tests) {
+			return s.run(n.bodies[len(n.tests)])
+		}
+	case forNode:
+		s.line = n.line
+		s.loop(&n, s.eval(n.of), 0)
+	case setNode:
+		s.line = n.line
+		s.assign(n.target, s.eval(n.value))
+	case setBlockNode:
+		s.line = n.line
+		var v any
+		s.scope(s.frame, func() {
+			v = s.capture(func() { s.run(n.body) })
+			if n.filter != nil {
+				v = s.filtered(n.filter.(filterNode), v)
+			}
+		})
+		s.assign(n.target, v)
+	case *macroNode:
+		s.frame.vars[n.name] = &macro{n, s.frame}
+	case callBlockNode:
+		args := s.args("", n.call.args)
+		args.names = append(args.names, "caller")
+		args.named = append(args.named, &macro{n.macro, s.frame})
+		s.line = n.call.line
+		s.write(s.text(s.call(s.eval(n.call.of), args)))
+	case filterBlockNode:
+		s.scope(s.frame, func() {
+			text := s.capture(func() { s.run(n.body) })
+			s.write(s.text(s.filtered(n.filter.(filterNode), text)))
+		})
+	case withNode:
+		values := make([]any, len(n.values))
+		for i, v := range n.values {
+			values[i] = s.eval(v)
+		}
+		var sig signal
+		s.scope(s.frame, func() {
+			for i, name := range n.names {
+				s.frame.vars[name] = values[i]
+			}
+			sig = s.run(n.body)
+		})
+		return sig
+	case breakNode:
+		return stopLoop
+	case continueNode:
+		return nextRound
+	}
+	return goOn
+}
+
+// assign gives a target its value.
+func (s *state) assign(to target, v any) {
+	switch {
+	case to.several != nil:
+		items := s.iterate(v)
+		if len(items) != len(to.several) {
+			s.fail("%d values for %d names", len(items), len(to.several))
+		}
+		for i, part := range to.several {
+			s.assign(part, items[i])
+		}
+	case to.attribute != "":
+		of, _ := s.frame.lookup(to.name)
+		ns, ok := of.(*namespace)
+		if !ok {
+			s.fail("%s.%s cannot be set: %s is no namespace", to.name, to.attribute, to.name)
+		}
+		ns.attributes.put(to.attribute, v)
+	default:
+		s.frame.vars[to.name] = v
+	}
+}
+
+// loop is what a for loop tells its body.
+type loop struct {
+	items   []any
+	at      int
+	depth   int64
+	node    *forNode
+	frame   *frame // around it
+	changed []any  // the last that loop.changed got; nil: none
+}
+
+func (s *state) loop(n *forNode, over any, depth int64) {
+	l := &loop{items: s.iterate(over), node: n, frame: s.frame, depth: depth}
+	if n.test != nil {
+		var kept []any
+		for _, item := range l.items {
+			s.scope(s.frame, func() {
+				s.assign(n.target, item)
+				if truth(s.eval(n.test)) {
+					kept = append(kept, item)
+				}
+			})
+		}
+		s.made(16 * len(kept))
+		l.items = kept
+	}
+	none := true
+	for l.at = range l.items {
+		s.step(0)
+		var sig signal
+		s.scope(l.frame, func() {
+			s.frame.vars["loop"] = l
+			s.assign(n.target, l.items[l.at])
+			sig = s.run(n.body)
+		})
+		if sig == stopLoop {
+			break
+		}
+		if sig == goOn {
+			none = false
+		}
+	}
+	if none && n.has { // as Jinja has it: also where each round ended early
+		s.scope(l.frame, func() { s.run(n.none) })
+	}
+}
+
+func (s *state) callNode(n callNode) any {
+	var of any
+	if a, ok := n.of.(attrNode); ok {
+		on := s.eval(a.of)
+		args := s.args(a.name, n.args)
+		s.line = n.line
+		if v, ok := s.method(on, a.name, args); ok {
+			return v
+		}
+		of = s.attribute(on, a.name)
+		return s.call(of, args)
+	}
+	of = s.eval(n.of)
+	args := s.args("", n.args)
+	s.line = n.line
+	return s.call(of, args)
+}
+
+func (s *state) args(name string, a arguments) *call {
+	c := &call{name: name, names: slices.Clone(a.names)}
+	for _, e := range a.list {
+		c.args = append(c.args, s.eval(e))
+	}
+	for _, e := range a.named {
+		c.named = append(c.named, s.eval(e))
+	}
+	return c
+}
+
+// call calls a function, a macro, or a recursive loop.
+func (s *state) call(of any, c *call) any {
+	switch f := of.(type) {
+	case *function:
+		c.name = f.name
+		return f.call(s, c)
+	case *macro:
+		return s.macro(f, c)
+	case *loop:
+		over := s.bind(c, 1, "iterable")[0]
+		if !f.node.recursive {
+			s.fail("loop is called, but is not recursive")
+		}
+		return s.deeper(f.frame, func() { s.loop(f.node, over, f.depth+1) })
+	}
+	s.defined(of)
+	s.fail("%s is not a function", typeName(of))
+	return nil
+}
+
+// deeper is the text of a call's body.
+func (s *state) deeper(parent *frame, body func()) string {
+	if s.calls++; s.calls > MaxCalls {
+		s.fail("%w: calls nest more than %d deep", ErrLimit, MaxCalls)
+	}
+	saved, line, text := s.frame, s.line, ""
+	s.frame = parent
+	text = s.capture(body)
+	s.frame, s.line = saved, line
+	s.calls--
+	return text
+}
+
+func (s *state) macro(m *macro, c *call) any {
+	n := m.macroNode
+	vars := map[string]any{}
+	for i, name := range n.parameters {
+		if i < len(c.args) {
+			vars[name] = c.args[i]
+		}
+	}
+	rest := &list{tuple: true}
+	if len(c.args) > len(n.parameters) {
+		rest.items = c.args[len(n.parameters):]
+		if !n.varargs {
+			s.fail("macro %s takes at most %d arguments, not %d", n.name, len(n.parameters), len(c.args))
+		}
+	}
+	named := newDict()
+	var caller any = undefined{"no caller is defined"}
+	for i, name := range c.names {
+		_, given := vars[name]
+		switch {
+		case slices.Contains(n.parameters, name) && !given:
+			vars[name] = c.named[i]
+		case name == "caller" && n.caller:
+			caller = c.named[i]
+		case !n.named:
+			s.fail("macro %s takes no argument %s", n.name, name)
+		default:
+			named.put(name, c.named[i])
+		}
+	}
+	return s.deeper(m.frame, func() {
+		s.scope(s.frame, func() {
+			for i, name := range n.parameters {
+				if v, given := vars[name]; given {
+					s.frame.vars[name] = v
+				} else if d := i - len(n.parameters) + len(n.defaults); d >= 0 {
+					s.frame.vars[name] = s.eval(n.defaults[d])
+				} else {
+					s.frame.vars[name] = undefined{"the parameter " + name + " was not given"}
+				}
+			}
+			for name, special := range map[string]struct {
+				asked bool
+				v     any
+			}{"caller": {n.caller, caller}, "kwargs": {n.named, named}, "varargs": {n.varargs, rest}} {
+				if special.asked {
+					s.frame.vars[name] = special.v
+				}
+			}
+			s.run(n.body)
+		})
+	})
+}
+
+// bind gives the arguments of a call in the order of names; the first must are required, nil stands for those that
+// are absent. A value None is the value none.
+func (s *state) bind(c *call, must int, names ...string) []any {
+	out := make([]any, len(names))
+	for i := range out {
+		out[i] = absent{}
+	}
+	if len(c.args) > len(names) {
+		s.fail("%s takes at most %d arguments, not %d", c.name, len(names), len(c.args))
+	}
+	copy(out, c.args)
+	for i, name := range c.names {
+		at := slices.Index(names, name)
+		if at < 0 || out[at] != (absent{}) {
+			s.fail("%s takes no argument %s, or has it already", c.name, name)
+		}
+		out[at] = c.named[i]
+	}
+	for i := range must {
+		if out[i] == (absent{}) {
+			s.fail("%s needs its argument %s", c.name, names[i])
+		}
+	}
+	return out
+}
+
+// absent is an argument that was not given.
+type absent struct{}
+
+func or(v, otherwise any) any {
+	if v == (absent{}) {
+		return otherwise
+	}
+	return v
+}
