@@ -122,7 +122,7 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 	return nil
 }
 
-// printReport is the report for people.
+// printReport is the report for people. It ends with why the run is not verified wherever the exit status says so.
 func printReport(out io.Writer, r *verify.Report) {
 	fmt.Fprintf(out, "run %s: %d trajectories, ", r.Run, r.Trajectories)
 	switch {

@@ -1,6 +1,54 @@
 package command
 
-import "testing"
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// What verify says, to people and in JSON, agrees with its exit status, and names the difference that is too large.
+func TestVerify_TextAgreesWithTheStatus(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		r    verify.Report
+		want string // empty: verified
+	}{
+		{verify.Report{Steps: 1}, ""},
+		{verify.Report{Drawn: 1, EngineTolerance: 1e-3, MaxDrawnDifference: 1e-3}, ""},
+		{verify.Report{Drawn: 1, EngineTolerance: 1e-3, MaxDrawnDifference: .17}, "0.17; at most 0.001 passes (--engine-tolerance)"},
+		{verify.Report{Tokens: 1, MaxTokenDifference: .5}, "0.5; at most 0.25 passes (--tolerance)"},
+		{verify.Report{Steps: 1, MaxRatio: .3}, "|ratio-1| of a log-prob is 0.3"},
+		{verify.Report{Rolled: 1, MaxRolled: .3}, "rolled state is 0.3"},
+		{verify.Report{Steps: 1, MaxConditioning: .3}, "prompt embedding or mask is 0.3"},
+		{verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{What: "x"}}}, "1 mismatches"},
+		{verify.Report{Unproven: "nothing was checked"}, "nothing was checked"},
+		{verify.Report{Steps: 1, MaxRatio: math.NaN()}, "NaN"},
+	} {
+		for _, asJSON := range []bool{false, true} {
+			if asJSON && math.IsNaN(tt.r.MaxRatio) {
+				continue // JSON has no such number
+			}
+			var out strings.Builder
+			err := (&app{json: asJSON}).printVerify(&out, &tt.r, .25)
+			says := strings.Contains(out.String(), "not verified: ")
+			if asJSON {
+				var verdict struct{ Verified bool }
+				if err := json.Unmarshal([]byte(out.String()), &verdict); err != nil {
+					t.Fatal(err)
+				}
+				says = !verdict.Verified
+			}
+			var exit *exitError
+			if failed := errors.As(err, &exit); failed != says || failed != (tt.want != "") || !strings.Contains(out.String(), tt.want) {
+				t.Errorf("%+v: %v,\n%s\nwant %q", tt.r, err, out.String(), tt.want)
+			}
+		}
+	}
+}
 
 func TestVerify(t *testing.T) {
 	inStore(t)

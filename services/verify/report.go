@@ -113,15 +113,16 @@ func (r *Report) Faults(tolerance float64) (faults []string) {
 	for _, d := range []struct {
 		what        string
 		value, most float64
+		flag        string
 	}{
-		{"|ratio-1|", r.MaxRatio, tolerance},
-		{"distance of a rolled state", r.MaxRolled, tolerance},
-		{"distance of a prompt embedding", r.MaxConditioning, tolerance},
-		{"difference of a number of a token", r.MaxTokenDifference, tolerance},
-		{"difference of what the server says of a token", r.MaxDrawnDifference, r.EngineTolerance},
+		{"|ratio-1|", r.MaxRatio, tolerance, "--tolerance"},
+		{"distance of a rolled state", r.MaxRolled, tolerance, "--tolerance"},
+		{"distance of a prompt embedding or mask", r.MaxConditioning, tolerance, "--tolerance"},
+		{"difference of a number of a token", r.MaxTokenDifference, tolerance, "--tolerance"},
+		{"difference of what the server says of a token", r.MaxDrawnDifference, r.EngineTolerance, "--engine-tolerance"},
 	} {
 		if !(d.value <= d.most) {
-			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes", d.what, d.value, d.most))
+			faults = append(faults, fmt.Sprintf("the largest %s is %g; at most %g passes (%s)", d.what, d.value, d.most, d.flag))
 		}
 	}
 	for _, m := range r.Missing {
