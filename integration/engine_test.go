@@ -37,7 +37,7 @@ func TestEngine_Recorded(t *testing.T) {
 		args         []string
 		logits       bool
 	}{
-		{remotelmtest.Logits, schemas.EngineLogits, []string{"--logits", "topk:3:F16", "--temperature", "0.7"}, true},
+		{remotelmtest.Logits, schemas.EngineLogits, []string{"--logits", "topk:3:F16", "--temperature", "0.7", "--top-p", "0.95", "--min-p", "0.01"}, true},
 		{remotelmtest.LogProbs, schemas.EngineRaw, nil, false},
 		{remotelmtest.Completions, schemas.EngineRaw, []string{"--temperature", "0.5", "--top-p", "0.9"}, false},
 		{remotelmtest.SGLang, schemas.EngineTempered, nil, false},
@@ -53,6 +53,9 @@ func TestEngine_Recorded(t *testing.T) {
 				x := m.Text
 				if x.Answer != "305" || x.FinishReason != "stop" || x.Tokens != 4 || x.Drawn == nil || x.Drawn.Engine.Values != c.values || len(x.Drawn.Weights) == 0 != (c.mode == remotelmtest.Completions) {
 					t.Errorf("sample %d: %q, %s, %d tokens, drawn by %+v", m.SampleIndex, x.Answer, x.FinishReason, x.Tokens, x.Drawn)
+				}
+				if want := schemas.FilterOrderOf(x.Drawn.Engine.Name); x.Drawn.Engine.Filters != want || (want == "min_p,top_k,top_p") == (c.mode == remotelmtest.SGLang) {
+					t.Errorf("sample %d: filters in the order %q", m.SampleIndex, x.Drawn.Engine.Filters)
 				}
 				if tempered := strings.Contains(fmt.Sprint(c.args), "temperature"); len(x.LogProbs) != len(x.IDs) || (len(x.Entropies) > 0) != c.logits || len(x.ProcessedLogProbs) == 0 != (tempered && !c.logits) {
 					t.Errorf("sample %d: %d tokens, %d log-probs, %d processed, %d entropies", m.SampleIndex, len(x.IDs), len(x.LogProbs), len(x.ProcessedLogProbs), len(x.Entropies))

@@ -138,6 +138,9 @@ const (
 	EngineProcessed = "processed" // log-probs after both
 	EngineLogits    = "logits"    // all logits, as the model gives them
 
+	FiltersMinPFirst = "min_p,top_k,top_p"
+	FiltersMinPLast  = "top_k,top_p,min_p" // that of noise.md
+
 	FinishStop   = "stop"   // a token or a text that ends answers
 	FinishLength = "length" // max_new_tokens, or the model's context
 
@@ -198,6 +201,7 @@ var (
 	LogitsKinds      = []string{LogitsRaw, LogitsProcessed}
 	TextEngines      = []string{EngineVLLM, EngineSGLang}
 	EngineValues     = []string{EngineRaw, EngineTempered, EngineProcessed, EngineLogits}
+	FilterOrders     = []string{FiltersMinPFirst, FiltersMinPLast}
 	FinishReasons    = []string{FinishStop, FinishLength}
 	// ConversationStates are how a conversation with an interaction ended.
 	ConversationStates = []string{

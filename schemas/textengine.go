@@ -12,6 +12,10 @@ type TextEngine struct {
 	// Values is what it gives of a token: its log-prob before temperature and filters (raw), after temperature and
 	// before filters (tempered), after both (processed), or all logits as the model gives them (logits).
 	Values string `msgpack:"values" enum:"EngineValues"`
+	// Filters is the order in which it applies filters, and in which processed numbers of its tokens are computed from
+	// logits: min_p,top_k,top_p (vllm), where top_p is a share of what the two before leave, and top_k leaves all tokens with the
+	// logit of its last; or top_k,top_p,min_p (sglang). Absent: computed in the order of noise.md, which is the second.
+	Filters string `msgpack:"filters,omitempty" enum:"FilterOrders?"`
 }
 
 // DrawnText says by whom the tokens of a text were drawn.
@@ -42,6 +46,17 @@ func (e *TextEngine) String() string {
 		return e.Name
 	}
 	return e.Name + " " + e.Version
+}
+
+// MinPFirst says that min_p comes before top_k and top_p; nil is a sampler, whose order is that of noise.md.
+func (e *TextEngine) MinPFirst() bool { return e != nil && e.Filters == FiltersMinPFirst }
+
+// FilterOrderOf is that of a kind of server.
+func FilterOrderOf(engine string) string {
+	if engine == EngineVLLM {
+		return FiltersMinPFirst
+	}
+	return FiltersMinPLast
 }
 
 // Gives is what there is of the tokens of a text that the server draws; nil: the sampler does. An error names what is asked

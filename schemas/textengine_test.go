@@ -19,7 +19,10 @@ func engineSamples(t testing.TB) []sample {
 		Engine: schemas.TextEngine{Name: "sglang", Version: "0.5.23", Values: "tempered"}, Resumed: 1,
 		Weights: []schemas.WeightSpan{{Version: "step-3", Begin: 1, End: 2}},
 	}
+	ordered := textTrajectory(t)
+	ordered.Text.Drawn = &schemas.DrawnText{Engine: schemas.TextEngine{Name: "vllm", Version: "0.32.0", Values: "logits", Filters: "min_p,top_k,top_p"}}
 	return []sample{
+		{"trajectory-text-filters", ordered},
 		{"tokens-engine", drawn},
 		{"trajectory-text-engine", trajectory},
 		{"policy-text-engine", &schemas.Policy{

@@ -129,7 +129,8 @@ func (d *Distribution) keep(ids ...int32) {
 }
 
 // filter applies top-k, top-p and min-p, in this order, to tokens sorted by their logit, the
-// largest first, and of equal ones by their id. What is left is a beginning of that list.
+// largest first, and of equal ones by their id; with MinPFirst min-p, top-k, top-p. What is
+// left is a beginning of that list.
 func (d *Distribution) filter() {
 	p := d.params
 	h := &d.candidates
@@ -140,7 +141,8 @@ func (d *Distribution) filter() {
 		}
 	}
 	heap.Init(h)
-	most := h.Len()
+	all := h.Len()
+	most := all
 	if p.TopK > 0 {
 		most = min(most, p.TopK)
 	}
@@ -152,10 +154,20 @@ func (d *Distribution) filter() {
 		}
 		return d.weight[list[n]]
 	}
+	cut := most == p.TopK // top-p is a share of what is left
+	if p.MinPFirst && (p.TopK > 0 || p.MinP > 0) {
+		cut = true
+		stays := func(n int) bool {
+			return at(n) >= p.MinP && (p.TopK == 0 || n < p.TopK || d.logits[list[n]] == d.logits[list[n-1]])
+		}
+		for most = 1; most < all && stays(most); {
+			most++
+		}
+	}
 	limit := math.Inf(1)
 	if p.TopP > 0 && p.TopP < 1 {
 		left := d.total
-		if most == p.TopK {
+		if cut {
 			left = 0
 			for n := range most {
 				left += at(n)

@@ -1,6 +1,7 @@
 package decoding_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -111,6 +112,94 @@ func TestEntropy_WithinTheBoundsOfTopLogits(t *testing.T) {
 		if low, high := entropyBounds(top, float64(c.LSE), len(z)); float64(c.Entropy) < low-rounded || float64(c.Entropy) > high+rounded {
 			t.Errorf("entropy %v of %d tokens; the %d largest logits leave %v to %v", c.Entropy, len(z), k, low, high)
 		}
+	}
+}
+
+// vllm gives the processed log-probs as vLLM's sampler does, a mask after the other.
+func vllm(z []float32, p decoding.Params) []float64 {
+	out := make([]float64, len(z))
+	for i := range z {
+		out[i] = float64(z[i]) / p.Temperature
+	}
+	softmax := func() (probs []float64) {
+		sum := 0.0
+		for _, x := range out {
+			sum += math.Exp(x)
+		}
+		for _, x := range out {
+			probs = append(probs, math.Exp(x)/sum)
+		}
+		return probs
+	}
+	probs := softmax()
+	for i, q := range probs {
+		if q < p.MinP*slices.Max(probs) {
+			out[i] = math.Inf(-1)
+		}
+	}
+	sorted := slices.Sorted(slices.Values(out)) // the smallest first
+	if p.TopK > 0 {
+		kth := sorted[max(0, len(sorted)-p.TopK)]
+		for i := range out {
+			if out[i] < kth {
+				out[i] = math.Inf(-1)
+			}
+		}
+	}
+	probs = softmax()
+	order := make([]int, len(out))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(out[a], out[b]) })
+	sum := 0.0
+	for _, i := range order[:len(order)-1] {
+		if sum += probs[i]; p.TopP < 1 && sum <= 1-p.TopP {
+			out[i] = math.Inf(-1)
+		}
+	}
+	for i, q := range softmax() {
+		out[i] = math.Log(q)
+	}
+	return out
+}
+
+// With MinPFirst the processed log-probs are those of vLLM; in the order of noise.md they are others where min-p and top-p are set.
+func TestDistribution_FilterOrders(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(3, 4))
+	furthest := 0.0
+	for range 500 {
+		z := make([]float32, 2+rng.IntN(60))
+		for i := range z {
+			z[i] = float32(rng.IntN(12)) / 2 // some are equal
+		}
+		z[rng.IntN(len(z))] += 0.25 // not all are 0
+		p := decoding.Params{
+			Temperature: []float64{.5, 1, 2}[rng.IntN(3)], TopK: []int{0, 1, 3, 10, 99}[rng.IntN(5)],
+			TopP: []float64{.3, .6, .9, 1}[rng.IntN(4)], MinP: []float64{0, .05, .2, .9, 1}[rng.IntN(5)],
+		}
+		if p.TopP < 1 {
+			for i := range z { // which of equal ones at the border of top-p stay is the sort's affair
+				z[i] += float32(i) / 4096
+			}
+		}
+		want := vllm(z, p)
+		own := reset(t, z, p)
+		p.MinPFirst = true
+		d := reset(t, z, p)
+		for i := range z {
+			got, w := float64(d.At(int32(i)).Processed), want[i]
+			if got != w && !(math.Abs(got-w) <= 1e-5) {
+				t.Fatalf("%v, %+v: token %d: %v, want %v", z, p, i, got, w)
+			}
+			if o := float64(own.At(int32(i)).Processed); !math.IsInf(o, 0) && !math.IsInf(w, 0) {
+				furthest = max(furthest, math.Abs(o-w))
+			}
+		}
+	}
+	if furthest < .1 {
+		t.Errorf("the orders differ by at most %v", furthest)
 	}
 }
 

@@ -23,6 +23,10 @@ type Params struct {
 	TopP float64
 	// MinP leaves the tokens that have at least this share of the likeliest one's probability.
 	MinP float64
+	// MinPFirst has the filters work as vLLM's: MinP before TopK and TopP, so that TopP is a share of what both of
+	// them leave, and all tokens stay whose logit is that of the last of the k. Without it they come in the order
+	// TopK, TopP, MinP, and equal logits are told apart by their ids: what the draws of noise.md are made with.
+	MinPFirst bool
 }
 
 // MaxTemperature bounds temperatures: beyond it all tokens are as likely, to a rounding.

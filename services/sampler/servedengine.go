@@ -38,7 +38,7 @@ func (e *Served) Backend() string { return e.facts().String() }
 // facts are those of the server as events have them.
 func (e *Served) facts() *schemas.TextEngine {
 	f := e.server.Facts()
-	return &schemas.TextEngine{Name: f.Name, Version: f.Version, Values: f.Values}
+	return &schemas.TextEngine{Name: f.Name, Version: f.Version, Values: f.Values, Filters: schemas.FilterOrderOf(f.Name)}
 }
 
 // weightsDigest names weights that nobody here has seen.
@@ -231,7 +231,7 @@ func (p *servedEpisode) hear(c drawn) error {
 func (p *servedEpisode) add(t *remotelm.Token) error {
 	e, x := p.open, p.req.Text
 	if t.Logits != nil { // of which all follows, as of those of a model here
-		if err := p.d.Reset(t.Logits, ParamsOf(x)); err != nil {
+		if err := p.d.Reset(t.Logits, ParamsOf(x, p.e.facts())); err != nil {
 			return fmt.Errorf("token %d: %w", len(p.ids), err)
 		}
 		c, best := RecordToken(e, x, &p.d, t.ID, t.Logits)

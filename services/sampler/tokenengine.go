@@ -78,7 +78,7 @@ func (e *tokenEngine) Start(ctx context.Context, req *schemas.Request, _ *schema
 		return nil, err
 	}
 	x := req.Text
-	p := &tokenEpisode{transcript: newTranscript(req, e.model, ids, e.card.MaxPositions, allNumbers), e: e, params: ParamsOf(x), logits: make([]float32, e.card.Vocabulary)}
+	p := &tokenEpisode{transcript: newTranscript(req, e.model, ids, e.card.MaxPositions, allNumbers), e: e, params: ParamsOf(x, nil), logits: make([]float32, e.card.Vocabulary)}
 	if x.MaxNewTokens > 0 && len(ids) < e.card.MaxPositions {
 		if !e.share {
 			return p, p.see(ctx)
@@ -143,9 +143,9 @@ func messages(of []schemas.Message) []lm.Message {
 	return out
 }
 
-// ParamsOf is how tokens of a text are drawn.
-func ParamsOf(x *schemas.TextRequest) decoding.Params {
-	return decoding.Params{Temperature: x.Temperature, TopK: int(x.TopK), TopP: x.TopP, MinP: x.MinP}
+// ParamsOf is how tokens of a text are drawn, by a server where there is one.
+func ParamsOf(x *schemas.TextRequest, by *schemas.TextEngine) decoding.Params {
+	return decoding.Params{Temperature: x.Temperature, TopK: int(x.TopK), TopP: x.TopP, MinP: x.MinP, MinPFirst: by.MinPFirst()}
 }
 
 // grow adds n tokens that were given to what is kept of each.

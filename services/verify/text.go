@@ -214,7 +214,7 @@ func (x *texts) token(ctx context.Context, e, again *schemas.Tokens, at int) err
 		return fmt.Errorf("evaluate model: %w", err)
 	}
 	x.seen = at
-	if err := x.d.Reset(x.logits, sampler.ParamsOf(settings)); err != nil {
+	if err := x.d.Reset(x.logits, sampler.ParamsOf(settings, x.drawnBy())); err != nil {
 		x.fault(e.N, "token %d: %v", at, err)
 		return nil
 	}
