@@ -35,9 +35,20 @@ type GroupResult struct {
 	// Status is that of the advantage event, refused, or open where there is no result yet.
 	Status string `json:"status"`
 	Error  string `json:"error,omitempty"`
-	// Mean and Std are of the rewards; null without any.
-	Mean *float64 `json:"mean"`
-	Std  *float64 `json:"std"`
+	// Mean and Std are of the rewards; null without any. Std is what the estimator takes: StdScale says whether of the group,
+	// of its whole batch (global), or for information (none), StdBasis whether that of a sample, n-1, or of the population, n.
+	Mean     *float64 `json:"mean"`
+	Std      *float64 `json:"std"`
+	StdScale string   `json:"std_scale,omitempty"`
+	StdBasis string   `json:"std_basis,omitempty"`
+}
+
+// StdLabel says of what Std is the standard deviation, and how, for people.
+func (g *GroupResult) StdLabel() string {
+	if g.StdScale == schemas.StdGlobal {
+		return g.StdBasis + ", batch"
+	}
+	return g.StdBasis
 }
 
 // SampleResult is the result of a sample.
@@ -299,7 +310,7 @@ func (c *collection) evaluated(t *schemas.Trajectory) {
 }
 
 func groupResult(a *schemas.Advantage, uid schemas.UID, prompt string) GroupResult {
-	return GroupResult{UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std}
+	return GroupResult{UID: uid, Prompt: prompt, Status: a.Status, Error: a.Error, Mean: a.Mean, Std: a.Std, StdScale: a.Scale, StdBasis: a.StdBasis}
 }
 
 func sampleResult(m *schemas.Member) SampleResult {

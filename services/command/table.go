@@ -62,6 +62,9 @@ func printGroups(w io.Writer, r *results.Run) {
 		head := paintStatus(w, g.Status)
 		if rolled := len(g.Members) > 0 && g.Members[0].Roll != nil; g.Mean != nil && !rolled {
 			head += fmt.Sprintf(", mean reward %s, std %s", results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"))
+			if g.Std != nil {
+				head += fmt.Sprintf(" (%s)", g.StdLabel())
+			}
 		}
 		if g.Group != "" {
 			head += ", stood in for by " + string(g.Group)
@@ -194,8 +197,18 @@ func printLines(w io.Writer, r *results.Run) error {
 		stood = max(stood, utf8.RuneCountInString(string(g.Group)))
 	}
 	widest, stood = min(widest, max(columns/3, 12)), min(stood, max(columns/3, 12))
-	// Status, mean and std take some 30 columns, a sample about 14.
-	shown := min(max((columns-widest-stood-30)/14, 1), fewSamples)
+	kinds := map[string]bool{} // of standard deviations
+	for _, g := range r.Groups {
+		if g.Std != nil {
+			kinds[g.StdLabel()] = true
+		}
+	}
+	std := "STD"
+	if len(kinds) == 1 {
+		std += fmt.Sprintf(" (%s)", slices.Collect(maps.Keys(kinds))[0])
+	}
+	// Status, mean and std take some 27 columns and the heading, a sample about 14.
+	shown := min(max((columns-widest-stood-27-len(std))/14, 1), fewSamples)
 	t := newColumns(w)
 	by := func(text string) string {
 		if stood == 0 {
@@ -203,12 +216,15 @@ func printLines(w io.Writer, r *results.Run) error {
 		}
 		return text + "\t"
 	}
-	fmt.Fprintln(t, "GROUP\t"+by("STOOD IN FOR BY")+"STATUS\tMEAN\tSTD\tREWARD (ADVANTAGE)")
+	fmt.Fprintf(t, "GROUP\t%sSTATUS\tMEAN\t%s\tREWARD (ADVANTAGE)\n", by("STOOD IN FOR BY"), std)
 	var all []results.Member
 	for _, g := range r.Groups {
-		fmt.Fprintf(t, "%s\t%s%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest),
-			by(shorten(orDash(g.Group), stood)), g.Status,
-			results.Number(g.Mean, "%.3f"), results.Number(g.Std, "%.3f"), members(g, shown))
+		std := results.Number(g.Std, "%.3f")
+		if len(kinds) > 1 && g.Std != nil {
+			std += fmt.Sprintf(" (%s)", g.StdLabel())
+		}
+		fmt.Fprintf(t, "%s\t%s%s\t%s\t%s\t%s\n", shorten(string(g.UID), widest), by(shorten(orDash(g.Group), stood)), g.Status,
+			results.Number(g.Mean, "%.3f"), std, members(g, shown))
 		all = append(all, g.Members...)
 	}
 	if err := t.Flush(); err != nil {
@@ -317,7 +333,7 @@ func measures(s *results.Summary) []string {
 	if _, ok := m["scheduled_sampling/rolled_fraction"]; ok {
 		lines = append(lines, rollMeasures(m)...)
 	} else if _, ok := m["critic/rewards/mean"]; ok {
-		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f, %.0f %% of groups without variance",
+		line := fmt.Sprintf("reward %.3f (%.3f to %.3f), std in a group %.3f (population), %.0f %% of groups without variance",
 			m["critic/rewards/mean"], m["critic/rewards/min"], m["critic/rewards/max"], m["critic/rewards/std_mean"], 100*m["critic/rewards/zero_std_ratio"])
 		if s.Refills > 0 {
 			line += fmt.Sprintf(", %s refilled", count(s.Refills, "group"))

@@ -100,3 +100,44 @@ func TestNotComplete(t *testing.T) {
 		}
 	}
 }
+
+// Wherever a table has a standard deviation, it says of which kind: that of the groups is what their estimator takes, that of
+// the summary is verl's.
+func TestTable_SaysWhichStandardDeviation(t *testing.T) {
+	t.Parallel()
+	group := func(uid schemas.UID, scale, basis string) *results.Group {
+		return &results.Group{GroupResult: results.GroupResult{
+			UID: uid, Status: schemas.StatusComplete, Mean: new(.75), Std: new(.5), StdScale: scale, StdBasis: basis,
+		}}
+	}
+	table := func(groups ...*results.Group) string {
+		var out strings.Builder
+		r := &results.Run{Groups: groups}
+		r.Summary.Metrics = map[string]float64{"critic/rewards/mean": .75, "critic/rewards/std_mean": .433}
+		if err := printRun(&out, r); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	many := make([]*results.Group, 40)
+	for i := range many {
+		many[i] = group("p", schemas.StdGroup, schemas.BasisSample)
+	}
+	mixed := append([]*results.Group{group("q", schemas.StdGlobal, schemas.BasisPopulation)}, many...)
+	for _, tt := range []struct {
+		groups []*results.Group
+		want   []string
+	}{
+		{many[:1], []string{"std 0.500 (sample)", "std in a group 0.433 (population)"}},
+		{mixed[:1], []string{"std 0.500 (population, batch)"}},
+		{many, []string{"STD (sample)", "std in a group 0.433 (population)"}},
+		{mixed, []string{"0.500 (population, batch)", "0.500 (sample)"}},
+	} {
+		got := table(tt.groups...)
+		for _, want := range tt.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%d groups: no %q in\n%s", len(tt.groups), want, got)
+			}
+		}
+	}
+}

@@ -21,10 +21,10 @@ func TestVerify_TextAgreesWithTheStatus(t *testing.T) {
 		{verify.Report{Drawn: 1, EngineTolerance: 1e-3, MaxDrawnDifference: 1e-3}, ""},
 		{verify.Report{Drawn: 1, EngineTolerance: 1e-3, MaxDrawnDifference: .17}, "0.17; at most 0.001 passes (--engine-tolerance)"},
 		{verify.Report{Tokens: 1, MaxTokenDifference: .5}, "0.5; at most 0.25 passes (--tolerance)"},
-		{verify.Report{Steps: 1, MaxRatio: .3}, "|ratio-1| of a log-prob is 0.3"},
+		{verify.Report{Steps: 1, MaxRatio: .3}, "|ratio-1| is 0.3"},
 		{verify.Report{Rolled: 1, MaxRolled: .3}, "rolled state is 0.3"},
 		{verify.Report{Steps: 1, MaxConditioning: .3}, "prompt embedding or mask is 0.3"},
-		{verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{What: "x"}}}, "1 mismatches"},
+		{verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{What: "x"}}}, "mismatches: 1"},
 		{verify.Report{Unproven: "nothing was checked"}, "nothing was checked"},
 		{verify.Report{Steps: 1, MaxRatio: math.NaN()}, "NaN"},
 	} {
