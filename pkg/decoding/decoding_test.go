@@ -164,7 +164,8 @@ func vllm(z []float32, p decoding.Params) []float64 {
 	return out
 }
 
-// With MinPFirst the processed log-probs are those of vLLM; in the order of noise.md they are others where min-p and top-p are set.
+// With MinPFirst the processed log-probs are those of vLLM; in the order of noise.md they are others where min-p and top-p
+// are set.
 func TestDistribution_FilterOrders(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 4))

@@ -62,9 +62,10 @@ type Language interface {
 	Card() Card
 	// Prompt gives the ids of a conversation up to where the assistant speaks.
 	Prompt(messages []Message) ([]int32, error)
-	// Reply gives the ids between an answer to the conversation before and the next answer: messages came in between. ended
-	// says whether the answer's last id ended it (Card.EOS), so that the template's end of a turn is there in part. It fails with
-	// ErrPrompt where the template does not continue what Prompt gave for the conversation before, and the answer.
+	// Reply gives the ids between an answer to the conversation before and the next answer: messages came in between.
+	// ended says whether the answer's last id ended it (Card.EOS), so that the template's end of a turn is there in part.
+	// It fails with ErrPrompt where the template does not continue what Prompt gave for the conversation before, and the
+	// answer.
 	Reply(before []Message, answer string, ended bool, messages []Message) ([]int32, error)
 	// Piece is the bytes of a token; none for a special one, and for an id of no token.
 	Piece(id int32) string
