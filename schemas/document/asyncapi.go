@@ -11,14 +11,15 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// channel is one kind of subject: what travels on it, who sends and who receives it.
+// channel is one kind of subject: what travels on it, who sends and who receives it. What a stream stores on another
+// subject than it is published on has two: readers of the stream filter by the stored one.
 type channel struct {
 	name, address string
 	// event is a type name; empty for the raw bytes of a part.
 	event     string
 	stream    string
 	summary   string
-	sender    string
+	sender    string // services, separated by commas; empty where the stream makes the subject
 	receivers []string
 }
 
@@ -27,7 +28,8 @@ var channels = []channel{
 	{"prompt", schemas.Prefix + "prompt.{run}", schemas.TypePrompt, schemas.StreamPrompts, "what users publish", "client", []string{"intake"}},
 	{"group", schemas.Prefix + "group.{run}.{uid}", schemas.TypeGroup, schemas.StreamGroups, "the record of one group, the claim of its uid", "intake", []string{"client"}},
 	{"plan", schemas.Prefix + "plan.{run}.{uid}", schemas.TypePlan, schemas.StreamGroups, "who rolls in a group of scheduled sampling, and from where", "intake", []string{"client"}},
-	{"opening", schemas.Prefix + "opening.{run}.{batch}.{uid}", schemas.TypeGroup, schemas.StreamRewards, "the same record, where the rewards of the group will come", "intake", []string{"advantage"}},
+	{"opening_published", schemas.Prefix + "opening.{run}.{batch}.{uid}", schemas.TypeGroup, "", "the same record on its way to where the rewards of the group will come; the stream stores it on the subject of the channel opening", "intake", []string{"client"}},
+	{"opening", schemas.Prefix + "opening.{partition}.{run}.{batch}.{uid}", schemas.TypeGroup, schemas.StreamRewards, "the same record, where the rewards of the group will come", "", []string{"advantage", "client"}},
 	{"request", schemas.Prefix + "request.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamRequests, "one sample to be made, fully resolved", "intake", []string{"sampler"}},
 	{"step", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}", schemas.TypeStep, schemas.StreamSteps, "one denoising step as it happens", "sampler", []string{"client"}},
 	{"part", schemas.Prefix + "step.{run}.{uid}.{sample}.{attempt}.{step}.{part}", "", schemas.StreamSteps, "a part of a step's tensors that were too large for one message", "sampler", []string{"client"}},
@@ -35,23 +37,28 @@ var channels = []channel{
 	{"tokens_part", schemas.Prefix + "tokens.{run}.{uid}.{sample}.{attempt}.{n}.{part}", "", schemas.StreamSteps, "a part of logits that were too large for one message", "sampler", []string{"client"}},
 	{"trajectory", schemas.Prefix + "trajectory.{run}.{uid}.{sample}", schemas.TypeTrajectory, schemas.StreamTrajectories, "the authority on one sample", "sampler", []string{"reward", "client"}},
 	{"verdict", schemas.Prefix + "verdict.{run}.{uid}.{sample}.{name}", schemas.TypeVerdict, schemas.StreamVerdicts, "a reward from outside of one sample", "client", []string{"reward"}},
-	{"reward", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, schemas.StreamRewards, "the score of one sample", "reward", []string{"advantage", "client"}},
+	{"reward_published", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, "", "the score of one sample as it is published; the stream stores it on the subject of the channel reward", "reward", []string{"client"}},
+	{"reward", schemas.Prefix + "reward.{partition}.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, schemas.StreamRewards, "the score of one sample", "", []string{"advantage", "client"}},
 	{"advantage", schemas.Prefix + "advantage.{run}.{uid}", schemas.TypeAdvantage, schemas.StreamAdvantages, "the result of one group", "advantage", []string{"client"}},
 	{"batch", schemas.Prefix + "batch.{run}.{batch}", schemas.TypeBatch, schemas.StreamAdvantages, "all groups of a batch have closed", "advantage", []string{"client"}},
 	{"policy", schemas.Prefix + "policy.{lane}", schemas.TypePolicy, schemas.StreamPolicies, "weights with their version, and what a lane that serves them takes", "client, sampler", []string{"sampler", "intake", "client"}},
 	{"applied", schemas.Prefix + "applied.{lane}.{instance}", schemas.TypeApplied, schemas.StreamApplied, "a sampler's answer to a policy: applied or refused", "sampler", []string{"client"}},
 	{"presence", "$KV." + schemas.PresenceBucket + ".{instance}", schemas.TypePresence, "", "a service that runs, and what it can do; an entry of a key-value bucket, renewed while it runs", "sampler, reward", []string{"intake", "client"}},
 	{"control", schemas.Prefix + "control.{run}", schemas.TypeControl, schemas.StreamControl, "what an operator asks of a run: cancel, pause, resume, status", "client", []string{"intake"}},
-	{"held_control", "$KV." + schemas.ControlBucket + ".{run}", schemas.TypeControl, "", "the control that holds of a run; of one of its groups at <run>.<uid>; an entry of a key-value bucket", "intake", []string{"sampler", "reward", "advantage", "client"}},
+	{"held_control", "$KV." + schemas.ControlBucket + ".{run}", schemas.TypeControl, "", "the control that holds of a run; an entry of a key-value bucket", "intake", []string{"sampler", "reward", "advantage", "client"}},
+	{"held_group_control", "$KV." + schemas.ControlBucket + ".{run}.{uid}", schemas.TypeControl, "", "the control that holds of one group; an entry of a key-value bucket", "intake", []string{"sampler", "reward", "advantage", "client"}},
 	{"parked", schemas.Prefix + "parked.{run}.{lane}.{uid}.{sample}", schemas.TypeRequest, schemas.StreamParked, "a request of a paused run, out of its queue until the run is resumed", "sampler, intake", []string{"intake"}},
 	{"dead", schemas.Prefix + "dead.{stage}.{run}.{uid}", schemas.TypeDead, schemas.StreamDead, "input that was refused, and why", "any service", []string{"client"}},
 	{"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "", "one sample for a worker of the reward function nats:NAME, queue group NAME", "reward", []string{"scoring worker"}},
-	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none", "scoring worker", []string{"reward"}},
+	{"score_reply", "", schemas.TypeScoreReply, "", "a worker's score, or why there is none; on the reply subject of the NATS request", "scoring worker", []string{"reward"}},
 	{"interact", schemas.Prefix + "interact.{name}", schemas.TypeInteractRequest, "", "one answer of a model for a worker of the interaction, queue group NAME", "sampler", []string{"interaction worker"}},
-	{"interact_reply", "", schemas.TypeInteractReply, "", "what the interaction says to the answer, or why it says nothing", "interaction worker", []string{"sampler"}},
+	{"interact_reply", "", schemas.TypeInteractReply, "", "what the interaction says to the answer, or why it says nothing; on the reply subject of the NATS request", "interaction worker", []string{"sampler"}},
 	{"receipt", "", schemas.TypeReceipt, "", "intake's answer to a client that asked for one", "intake", []string{"client"}},
 	{"control_receipt", "", schemas.TypeControlReceipt, "", "intake's answer to a control that asked for one", "intake", []string{"client"}},
 }
+
+// bucketPrefix starts the subjects of key-value buckets.
+var bucketPrefix = strings.TrimSuffix(schemas.BucketSubject("", ""), ".")
 
 var parameters = map[string]string{
 	"run":     "run id",
@@ -63,8 +70,10 @@ var parameters = map[string]string{
 	"n":       "place of the event among those of the sample, decimal",
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
-	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
-	"stage":   "service that refused the input",
+
+	"partition": fmt.Sprintf("0 to %d, a hash of the batch that the stream puts in; * for all", schemas.RewardPartitions-1),
+	"name":      "instance of the reward function external:NAME or nats:NAME, or external",
+	"stage":     "service that refused the input",
 
 	"instance": "a process among others",
 }
@@ -75,6 +84,7 @@ type (
 		AsyncAPI    string               `yaml:"asyncapi"`
 		Info        info                 `yaml:"info"`
 		ContentType string               `yaml:"defaultContentType"`
+		Servers     ordered[server]      `yaml:"servers"`
 		Channels    ordered[channelDoc]  `yaml:"channels"`
 		Operations  ordered[operation]   `yaml:"operations"`
 		Components  components           `yaml:"components"`
@@ -83,6 +93,22 @@ type (
 	info struct {
 		Title       string `yaml:"title"`
 		Version     string `yaml:"version"`
+		Description string `yaml:"description"`
+	}
+	server struct {
+		Host        string            `yaml:"host"`
+		Protocol    string            `yaml:"protocol"`
+		Description string            `yaml:"description"`
+		Variables   ordered[variable] `yaml:"variables"`
+		Security    []reference       `yaml:"security"`
+	}
+	variable struct {
+		Default     string `yaml:"default"`
+		Description string `yaml:"description"`
+	}
+	security struct {
+		Type        string `yaml:"type"`
+		In          string `yaml:"in,omitempty"`
 		Description string `yaml:"description"`
 	}
 	channelDoc struct {
@@ -95,10 +121,15 @@ type (
 	parameter struct {
 		Description string `yaml:"description"`
 	}
+	// channelStream is where a reader finds what was stored on the channel: a stream by its name, with the address
+	// as the filter, or a key-value bucket, in which a key is the address without what leads to it.
 	channelStream struct {
-		Stream string `yaml:"stream"`
+		Stream string `yaml:"stream,omitempty"`
+		Bucket string `yaml:"bucket,omitempty"`
 		// Guard says whether a second publish on a subject is refused.
 		Guard string `yaml:"guard"`
+		// Delivery says who gets a message.
+		Delivery string `yaml:"delivery,omitempty"`
 	}
 	operation struct {
 		Action   string      `yaml:"action"`
@@ -109,15 +140,17 @@ type (
 		Service  string      `yaml:"x-service"`
 	}
 	reply struct {
-		Address replyAddress `yaml:"address"`
-		Channel reference    `yaml:"channel"`
+		// Address is absent where the reply goes to the reply subject of the NATS request.
+		Address *replyAddress `yaml:"address,omitempty"`
+		Channel reference     `yaml:"channel"`
 	}
 	replyAddress struct {
 		Description string `yaml:"description"`
-		Location    string `yaml:"location,omitempty"`
+		Location    string `yaml:"location"`
 	}
 	components struct {
-		Messages ordered[message] `yaml:"messages"`
+		Messages ordered[message]  `yaml:"messages"`
+		Security ordered[security] `yaml:"securitySchemes"`
 	}
 	message struct {
 		Name        string   `yaml:"name"`
@@ -196,6 +229,16 @@ func asyncAPI() ([]byte, error) {
 				"Every event is one msgpack map on a subject of its own; the message id is the subject without \"" + schemas.Prefix + "\".",
 		},
 		ContentType: schemas.ContentType,
+		Servers: ordered[server]{{"nats", server{
+			Host: "{host}:{port}", Protocol: "nats",
+			Description: "any NATS server with JetStream, or the one of meander up; its address and access are in build/client.env after make up",
+			Variables:   ordered[variable]{{"host", variable{"127.0.0.1", "its name or address"}}, {"port", variable{"4222", "its client port"}}},
+			Security:    []reference{{"#/components/securitySchemes/token"}, {"#/components/securitySchemes/credentials"}},
+		}}},
+	}
+	doc.Components.Security = ordered[security]{
+		{"token", security{"apiKey", "password", "auth_token of NATS, where the server asks for one"}},
+		{"credentials", security{"asymmetricEncryption", "", "the file of meander auth that has the key of a user, with TLS where the server has it"}},
 	}
 	for _, c := range channels {
 		d := channelDoc{Summary: c.summary, Messages: ordered[reference]{{c.name, reference{"#/components/messages/" + c.name}}}}
@@ -203,7 +246,11 @@ func asyncAPI() ([]byte, error) {
 			d.Address = &c.address
 		}
 		if c.stream != "" {
-			d.JetStream = &channelStream{Stream: c.stream, Guard: guardOf(c.stream)}
+			d.JetStream = storedBy(c.stream)
+		}
+		if key, ok := strings.CutPrefix(c.address, bucketPrefix); ok {
+			bucket, _, _ := strings.Cut(key, ".")
+			d.JetStream = &channelStream{Bucket: bucket, Guard: "the last entry of a key holds"}
 		}
 		for _, p := range placeholders(c.address) {
 			text, ok := parameters[p]
@@ -252,28 +299,25 @@ func operations(c channel) []entry[operation] {
 		switch {
 		case c.event == schemas.TypePrompt && action == "receive":
 			o.Reply = &reply{
-				Address: replyAddress{"the inbox of a client that wants a receipt", "$message.header#/" + schemas.HeaderReply},
+				Address: &replyAddress{"the inbox of a client that wants a receipt", "$message.header#/" + schemas.HeaderReply},
 				Channel: reference{"#/channels/receipt"},
 			}
 		case c.name == "control" && action == "receive":
 			o.Reply = &reply{
-				Address: replyAddress{"the inbox of a client that wants an answer", "$message.header#/" + schemas.HeaderReply},
+				Address: &replyAddress{"the inbox of a client that wants an answer", "$message.header#/" + schemas.HeaderReply},
 				Channel: reference{"#/channels/control_receipt"},
 			}
 		case c.event == schemas.TypeScoreRequest:
-			o.Reply = &reply{
-				Address: replyAddress{Description: "the reply subject of the NATS request"},
-				Channel: reference{"#/channels/score_reply"},
-			}
+			o.Reply = &reply{Channel: reference{"#/channels/score_reply"}}
 		case c.event == schemas.TypeInteractRequest:
-			o.Reply = &reply{
-				Address: replyAddress{Description: "the reply subject of the NATS request"},
-				Channel: reference{"#/channels/interact_reply"},
-			}
+			o.Reply = &reply{Channel: reference{"#/channels/interact_reply"}}
 		}
 		return entry[operation]{strings.ReplaceAll(service, " ", "-") + "-" + action + "-" + c.name, o}
 	}
-	list := []entry[operation]{one(c.sender, "send")}
+	var list []entry[operation]
+	for _, s := range strings.FieldsFunc(c.sender, func(r rune) bool { return r == ',' }) {
+		list = append(list, one(strings.TrimSpace(s), "send"))
+	}
 	for _, r := range c.receivers {
 		list = append(list, one(r, "receive"))
 	}
@@ -344,15 +388,18 @@ func setup(s schemas.StreamSpec) streamSetup {
 	return out
 }
 
-func guardOf(stream string) string {
+// storedBy is how a stream stores the messages of a channel, and gives them to readers.
+func storedBy(stream string) *channelStream {
+	c := &channelStream{Stream: stream, Guard: "message id within the duplicate window"}
 	for _, s := range schemas.Streams() {
 		switch {
 		case s.Name != stream:
 		case s.Guarded:
-			return "one message per subject, for ever"
+			c.Guard = "one message per subject, for ever"
 		case s.WorkQueue:
-			return "one message per subject, while it waits"
+			c.Guard = "one message per subject, while it waits"
+			c.Delivery = "a work queue: one consumer takes each message, and it is gone; others see it by a core subscription, as it is published"
 		}
 	}
-	return "message id within the duplicate window"
+	return c
 }
