@@ -299,12 +299,12 @@ func operations(c channel) []entry[operation] {
 		switch {
 		case c.event == schemas.TypePrompt && action == "receive":
 			o.Reply = &reply{
-				Address: &replyAddress{"the inbox of a client that wants a receipt", "$message.header#/" + schemas.HeaderReply},
+				Address: &replyAddress{"the inbox of a client that wants a receipt; its first token begins with _INBOX", "$message.header#/" + schemas.HeaderReply},
 				Channel: reference{"#/channels/receipt"},
 			}
 		case c.name == "control" && action == "receive":
 			o.Reply = &reply{
-				Address: &replyAddress{"the inbox of a client that wants an answer", "$message.header#/" + schemas.HeaderReply},
+				Address: &replyAddress{"the inbox of a client that wants an answer; its first token begins with _INBOX", "$message.header#/" + schemas.HeaderReply},
 				Channel: reference{"#/channels/control_receipt"},
 			}
 		case c.event == schemas.TypeScoreRequest:
@@ -352,7 +352,7 @@ func messageOf(c channel) message {
 		// The message id is the publisher's to choose.
 		m.Headers.Properties[2].value.Description = "deduplication id, chosen by the publisher"
 		m.Headers.Properties = append(m.Headers.Properties,
-			entry[headerSchema]{schemas.HeaderReply, headerSchema{Type: "string", Description: "inbox that wants a receipt"}})
+			entry[headerSchema]{schemas.HeaderReply, headerSchema{Type: "string", Description: "inbox that wants a receipt; its first token begins with _INBOX"}})
 	}
 	return m
 }
