@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help build python-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy \
+.PHONY: help build python-test asyncapi-test build-onnx build-cuda cuda-build gpu-programs gpu-bench compose-plugin check fmt fmt-check vet lint test race cover fuzz integration soak chaos chaos-long onnx-test bench bench-compare bench-sampler bench-tokens bench-gemm bench-advantage bench-events bench-swarm bench-policy \
 	generate generate-check ptx golden learn learn-hacked learn-figures learn-sums learn-test up down logs demo demo-tokens ci clean tools
 
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -186,6 +186,17 @@ python-test: build build/python-venv/ok ## types and tests of the Python client,
 	cd pkg/client/python && ../../../build/python-venv/bin/mypy
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander NATS_SERVER=$(CURDIR)/build/nats-server ../../../build/python-venv/bin/python -m pytest -q -rs
 
+asyncapi-test: build/asyncapi/ok ## the AsyncAPI document by the official parser, and subscribers that are generated from it (npm, Python)
+	MEANDER_NODE_MODULES=$(CURDIR)/build/asyncapi/node_modules MEANDER_PYTHON=$(CURDIR)/build/asyncapi/venv/bin/python \
+		CGO_ENABLED=0 go test -trimpath -v -count=1 -run '^TestAsyncAPI$$' ./integration/
+
+build/asyncapi/ok: integration/testdata/asyncapi/package.json integration/testdata/asyncapi/requirements.txt
+	mkdir -p build/asyncapi && cp integration/testdata/asyncapi/package.json build/asyncapi
+	npm install --prefix build/asyncapi --ignore-scripts --no-package-lock --no-audit --no-fund
+	python3 -m venv build/asyncapi/venv
+	build/asyncapi/venv/bin/python -m pip install --quiet --requirement integration/testdata/asyncapi/requirements.txt
+	touch $@
+
 build/python-venv/ok: pkg/client/python/pyproject.toml
 	python3 -m venv build/python-venv
 	build/python-venv/bin/python -m pip install --quiet --editable 'pkg/client/python[test]'
@@ -211,10 +222,10 @@ build/golden-venv/ok: deploy/golden/requirements.txt
 
 # The recipe's numbers are in deploy/bench/learn; flags of meander-train follow in LEARN, as LEARN="--updates 20 --stop".
 SEEDS ?= 2
-learn: build build/learn-venv/ok ## train an adapter of signs on the stream: starts a pipeline, ends with a curve and contact sheets (Python; SEEDS="2 3 4")
+learn: learn-needs build build/learn-venv/ok ## train an adapter of signs on the stream: starts a pipeline, ends with a curve and contact sheets (Python; SEEDS="2 3 4")
 	build/learn-venv/bin/python deploy/learn/learn.py --seeds $(SEEDS) -- $(LEARN)
 
-learn-hacked: build build/learn-venv/ok ## the same without what holds diversity, until the reader is gamed: to see the alarms
+learn-hacked: learn-needs build build/learn-venv/ok ## the same without what holds diversity, until the reader is gamed: to see the alarms
 	build/learn-venv/bin/python deploy/learn/learn.py --name hacked --seeds 2 -- --hold-diversity 0 $(LEARN)
 
 learn-figures: build/learn-venv/ok ## deploy/bench/learn from the runs in meander-out/learn
@@ -226,11 +237,14 @@ learn-sums: build build/learn-venv/ok ## train an adapter of the language model 
 learn-test: build build/learn-venv/ok ## tests of the trainer, which need torch: its parts, and small runs on a pipeline of signs
 	cd pkg/client/python && MEANDER_BIN=$(CURDIR)/bin/meander $(CURDIR)/build/learn-venv/bin/python -m pytest -q tests/test_train.py tests/test_velocity.py tests/test_learning.py tests/test_grpo.py tests/test_texts.py
 
-build/learn-venv/ok: deploy/learn/requirements.txt pkg/client/python/pyproject.toml
-	python3 -m venv build/learn-venv
-	build/learn-venv/bin/python -m pip install --requirement deploy/learn/requirements.txt
-	build/learn-venv/bin/python -m pip install --no-deps --editable pkg/client/python
-	touch $@
+build/learn-venv/ok: deploy/learn/requirements.txt deploy/learn/install.sh pkg/client/python/pyproject.toml | learn-needs
+	TORCH='$(TORCH)' deploy/learn/install.sh build/learn-venv
+
+# TORCH=cpu: the CPU build of torch or none; see deploy/learn/install.sh.
+.PHONY: learn-needs
+learn learn-hacked: GOLD = gold -- $(LEARN)
+learn-needs: ## what make learn needs of this machine: fail and say all that is not there
+	@TORCH='$(TORCH)' deploy/learn/needs.sh build/learn-venv $(GOLD)
 
 up: compose-plugin build/compose.env compose-check $(if $(filter secure,$(forms)),credentials) ## NATS and the four services in containers; PROFILE=secure: with roles and TLS, cluster: three servers; APART=1: between one and three; settings: docker-compose.yml
 	VERSION=$(VERSION) $(if $(filter cluster,$(forms)),MEANDER_STREAM_REPLICAS=3) $(COMPOSE) up --build --detach --wait --remove-orphans

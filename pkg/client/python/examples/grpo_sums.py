@@ -21,6 +21,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import meander
+from meander.tasks import together
 
 args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 args.add_argument("--url", default=os.environ.get("MEANDER_URL", "nats://127.0.0.1:4222"), help="of the pipeline (default %(default)s)")
@@ -58,14 +59,14 @@ def problems(rng: random.Random, count: int, held_out: bool) -> list[tuple[str, 
 
 async def ask(client: meander.Client, lane: str, run: str, batch: str, asked: list[tuple[str, str]], version: int, **fields: object) -> None:
     """Publishes a batch of problems, for weights of that version or newer."""
-    await asyncio.gather(*(
+    await together(
         client.publish(
             run, question, timeout=60, model=lane, uid=f"{batch}-{i}", batch={"id": batch, "groups": len(asked)}, min_policy_version=version,
             text={"temperature": 1.0, "tokens_per_event": 8}, reward=[{"name": "exact_match", "ground_truth": answer}],
             advantage={"estimator": "grpo"}, **fields,
         )
         for i, (question, answer) in enumerate(asked)
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 async def accuracy(client: meander.Client, lane: str, run: str, asked: list[tuple[str, str]], version: int, samples: int) -> float:

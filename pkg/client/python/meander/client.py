@@ -25,6 +25,7 @@ from .batch import Group, Keep, Sample
 from .control import Controls
 from .events import ADVANTAGE, PREFIX, STEP, TOKEN, TOKENS, Event, EventError, Gone, checked, decode, fault, fitting, payload_digest, tensor, trajectory_form
 from .reader import Batches, Groups, LogProbs
+from .tasks import together
 from .text import NUMBERS, Text, add_events, text_of
 
 _log = logging.getLogger("meander")
@@ -210,8 +211,8 @@ class Client(Controls):
                 raise Gone(f"{subject}: the group has not closed, or its result is stored no more") from None
             advantage = fitting(m.data or b"", ADVANTAGE, subject, "run", "uid")
         source = advantage.get("source_run") or run
-        samples = await asyncio.gather(*(self._sample(source, uid, m, logits) for m in advantage["members"]))
-        return Group(advantage, list(samples))
+        samples = await together(self._sample(source, uid, m, logits) for m in advantage["members"])
+        return Group(advantage, samples)
 
     async def _sample(self, run: str, uid: str, member: Event, logits: bool) -> Sample:
         if not member["trajectory_seq"]:
@@ -260,7 +261,7 @@ class Client(Controls):
     async def _steps(self, trajectory: Event, kind: str, form: Event, logits: bool = False) -> list[Event]:
         """The stored events that a trajectory names, their tensors whole; logits are left out unless they are wanted."""
         subject = f"{PREFIX}{kind}.{trajectory['run']}.{trajectory['uid']}.{trajectory['sample_index']}."
-        return await asyncio.gather(*(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or []))
+        return await together(self._step(subject, ref, form, logits) for ref in trajectory["steps"] or [])
 
     async def _step(self, subject: str, ref: Event, form: Event, logits: bool) -> Event:
         m = await self._stored("MDR_STEPS", ref["seq"], subject)

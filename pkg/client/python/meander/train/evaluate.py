@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import io
@@ -14,6 +13,7 @@ import nats.errors
 
 from ..client import Client, Refused
 from ..events import decode
+from ..tasks import together
 from . import prompts
 from .config import Config
 
@@ -96,7 +96,7 @@ async def publish(client: Client, run: str, bodies: list[dict], patience: float)
             if e.code != "uid_conflict":  # it asked for older weights then
                 raise
 
-    await asyncio.gather(*(one(b) for b in bodies))
+    await together(one(b) for b in bodies)
 
 
 async def _rewards(client: Client, config: Config, run: str, batch: str, count: int, seen: Callable[[], object], strict: bool = True) -> list[dict]:

@@ -116,7 +116,12 @@ class Trainer:
         if batch is None:
             return ""
         marks = asyncio.ensure_future(evaluate.full_marks(self.client, self.config, whole.name, whole.size)) if whole else None
-        report = await _in(self.beside, self.learner.update, batch, behind)
+        try:
+            report = await _in(self.beside, self.learner.update, batch, behind)
+        except BaseException:
+            if marks is not None:
+                marks.cancel()
+            raise
         clock.lap("update")
         self.updated += 1
         why = ""

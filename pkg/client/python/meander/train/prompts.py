@@ -77,7 +77,10 @@ def batch_id(batch: int) -> str:
 
 
 def held_out(config: Config, name: str, prompts: list[dict], version: int) -> list[dict]:
-    """The prompts of an evaluation: validation groups of the held-out ones, read by the rewarded reader and the gold one."""
+    """The prompts of an evaluation: validation groups of the held-out ones, read by the rewarded reader and the gold one.
+
+    A prompt of the file may say how these read; readers that it names besides are left out.
+    """
     readers = [{"name": r["name"], "weight": 1.0 if k == 0 else 0.0} for k, r in enumerate(weighted(config.reward)) if r["name"] != "diversity"]
     if config.gold and config.gold not in (r["name"] for r in readers):
         readers.append({"name": config.gold, "weight": 0.0})
@@ -85,8 +88,9 @@ def held_out(config: Config, name: str, prompts: list[dict], version: int) -> li
         {
             **_common(config, f"{name}-{i:03d}", config.eval_seed, i),
             "group_size": config.eval_samples, "num_inference_steps": config.eval_steps or config.steps, "validation": True,
-            "reward": readers, "batch": {"id": name, "groups": len(prompts)}, "min_policy_version": version,
+            "batch": {"id": name, "groups": len(prompts)}, "min_policy_version": version,
             **fields,
+            "reward": [{r["name"]: r for r in fields.get("reward", [])}.get(r["name"], r) for r in readers],
         }
         for i, fields in enumerate(prompts)
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from nats.js.errors import NotFoundError
 from .. import policy
 from ..batch import Batch
 from ..client import Client
+from ..tasks import together
 from . import distributed
 from .config import Config
 from .evaluate import publish
@@ -64,7 +65,7 @@ class Stream:
     async def mine(self, task: Task, batch: Batch | None) -> Batch:
         """The groups of a batch that this process is to train on; the first one has the batch already."""
         uids = task.uids[distributed.rank() :: distributed.world()]
-        groups = [g for g in batch.groups if g.uid in uids] if batch else await asyncio.gather(*(self.client.group(self.config.run, uid) for uid in uids))
+        groups = [g for g in batch.groups if g.uid in uids] if batch else await together(self.client.group(self.config.run, uid) for uid in uids)
         return Batch(groups, task.name, task.cursor)
 
     async def base(self) -> int:
