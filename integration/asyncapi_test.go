@@ -37,10 +37,12 @@ type described struct {
 	Schema string
 }
 
-// The answers to a prompt and to a control go where these subjects say; those to requests for a score and for a turn of a
-// conversation go to inboxes, which belong to who asks.
-var replySubjects = map[string]string{"receipt": "_INBOX.asyncapi.receipt", "control_receipt": "_INBOX.asyncapi.control"}
+// replySubjects are where this test wants the answers to a prompt and to a control.
+var replySubjects = map[string]string{
+	"receipt": "_INBOX.asyncapi.receipt", "control_receipt": "_INBOX.asyncapi.control",
+}
 
+// workersAnswers go to the inbox of the service that asked, where nobody else may read.
 var workersAnswers = []string{"score_reply", "interact_reply"}
 
 // describedChannels reads the channels of the document, and nothing else of this project.
@@ -85,7 +87,8 @@ func describedChannels(t *testing.T, document string) []described {
 			d.Mode, d.Store = "stream", c.Kept.Stream
 		}
 		for _, m := range c.Messages {
-			if ref := doc.Components.Messages[strings.TrimPrefix(m.Ref, "#/components/messages/")].Payload.Schema.Ref; ref != "" {
+			message := doc.Components.Messages[strings.TrimPrefix(m.Ref, "#/components/messages/")]
+			if ref := message.Payload.Schema.Ref; ref != "" {
 				path, err := filepath.Abs(filepath.Join(root, filepath.Dir(document), ref))
 				if err != nil {
 					t.Fatal(err)
@@ -106,8 +109,10 @@ type subscriber struct {
 	err bytes.Buffer
 }
 
-// generateSubscriber writes a subscriber of the channels by a template and starts it. It listens when generateSubscriber returns.
-func generateSubscriber(t *testing.T, name, document string, channels []described, env []string, command ...string) *subscriber {
+// generateSubscriber writes a subscriber of the channels by a template and starts it. It listens when this returns.
+func generateSubscriber(
+	t *testing.T, name, document string, channels []described, env []string, command ...string,
+) *subscriber {
 	t.Helper()
 	source, err := template.ParseFiles(filepath.Join("testdata/asyncapi", name+".tmpl"))
 	if err != nil {
@@ -179,7 +184,7 @@ func TestAsyncAPI(t *testing.T) {
 	skipNode := func(t *testing.T) {
 		t.Helper()
 		if node != nil || modules == "" {
-			t.Skipf("Node is not tested: node is there: %t, MEANDER_NODE_MODULES=%q; make asyncapi-test installs what it needs", node == nil, modules)
+			t.Skipf("Node is not tested: node: %v, MEANDER_NODE_MODULES: %q; make asyncapi-test has both", node, modules)
 		}
 	}
 	t.Run("parser", func(t *testing.T) {
@@ -197,7 +202,8 @@ func TestAsyncAPI(t *testing.T) {
 			return generateSubscriber(t, "subscriber.cjs", document, channels, []string{"NODE_PATH=" + modules}, "node", url)
 		},
 		"python": func(t *testing.T, url string) *subscriber {
-			return generateSubscriber(t, "subscriber.py", document, channels, nil, pythonWith(t, "nats, msgpack, jsonschema"), url)
+			python := pythonWith(t, "nats, msgpack, jsonschema")
+			return generateSubscriber(t, "subscriber.py", document, channels, nil, python, url)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -216,7 +222,7 @@ func TestAsyncAPI(t *testing.T) {
 	}
 }
 
-// publishEverything runs a pipeline until each channel had something, and counts it by what this project says of subjects.
+// publishEverything runs a pipeline until each channel had something, and counts it by what schemas says of subjects.
 func publishEverything(t *testing.T, w *world, channels []described) map[string]int {
 	t.Helper()
 	ctx := limited(t)
@@ -248,7 +254,9 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 	}); err != nil {
 		t.Fatal(err)
 	}
-	replies(t, w, "tutor", func(*schemas.InteractRequest) []byte { return packed(t, &schemas.InteractReply{Content: "too low"}) })
+	replies(t, w, "tutor", func(*schemas.InteractRequest) []byte {
+		return packed(t, &schemas.InteractReply{Content: "too low"})
+	})
 
 	publish := func(run schemas.Run, p *schemas.Prompt) {
 		t.Helper()
@@ -257,73 +265,8 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 			t.Fatal(err)
 		}
 	}
-	side := new(int64(768)) // states of 576 KiB, in parts
-	publish("images", &schemas.Prompt{
-		UID: "g", Model: "synthetic", Prompt: "a red fox", Height: side, Width: side, NumInferenceSteps: new(int64(2)),
-		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
-	})
-	publish("rolled", &schemas.Prompt{
-		UID: "g", Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "nats:colour"}},
-		Start:             &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: paint(t, 64, 64, 60)}, {Data: paint(t, 64, 64, 90)}}}},
-		ScheduledSampling: &schemas.ScheduledSampling{MaxStepOffset: new(int64(3)), Probability: new(1.0), Timesteps: new(int64(50)), Decode: true},
-	})
-	publish("texts", &schemas.Prompt{
-		UID: "g", Batch: &schemas.BatchSpec{ID: "b", Groups: 1}, Model: "sums", Prompt: "347+58=?", Reward: []schemas.RewardSpec{{Name: "confidence"}},
-		Text: &schemas.Text{Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(2))}, Logits: &schemas.Logits{Form: "topk"}},
-	})
-	for _, run := range []schemas.Run{"images", "rolled", "texts"} {
-		if a := w.advantages(t, run, 1)["g"]; a.Status != schemas.StatusComplete {
-			t.Fatalf("run %s: %+v", run, a)
-		}
-	}
-	// Logits of a vocabulary that is large enough for parts would take minutes.
-	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, "attempt", 0), 0), make([]byte, 64))
-	_, err := w.client.Publish(ctx, "images", &schemas.Prompt{UID: "refused", Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "unknown"}}})
-	if _, ok := errors.AsType[*client.RefusedError](err); !ok {
-		t.Fatalf("an unknown reward function: %v", err)
-	}
-	bustest.Dead(t, w.Bus, 1)
-
-	pushed, err := w.client.PushPolicy(ctx, parsedLoRA(t, loraFile(t, "model.layers.0.mlp.down_proj", 128, 384, 4, 7, 0)), client.Push{Lane: "sums"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.client.Taken(ctx, pushed); err != nil {
-		t.Fatal(err)
-	}
-
-	// One group is judged, and one that waits for it is cancelled; the run is paused before anything of a third is made.
-	waits := func() *schemas.Prompt {
-		return &schemas.Prompt{Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "external"}}}
-	}
-	for _, uid := range []schemas.UID{"judged", "cancelled"} {
-		p := waits()
-		p.UID = uid
-		publish("people", p)
-	}
-	for sample := range int64(2) {
-		if err := w.client.Verdict(ctx, &schemas.Verdict{Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(float64(sample)), At: 1}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	bustest.Await(t, w.Bus, 4, schemas.StreamTrajectories, schemas.TrajectoryFilter("people", "*"))
-	if _, err := w.client.Control(ctx, &schemas.Control{Run: "people", UID: "cancelled", Action: "cancel", By: "ada"}); err != nil {
-		t.Fatal(err)
-	}
-	w.advantages(t, "people", 2)
-	if _, err := w.client.Control(ctx, &schemas.Control{Run: "people", Action: "pause", By: "ada"}); err != nil {
-		t.Fatal(err)
-	}
-	later := waits()
-	later.UID, later.GroupSize = "later", new(int64(1))
-	if _, err := w.Bus.PublishPrompt(ctx, "people", bustest.Encode(t, later), nats.Header{schemas.HeaderReply: {replySubjects["receipt"]}}); err != nil {
-		t.Fatal(err)
-	}
-	bustest.Await(t, w.Bus, 1, schemas.StreamParked)
-	status := &schemas.Control{Run: "people", Action: "status", By: "ada", At: time.Now().UnixNano()}
-	if _, err := w.Bus.Publish(ctx, status, bus.ReplyTo(replySubjects["control_receipt"])); err != nil {
-		t.Fatal(err)
-	}
+	publishResults(t, w, publish)
+	publishControls(t, w, publish)
 	bustest.Until(t, "the answers to a prompt and a control", func() error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -334,10 +277,107 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 		}
 		return nil
 	})
+	mu.Lock()
+	defer mu.Unlock()
+	return countEverything(t, w, channels, live)
+}
 
+// publishResults has every event of a sample made: of an image, of a text, of one that is refused, and a policy.
+func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *schemas.Prompt)) {
+	t.Helper()
+	ctx := limited(t)
+	side := new(int64(768)) // states of 576 KiB, in parts
+	publish("images", &schemas.Prompt{
+		UID: "g", Model: "synthetic", Prompt: "a red fox", Height: side, Width: side, NumInferenceSteps: new(int64(2)),
+		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+	})
+	images := []schemas.DataImage{{Data: paint(t, 64, 64, 60)}, {Data: paint(t, 64, 64, 90)}}
+	publish("rolled", &schemas.Prompt{
+		UID: "g", Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "nats:colour"}},
+		Start: &schemas.Start{Data: &schemas.Data{Images: images}},
+		ScheduledSampling: &schemas.ScheduledSampling{
+			MaxStepOffset: new(int64(3)), Probability: new(1.0), Timesteps: new(int64(50)), Decode: true,
+		},
+	})
+	publish("texts", &schemas.Prompt{
+		UID: "g", Model: "sums", Prompt: "347+58=?", Reward: []schemas.RewardSpec{{Name: "confidence"}},
+		Batch: &schemas.BatchSpec{ID: "b", Groups: 1},
+		Text: &schemas.Text{
+			Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(2))}, Logits: &schemas.Logits{Form: "topk"},
+		},
+	})
+	for _, run := range []schemas.Run{"images", "rolled", "texts"} {
+		if a := w.advantages(t, run, 1)["g"]; a.Status != schemas.StatusComplete {
+			t.Fatalf("run %s: %+v", run, a)
+		}
+	}
+	// Logits of a vocabulary that is large enough for parts would take minutes.
+	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, "attempt", 0), 0), make([]byte, 64))
+	_, err := w.client.Publish(ctx, "images", &schemas.Prompt{
+		UID: "refused", Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "unknown"}},
+	})
+	if _, ok := errors.AsType[*client.RefusedError](err); !ok {
+		t.Fatalf("an unknown reward function: %v", err)
+	}
+	bustest.Dead(t, w.Bus, 1)
+
+	adapter := parsedLoRA(t, loraFile(t, "model.layers.0.mlp.down_proj", 128, 384, 4, 7, 0))
+	pushed, err := w.client.PushPolicy(ctx, adapter, client.Push{Lane: "sums"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.client.Taken(ctx, pushed); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// publishControls has every event of people made: verdicts, and controls with what they do.
+func publishControls(t *testing.T, w *world, publish func(run schemas.Run, p *schemas.Prompt)) {
+	t.Helper()
+	ctx := limited(t)
+	// One group is judged, and one that waits for it is cancelled; the run is paused before anything of a third is made.
+	waits := func() *schemas.Prompt {
+		return &schemas.Prompt{Model: "synthetic", Prompt: "a red fox", Reward: []schemas.RewardSpec{{Name: "external"}}}
+	}
+	for _, uid := range []schemas.UID{"judged", "cancelled"} {
+		p := waits()
+		p.UID = uid
+		publish("people", p)
+	}
+	for sample := range int64(2) {
+		v := &schemas.Verdict{Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(0.5), At: 1}
+		if err := w.client.Verdict(ctx, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bustest.Await(t, w.Bus, 4, schemas.StreamTrajectories, schemas.TrajectoryFilter("people", "*"))
+	cancel := &schemas.Control{Run: "people", UID: "cancelled", Action: "cancel", By: "ada"}
+	if _, err := w.client.Control(ctx, cancel); err != nil {
+		t.Fatal(err)
+	}
+	w.advantages(t, "people", 2)
+	if _, err := w.client.Control(ctx, &schemas.Control{Run: "people", Action: "pause", By: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	later := waits()
+	later.UID, later.GroupSize = "later", new(int64(1))
+	reply := nats.Header{schemas.HeaderReply: {replySubjects["receipt"]}}
+	if _, err := w.Bus.PublishPrompt(ctx, "people", bustest.Encode(t, later), reply); err != nil {
+		t.Fatal(err)
+	}
+	bustest.Await(t, w.Bus, 1, schemas.StreamParked)
+	status := &schemas.Control{Run: "people", Action: "status", By: "ada", At: time.Now().UnixNano()}
+	if _, err := w.Bus.Publish(ctx, status, bus.ReplyTo(replySubjects["control_receipt"])); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// countEverything counts what each channel has had, by what schemas says of subjects.
+func countEverything(t *testing.T, w *world, channels []described, live []string) map[string]int {
+	t.Helper()
 	want := map[string]int{}
 	for _, s := range schemas.Streams() {
-		for m, err := range w.Read(ctx, s.Name, nil, bus.ReadOptions{HeadersOnly: true}) {
+		for m, err := range w.Read(t.Context(), s.Name, nil, bus.ReadOptions{HeadersOnly: true}) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -345,8 +385,6 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 			want[a.Kind]++
 		}
 	}
-	mu.Lock()
-	defer mu.Unlock()
 	for _, c := range channels {
 		switch c.Mode {
 		case "live":

@@ -119,7 +119,8 @@ func (b block) script() string {
 			if strings.Contains(command, "meander up") || strings.Contains(command, "meander-sampler") {
 				says = "model ready"
 			}
-			fmt.Fprintf(&s, "jobs=$((jobs + 1)); set -m; { %s; } >job.$jobs 2>&1 </dev/null &\nset +m; started $! '%s'%s\n", command, says, then)
+			fmt.Fprintf(&s, "jobs=$((jobs + 1)); set -m; { %s; } >job.$jobs 2>&1 </dev/null &\n", command)
+			fmt.Fprintf(&s, "set +m; started $! '%s'%s\n", says, then)
 		}
 		if m := untilCtrlC.FindStringSubmatch(line); m != nil {
 			run(m[1], "; interrupt")
@@ -163,9 +164,14 @@ func workplace(t *testing.T) (dir, address string) {
 			t.Fatal(err)
 		}
 	}
-	wrap("meander", fmt.Sprintf(`case "$1 $* " in "up "*" --listen "* | "up "*" --nats "*) ;; "up "*) shift; set -- up --listen %s "$@" ;; esac`+"\nexec %q \"$@\"", address, program(t, "meander")))
+	wrap("meander", fmt.Sprintf(`case "$1 $* " in
+"up "*" --listen "* | "up "*" --nats "*) ;;
+"up "*) shift; set -- up --listen %s "$@" ;;
+esac
+exec %q "$@"`, address, program(t, "meander")))
 	for _, service := range []string{"meander-intake", "meander-sampler", "meander-reward", "meander-advantage"} {
-		wrap(service, fmt.Sprintf("export MEANDER_NATS_URL=${MEANDER_NATS_URL:-nats://%s}\nexec %q --health-addr 127.0.0.1:0 \"$@\"", address, program(t, service)))
+		wrap(service, fmt.Sprintf(`export MEANDER_NATS_URL=${MEANDER_NATS_URL:-nats://%s}
+exec %q --health-addr 127.0.0.1:0 "$@"`, address, program(t, service)))
 	}
 	host, port, _ := strings.Cut(address, ":")
 	wrap("nats-server", fmt.Sprintf("exec %q --addr %s --port %s \"$@\"", harness.ServerProgram(t), host, port))
@@ -177,9 +183,9 @@ func workplace(t *testing.T) (dir, address string) {
 	return dir, address
 }
 
-// Every block of shell commands of every document runs as it is written, in order, in one folder for each document, and ends
-// without a fault. A block without a language that follows shows what it prints. What this machine cannot run says why not
-// in a comment before the block: <!-- not run: needs Docker -->, or which test runs it: <!-- run by: TestReading -->.
+// Every block of shell commands of every document runs as it is written, in order, in one folder for each document, and
+// ends without a fault. A block without a language that follows shows what it prints. What cannot run says why not in a
+// comment before the block: <!-- not run: it needs Docker -->, or which test runs it: <!-- run by: TestReading -->.
 func TestDocs_BlocksRun(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the programs run without the race detector here: the documents start a hundred of them")
@@ -195,7 +201,8 @@ func TestDocs_BlocksRun(t *testing.T) {
 				t.Logf("%s:%d: not run here: %s", name, b.line, b.skip)
 			case b.kind == "text": // a form, not what something prints
 			case b.kind != "sh" && b.kind != "":
-				t.Errorf("%s:%d: only sh blocks are run; a comment before the block must say which test runs this one, or why none does", name, b.line)
+				t.Errorf(
+					"%s:%d: a block of %s; a comment before it must say what runs it, or why nothing does", name, b.line, b.kind)
 			default:
 				toRun = append(toRun, b)
 			}
@@ -264,7 +271,8 @@ func runBlocks(t *testing.T, blocks []block) (faults []string) {
 		}
 		for _, line := range strings.Split(strings.TrimSpace(b.text), "\n") {
 			if !shows(printed[last], line) {
-				faults = append(faults, fmt.Sprintf("%d: the block before does not print %q; it prints\n%s", b.line, line, printed[last]))
+				fault := fmt.Sprintf("%d: the block before does not print %q; it prints\n%s", b.line, line, printed[last])
+				faults = append(faults, fault)
 				break
 			}
 		}
@@ -296,7 +304,7 @@ func TestBlocks_Faults(t *testing.T) {
 		"a status":        {"sh\ntrue\nfalse\n%", "1: exit status 1"},
 		"in a pipe":       {"sh\nfalse | cat\n%", "1: exit status 1"},
 		"a job that ends": {"sh\nfalse &\n%", "the job ended at once"},
-		"other output":    {"sh\necho mean reward 0.5 of 4\n%\nmean reward 0.6\n%", `4: the block before does not print "mean reward 0.6"`},
+		"other output":    {"sh\necho mean reward 0.5\n%\nmean reward 0.6\n%", `4: the block before does not print "mean`},
 		"another order":   {"sh\necho two one\n%\none two\n%", `4: the block before does not print "one two"`},
 		"part of it":      {"sh\necho mean reward   0.5 of 4\n%\nmean reward of 4\n%", ""},
 	} {

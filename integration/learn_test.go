@@ -37,25 +37,35 @@ func TestLearn_Needs(t *testing.T) {
 	df := func(gib int) string { return fmt.Sprintf("echo header; echo disk 0 0 %d 0 /", gib<<20) }
 	snake := `case "$2" in *version_info*) exit %d ;; *ensurepip*) exit %d ;; esac; echo 3.9.2`
 	good := map[string]string{"python3": fmt.Sprintf(snake, 0, 0), "df": df(9), "tesseract": ""}
+	away := map[string]string{"tesseract": "-"}
+	gold := []string{"gold", "--"}
 	for name, c := range map[string]struct {
 		change map[string]string
 		env    string
 		args   []string
 		lacks  []string
 	}{
-		"nothing":         {args: []string{"gold", "--"}},
-		"the reader":      {map[string]string{"tesseract": "-"}, "", []string{"gold", "--"}, []string{reader}},
-		"no gold reader":  {map[string]string{"tesseract": "-"}, "", []string{"gold", "--", "--updates", "3", "--gold", "glyph"}, nil},
-		"gold by =":       {map[string]string{"tesseract": "-"}, "", []string{"gold", "--", "--gold=glyph"}, nil},
-		"rewarded":        {map[string]string{"tesseract": "-"}, "", []string{"gold", "--", "--gold", "glyph", "--reward", "ocr=1,glyph"}, []string{reader}},
-		"texts":           {map[string]string{"tesseract": "-"}, "", nil, nil},
-		"Python":          {map[string]string{"python3": "-"}, "", nil, []string{python + ": apt-get install python3"}},
-		"another Python":  {map[string]string{"python3": fmt.Sprintf(snake, 1, 0)}, "", nil, []string{python, "is 3.9.2"}},
-		"venv":            {map[string]string{"python3": fmt.Sprintf(snake, 0, 1)}, "", nil, []string{"apt-get install python3-venv"}},
-		"disk":            {map[string]string{"df": df(7)}, "", nil, []string{"8 " + disk, "TORCH=cpu"}},
-		"disk for a CPU":  {map[string]string{"df": df(7)}, "TORCH=cpu", nil, nil},
-		"less for a CPU":  {map[string]string{"df": df(2)}, "TORCH=cpu", nil, []string{"3 " + disk}},
-		"all at the same": {map[string]string{"df": df(2), "python3": "-", "tesseract": "-"}, "", []string{"gold", "--"}, []string{reader, python, disk}},
+		"nothing":        {args: gold},
+		"the reader":     {away, "", gold, []string{reader}},
+		"no gold reader": {away, "", append(gold, "--updates", "3", "--gold", "glyph"), nil},
+		"gold by =":      {away, "", append(gold, "--gold=glyph"), nil},
+		"rewarded":       {away, "", append(gold, "--gold", "glyph", "--reward", "ocr=1,glyph"), []string{reader}},
+		"texts":          {away, "", nil, nil},
+		"Python":         {map[string]string{"python3": "-"}, "", nil, []string{python + ": apt-get install python3"}},
+		"another Python": {map[string]string{"python3": fmt.Sprintf(snake, 1, 0)}, "", nil, []string{python, "is 3.9.2"}},
+		"venv": {
+			map[string]string{"python3": fmt.Sprintf(snake, 0, 1)},
+			"", nil,
+			[]string{"apt-get install python3-venv"},
+		},
+		"disk":           {map[string]string{"df": df(7)}, "", nil, []string{"8 " + disk, "TORCH=cpu"}},
+		"disk for a CPU": {map[string]string{"df": df(7)}, "TORCH=cpu", nil, nil},
+		"less for a CPU": {map[string]string{"df": df(2)}, "TORCH=cpu", nil, []string{"3 " + disk}},
+		"all at the same": {
+			map[string]string{"df": df(2), "python3": "-", "tesseract": "-"},
+			"", gold,
+			[]string{reader, python, disk},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -67,7 +77,8 @@ func TestLearn_Needs(t *testing.T) {
 					}
 				}
 			}
-			script := exec.Command(filepath.Join(root, "deploy/learn/needs.sh"), append([]string{filepath.Join(t.TempDir(), "venv")}, c.args...)...)
+			args := append([]string{filepath.Join(t.TempDir(), "venv")}, c.args...)
+			script := exec.Command(filepath.Join(root, "deploy/learn/needs.sh"), args...)
 			script.Env = []string{"PATH=" + toolbox(t, []string{"awk", "dirname", "mkdir"}, scripts), c.env}
 			out, err := script.CombinedOutput()
 			if (err == nil) != (len(c.lacks) == 0) || err == nil && len(out) > 0 {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes deploy/demo/adapter, a LoRA of the model signs to try `meander policy push` with. Standard library only.
 
-Nothing was learned: its matrices are drawn, of rank 4 on all projections of the attention to the image, and so small that
+Nothing was learned: its matrices are drawn, of rank 4 on the projections of the image's attention, and so small that
 signs look a little different and can still be read. `make learn` makes an adapter that has learned something.
 """
 
@@ -31,7 +31,8 @@ def main() -> None:
     text += b" " * (-len(text) % 8)
     OUT.mkdir(exist_ok=True)
     (OUT / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-    config = {"peft_type": "LORA", "base_model_name_or_path": "deploy/models/signs", "r": RANK, "lora_alpha": RANK, "target_modules": sorted(MODULES)}
+    config = {"peft_type": "LORA", "base_model_name_or_path": "deploy/models/signs"}
+    config |= {"r": RANK, "lora_alpha": RANK, "target_modules": sorted(MODULES)}
     (OUT / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -3,10 +3,10 @@
 #
 #   install.sh VENV
 #
-# On Linux for x86_64 pip's ordinary index has torch with CUDA only, 7 GB with its libraries, and it does not start without
-# them. The CPU build is called VERSION+cpu; pip finds it where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL names a folder or an
-# index that has it: pytorch.org, Get Started, Compute Platform: CPU. It is taken where there is no GPU and pip finds it.
-# TORCH=cpu takes no other.
+# On Linux for x86_64 pip's ordinary index has torch with CUDA only, 7 GB with its libraries, and it does not start
+# without them. The CPU build is called VERSION+cpu; pip finds it where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL names a
+# folder or an index that has it: pytorch.org, Get Started, Compute Platform: CPU. It is taken where there is no GPU and
+# pip finds it. TORCH=cpu takes no other.
 set -eu
 venv=$1 here=$(dirname "$0")
 torch=$(sed -n 's/^torch==//p' "$here/requirements.txt")
@@ -18,10 +18,11 @@ if [ "${TORCH-}" = cpu ] || [ ! -e /proc/driver/nvidia/version ]; then
 	'Linux x86_64')
 		if ! pip --quiet "torch==$torch+cpu" 2>/dev/null; then
 			[ "${TORCH-}" != cpu ] || {
-				echo "pip finds no torch $torch+cpu: PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL must name a folder or an index that has it; see pytorch.org, Get Started, CPU" >&2
+				echo "pip finds no torch $torch+cpu: PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL must name a folder or" \
+					"an index that has it; see pytorch.org, Get Started, CPU" >&2
 				exit 1
 			}
-			echo "pip finds no torch $torch+cpu, so torch comes with CUDA, 7 GB; $here/install.sh says how to get the smaller one"
+			echo "pip finds no torch $torch+cpu, so it comes with CUDA, 7 GB; $here/install.sh says how to avoid that"
 		fi ;;
 	esac
 fi

@@ -22,7 +22,8 @@ if [ "${1-}" = gold ]; then
 	case ,$gold,$reward, in
 	*,ocr,* | *,ocr=*)
 		command -v tesseract >/dev/null ||
-			lack 'tesseract, the reader that is not rewarded: apt-get install tesseract-ocr (Fedora: dnf install tesseract, macOS: brew install tesseract), or LEARN="--gold glyph" to go without' ;;
+			lack 'tesseract, the reader that is not rewarded: apt-get install tesseract-ocr (Fedora: dnf install tesseract,
+    macOS: brew install tesseract), or LEARN="--gold glyph" to go without' ;;
 	esac
 fi
 
@@ -30,16 +31,17 @@ if [ ! -e "$venv/ok" ]; then
 	if ! command -v python3 >/dev/null; then
 		lack 'Python 3.11 to 3.13: apt-get install python3 python3-venv'
 	elif ! python3 -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; then
-		lack "Python 3.11 to 3.13, which the pinned packages are for; python3 is $(python3 -c 'import platform; print(platform.python_version())')"
+		have=$(python3 -c 'import platform; print(platform.python_version())')
+		lack "Python 3.11 to 3.13, which the pinned packages are for; python3 is $have"
 	elif ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
 		lack 'the modules venv and ensurepip of Python: apt-get install python3-venv'
 	fi
-	gib=8
-	[ "${TORCH-}" != cpu ] || gib=3
+	gib=8 smaller=', or TORCH=cpu with 3 GiB (deploy/learn/install.sh says how)'
+	[ "${TORCH-}" != cpu ] || gib=3 smaller=
 	mkdir -p "$(dirname "$venv")"
 	free=$(df -Pk "$(dirname "$venv")" | awk 'END { print int($4 / 1048576) }')
 	[ "$free" -ge "$gib" ] ||
-		lack "$gib GiB of disk for $venv, which has $free: free some$([ "$gib" = 3 ] || echo ', or TORCH=cpu with 3 GiB (deploy/learn/install.sh says how)')"
+		lack "$gib GiB of disk for $venv, which has $free: free some$smaller"
 fi
 
 [ -z "$lacks" ] || {

@@ -7,5 +7,6 @@ new Parser().parse(fs.readFileSync(source, 'utf8'), { source }).then(({ document
   const wrong = diagnostics.filter((d) => d.severity <= 1); // errors and warnings; the rest is advice
   for (const d of wrong) console.error(`${d.path.join('.')}: ${d.message}`);
   if (wrong.length || !document) process.exit(1);
-  console.log(`${document.channels().length} channels, ${document.operations().length} operations, ${document.servers().length} servers`);
+  const count = (name) => `${document[name]().length} ${name}`;
+  console.log(['channels', 'operations', 'servers'].map(count).join(', '));
 });

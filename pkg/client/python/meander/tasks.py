@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What the calls return, in their order, or the error of the first that fails: the others have been stopped by then.
+    """What the calls return, in their order, or the error of the first that fails: the others are stopped by then.
 
-    asyncio.gather leaves them running: they go on while the connection closes, and each ends with a traceback of its own.
+    asyncio.gather leaves them running: the connection closes under them, and each ends with a traceback of its own.
     """
     tasks = [asyncio.ensure_future(c) for c in calls]
     try:

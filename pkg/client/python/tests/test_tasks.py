@@ -53,10 +53,12 @@ def test_a_reader_that_is_not_there_is_one_error():
     assert asyncio.run(run()) == []
 
 
-HELD_OUT = [{"prompt": 'a red sign that says "1"', "reward": [{"name": "glyph"}, {"name": "ocr", "weight": 0.0, "params": {"whitelist": "01"}}]}]
+READERS = [{"name": "glyph"}, {"name": "ocr", "weight": 0.0, "params": {"whitelist": "01"}}]
+HELD_OUT = [{"prompt": 'a red sign that says "1"', "reward": READERS}]
+CASES = [("ocr", ["glyph", "ocr"]), ("glyph", ["glyph"]), ("", ["glyph"]), ("diversity", ["glyph", "diversity"])]
 
 
-@pytest.mark.parametrize("gold, names", [("ocr", ["glyph", "ocr"]), ("glyph", ["glyph"]), ("", ["glyph"]), ("diversity", ["glyph", "diversity"])])
+@pytest.mark.parametrize("gold, names", CASES)
 def test_only_the_rewarded_reader_and_the_gold_one_read(gold, names):
     (asked,) = prompts.held_out(Config(prompts="x", gold=gold), "read", HELD_OUT, 0)
     assert [r["name"] for r in asked["reward"]] == names
