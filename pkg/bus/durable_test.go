@@ -109,7 +109,7 @@ func TestConsume_ItsDurableChanged(t *testing.T) {
 			publish("other", "taken") // what is acknowledged behind it moves the floor
 			bustest.Until(t, "the change is said", func() error {
 				if err := e.Bus.Changed(); err == nil || !strings.Contains(err.Error(), c.says) {
-					return fmt.Errorf("it says %v, want %q", err, c.says)
+					return fmt.Errorf("it says %w, want %q", err, c.says)
 				}
 				return nil
 			})

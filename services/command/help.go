@@ -109,7 +109,7 @@ func teach(root *cobra.Command) {
 	root.SetUsageTemplate(usageTemplate)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		said := boot.FlagError(err, c.Flags(), flagNames)
-		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && said == err {
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && errors.Is(err, said) {
 			said = fmt.Errorf("%w%s", err, elsewhere(c, unknown.GetSpecifiedName()))
 		}
 		return usage(fmt.Errorf("%w\nSee '%s --help'", said, c.CommandPath()))

@@ -125,7 +125,7 @@ func TestRuns_ImportBesideServices(t *testing.T) {
 	bustest.Until(t, "a refusal", func() error {
 		out, errs, err := command(t.Context(), "runs", "import", file)
 		if err == nil || !strings.Contains(err.Error(), "runs on this store") {
-			return fmt.Errorf("%s%s: %v", out, errs, err)
+			return fmt.Errorf("%s%s: %w", out, errs, err)
 		}
 		return nil
 	})
