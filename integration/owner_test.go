@@ -308,6 +308,11 @@ func TestStore_FlagsOfWhoJoins(t *testing.T) {
 	up := background(t, dir, "up", "--model", "synthetic", "--batch", "4", "--listen", "127.0.0.1:0")
 	up.says(t, "meander is up on")
 	where := fmt.Sprintf(`the pipeline on store "meander-data" (process %d)`, up.cmd.Process.Pid)
+	for _, name := range []string{"x.yaml", "a"} { // what is not there is refused as such
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, tt := range []struct {
 		args []string
 		want string // empty: accepted

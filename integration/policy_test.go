@@ -318,7 +318,7 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 	t.Parallel()
 	plane, peer, base := signsPlane(t, 1)
 	d := widthOfSigns(t, plane.Bus, base)
-	nothing, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 0, 0)), client.Push{})
+	refused, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 7, 3e38)), client.Push{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,11 +337,11 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 			return err
 		})
 	}
-	answered(nothing, 1, schemas.AppliedRefused, base.PolicyVersion)
+	answered(refused, 1, schemas.AppliedRefused, base.PolicyVersion)
 	if now, err := peer.Policy(t.Context(), ""); err != nil || now.PolicyVersion != base.PolicyVersion {
 		t.Errorf("the lane serves version %d, %v; want %d", now.PolicyVersion, err, base.PolicyVersion)
 	}
-	_, err = peer.RollbackPolicy(t.Context(), nothing.PolicyVersion, client.Push{})
+	_, err = peer.RollbackPolicy(t.Context(), refused.PolicyVersion, client.Push{})
 	if _, is := errors.AsType[*client.RefusedError](err); !is || !strings.Contains(err.Error(),
 		"version: 1; was refused by every sampler (canary: ") {
 		t.Errorf("back to a version that was refused: %v", err)
@@ -360,7 +360,7 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 	c := sampler.DefaultConfig()
 	c.Model, c.Device = signsFolder, "cpu"
 	plane.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, c, b, zerolog.Nop()) })
-	answered(nothing, 2, schemas.AppliedRefused, base.PolicyVersion)
+	answered(refused, 2, schemas.AppliedRefused, base.PolicyVersion)
 	back, err := peer.RollbackPolicy(t.Context(), base.PolicyVersion, client.Push{})
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func printLanguage(out io.Writer, dir string, info *lm.Info) error {
 		return nil // the problems say why
 	}
 	line := func(format string, args ...any) {
-		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out), "\n  "))
+		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out)-len(columnIndent), "\n"+columnIndent))
 	}
 	for _, part := range info.Parts {
 		line("in memory as float32; %s where files have bf16 and the device computes in it", size(int64(part.FactorBytes)))

@@ -210,7 +210,7 @@ func attemptsLine(t *schemas.Trajectory) string {
 
 func printGroup(out io.Writer, run schemas.Run, uid schemas.UID, adv *schemas.Advantage, trajectories []*schemas.Trajectory, why []string) error {
 	line := func(format string, args ...any) {
-		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out), "\n  "))
+		fmt.Fprintln(out, breakLines(fmt.Sprintf(format, args...), lineWidth(out)-len(columnIndent), "\n"+columnIndent))
 	}
 	line("group %s of run %s", uid, run)
 	if adv != nil && adv.SourceRun != "" {

@@ -38,7 +38,7 @@ func printRun(w io.Writer, r *results.Run) error {
 	}
 	fmt.Fprintln(w)
 	for _, line := range lines {
-		fmt.Fprintln(w, breakLines(line, lineWidth(w), "\n  "))
+		fmt.Fprintln(w, breakLines(line, lineWidth(w)-len(columnIndent), "\n"+columnIndent))
 	}
 	if s.Trajectories > 0 {
 		fmt.Fprintf(w, "digest %s\n", s.Digest)
@@ -77,7 +77,7 @@ func printGroups(w io.Writer, r *results.Run) {
 		if utf8.RuneCountInString(prompt)+utf8.RuneCountInString(head) > lineWidth(w) {
 			between = "\n  "
 		}
-		fmt.Fprintf(w, "%s%s%s\n", prompt, between, breakLines(head, lineWidth(w), "\n  "))
+		fmt.Fprintf(w, "%s%s%s\n", prompt, between, breakLines(head, lineWidth(w)-len(columnIndent), "\n"+columnIndent))
 		if printRolls(w, g) || printTexts(w, g) {
 			continue
 		}

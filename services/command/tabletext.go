@@ -269,7 +269,7 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	if processed {
 		title = fmt.Sprintf("log-probs by token: after temperature and filters, as %s gives them, id in front", &texts[0].Drawn.Engine)
 	}
-	fmt.Fprintf(out, "\n%s\n", breakLines(title, lineWidth(out), "\n  "))
+	fmt.Fprintf(out, "\n%s\n", breakLines(title, lineWidth(out)-len(columnIndent), "\n"+columnIndent))
 	table, heads := &grid{}, make([]string, len(trajectories))
 	for i, t := range trajectories {
 		heads[i] = fmt.Sprintf("#%d", t.SampleIndex)

@@ -84,14 +84,14 @@ func printBroken(out io.Writer, text string) {
 	for line := range strings.SplitSeq(text, "\n") {
 		if columns := lineWidth(out); shownWidth(line) > columns {
 			indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
-			line = indent + breakLines(line, columns-len(indent), "\n"+indent+columnIndent)
+			line = indent + breakLines(line, columns-len(indent)-len(columnIndent), "\n"+indent+columnIndent)
 		}
 		fmt.Fprintln(out, line)
 	}
 }
 
 // breakLines puts between, which begins with a line feed, before each word that would go
-// beyond so many columns.
+// beyond so many columns, counted from where between ends.
 func breakLines(text string, columns int, between string) string {
 	var s strings.Builder
 	used := 0

@@ -33,7 +33,7 @@ func TestExampleWorker(t *testing.T) {
 	defer server.Close()
 	worker := exec.CommandContext(context.WithoutCancel(t.Context()), python, filepath.Join("..", "..", "..", "deploy", "scorers", "worker.py"),
 		"--url", server.ClientURL(), "--name", "pickscore")
-	worker.Env, worker.Stderr = append(os.Environ(), "NATS_TOKEN=s3cret"), os.Stderr
+	worker.Env, worker.Stderr = append(os.Environ(), "MEANDER_NATS_TOKEN=s3cret"), os.Stderr
 	out, err := worker.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
