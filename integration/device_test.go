@@ -49,7 +49,7 @@ func TestDevice_MemoryTable(t *testing.T) {
 	if !begins || !ends {
 		t.Fatalf("no table in %s", got.stdout)
 	}
-	inDocument(t, "deploy/gpu.md", "memory", "```\nON A GPU"+table+"\n```\n")
+	inDocument(t, "deploy/gpu.md", "memory", "```text\nON A GPU"+table+"\n```\n")
 }
 
 // The script for a machine with a GPU runs to its end on one without, and says for each line what

@@ -109,7 +109,7 @@ func made(t *testing.T, dir string, run schemas.Run, want int, x *task) (got int
 		// Of a server that was killed just now the store may still have the address.
 		ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
 		defer stop()
-		b, err := bus.Connect(ctx, bus.Config{URL: info.URL, Token: info.Token, Name: "test"}, zerolog.Nop())
+		b, err := bus.Connect(ctx, bus.Config{URL: info.URL, Token: info.Token, Name: "test", NoWait: true}, zerolog.Nop())
 		if err != nil {
 			return err
 		}
