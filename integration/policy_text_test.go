@@ -50,15 +50,7 @@ func TestPolicy_Texts(t *testing.T) {
 		}
 		seen := map[int64]map[int64]bool{1: {}, 3: {}} // versions by turn
 		for sample := range int64(2) {
-			own := map[int64]bool{} // versions of this sample
-			for e, err := range w.client.Tokens(t.Context(), w.trajectory(t, run, "g", sample)) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				if e.Generated {
-					seen[e.Turn][e.PolicyVersion], own[e.PolicyVersion] = true, true
-				}
-			}
+			own := w.addVersions(t, w.trajectory(t, run, "g", sample), seen)
 			if rule == schemas.SwapFinish && len(own) != 1 {
 				t.Errorf("finish: sample %d is of versions %v; must be of the one that it began with", sample, own)
 			}
@@ -97,4 +89,19 @@ func TestPolicy_Texts(t *testing.T) {
 			t.Errorf("%s: %v; want %q in it", name, err, c.want)
 		}
 	}
+}
+
+// addVersions adds the versions that drew the tokens of a sample to byTurn, and returns them.
+func (w *world) addVersions(t *testing.T, tr *schemas.Trajectory, byTurn map[int64]map[int64]bool) map[int64]bool {
+	t.Helper()
+	own := map[int64]bool{}
+	for e, err := range w.client.Tokens(t.Context(), tr) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Generated {
+			byTurn[e.Turn][e.PolicyVersion], own[e.PolicyVersion] = true, true
+		}
+	}
+	return own
 }
