@@ -17,6 +17,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/natsd"
+	"github.com/meander-rl/meander/services/internal/boot"
 )
 
 // text is what is written to it, by several goroutines perhaps.
@@ -217,7 +218,7 @@ func TestRun_OutIsTried(t *testing.T) {
 
 // A command that does not come to its end after a signal is ended.
 func TestUntilSignal(t *testing.T) {
-	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
+	for _, signal := range boot.EndSignals() { // under nohup without SIGHUP
 		overdue := make(chan struct{})
 		ctx := untilSignal(time.Millisecond, func() { close(overdue) })
 		if err := ctx.Err(); err != nil {
