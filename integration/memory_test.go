@@ -16,6 +16,14 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// measuresHeap skips under the race detector, which keeps memory of its own and makes these runs many times longer.
+func measuresHeap(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("the race detector takes memory of its own; it runs without")
+	}
+}
+
 // beside is what the reward service may have in use beside its images, in MiB, as ARCHITECTURE.md says.
 const beside = 64
 
@@ -23,6 +31,7 @@ const beside = 64
 // reward service stays below its ceiling; what is above it by itself fails by name.
 // A soak takes the largest images that an event may have.
 func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
+	measuresHeap(t)
 	t.Parallel()
 	side, mib := soak(t, 2048, schemas.MaxSide), soak(t, 128, 1100)
 	const samples = 24
@@ -97,6 +106,7 @@ func TestMemory_RewardStaysBelowItsCeiling(t *testing.T) {
 // and groups as large as they may be, and images of 1024 x 1024 with every state kept. A soak
 // has more of both.
 func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
+	measuresHeap(t)
 	t.Parallel()
 	c := assemble(t)
 	server := []string{"--nats-url", c.Server.ClientURL(), "--health-addr", ""}

@@ -12,6 +12,7 @@ import (
 // to be stored, and publish_window_mib of others: whatever answers come to, it stays below what ARCHITECTURE.md says. A soak has
 // longer ones.
 func TestMemory_FullLogits(t *testing.T) {
+	measuresHeap(t)
 	t.Parallel()
 	const (
 		vocabulary, window, samples = 151936, 16, 8
