@@ -208,19 +208,22 @@ func TestBatch_IncompleteGroup(t *testing.T) {
 	t.Parallel()
 	c := assemble(t)
 	c.up(t, "advantage")
-	end := time.Now().Add(time.Second)
-	for _, m := range []struct {
-		uid schemas.UID
-		i   int64
-	}{{"b", 0}, {"a", 0}, {"a", 1}, {"b", 2}} {
-		r := inBatch(rewardOf("short", m.uid, m.i, map[schemas.UID]int64{"a": 2, "b": 3}[m.uid], float64(m.i)), "pair", 2)
-		r.Group.Deadline = end.UnixNano()
-		c.reward(t, r)
-	}
-	if b := c.batch(t, "short", "pair"); b.Groups != 2 || b.Samples != 4 {
+	var run schemas.Run
+	bustest.Before(t, func(deadline time.Time) { // what is stored later is late
+		run += "short"
+		for _, m := range []struct {
+			uid schemas.UID
+			i   int64
+		}{{"b", 0}, {"a", 0}, {"a", 1}, {"b", 2}} {
+			r := inBatch(rewardOf(run, m.uid, m.i, map[schemas.UID]int64{"a": 2, "b": 3}[m.uid], float64(m.i)), "pair", 2)
+			r.Group.Deadline = deadline.UnixNano()
+			c.reward(t, r)
+		}
+	})
+	if b := c.batch(t, run, "pair"); b.Groups != 2 || b.Samples != 4 {
 		t.Errorf("batch %+v; want 2 groups, 4 samples", b)
 	}
-	k := harness.ReadBooks(t, c.Bus, "short")
+	k := harness.ReadBooks(t, c.Bus, run)
 	if k.Advantages["a"].Status != schemas.StatusComplete || k.Advantages["b"].Status != schemas.StatusPartial {
 		t.Errorf("a is %s, b is %s; want complete, partial", k.Advantages["a"].Status, k.Advantages["b"].Status)
 	}
