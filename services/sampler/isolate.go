@@ -38,11 +38,14 @@ func isolate[R any](ctx context.Context, rows []R, evaluate evaluation[R]) (faul
 		})
 		return faults, err
 	}
+	notOfRows := func(err error) bool {
+		return errors.Is(err, tensor.ErrDeviceLost) || errors.Is(err, lm.ErrFull) || err != nil && ctx.Err() != nil
+	}
 	faults, err = call(rows)
 	switch {
 	case err == nil && len(faults) == 0:
 		return nil, nil
-	case errors.Is(err, tensor.ErrDeviceLost), errors.Is(err, lm.ErrFull), err != nil && ctx.Err() != nil:
+	case notOfRows(err):
 		return nil, err
 	case len(rows) == 1 && err != nil:
 		return map[int]error{0: err}, nil
@@ -57,6 +60,9 @@ func isolate[R any](ctx context.Context, rows []R, evaluate evaluation[R]) (faul
 			continue
 		}
 		fault, failed := call(rows[i : i+1])
+		if notOfRows(failed) {
+			return nil, failed
+		}
 		if failed == nil {
 			failed = fault[0]
 		}
