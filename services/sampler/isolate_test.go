@@ -239,9 +239,9 @@ func (m poisonedText) Forward(ctx context.Context, rows []lm.Row) error {
 	return err
 }
 
-// A sequence that the model cannot compute fails alone; those beside it get the tokens that they get without it.
-func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
-	t.Parallel()
+// randomText opens a language model of random weights.
+func randomText(t *testing.T) lm.Model {
+	t.Helper()
 	dir := filepath.Join(t.TempDir(), "babble")
 	if err := (qwen2.Random{Seed: 3}).Write(dir); err != nil {
 		t.Fatal(err)
@@ -251,6 +251,28 @@ func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
+// A device that is lost while samples are tried alone says nothing of them: they go elsewhere.
+func TestIsolate_DeviceLost(t *testing.T) {
+	t.Parallel()
+	calls := 0
+	faults, err := isolate(t.Context(), []int{1, 2}, func([]int) (map[int]error, error) {
+		if calls++; calls == 1 {
+			return nil, errors.New("the call failed")
+		}
+		return nil, tensor.ErrDeviceLost
+	})
+	if !errors.Is(err, tensor.ErrDeviceLost) || faults != nil {
+		t.Errorf("faults %v, %v; want the lost device", faults, err)
+	}
+}
+
+// A sequence that the model cannot compute fails alone; those beside it get the tokens that they get without it.
+func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
+	t.Parallel()
+	m := randomText(t)
 	const samples = 6
 	run := func(of map[int32]string) (*tokenEngine, []Episode, []error) {
 		e := newTokenEngine(poisonedText{m, of}, true)
@@ -302,15 +324,7 @@ func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
 // A prompt that the model panics at ends the sample that has it computed, and keeps none of its group waiting.
 func TestPrefixes_Panic(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "babble")
-	if err := (qwen2.Random{Seed: 3}).Write(dir); err != nil {
-		t.Fatal(err)
-	}
-	m, err := languages.All().Open(dir, lm.Options{Threads: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = m.Close() })
+	m := randomText(t)
 	x := prefixes{model: poisonedText{m, map[int32]string{7: panics}}}
 	for range 2 { // the second would wait for the first
 		_, err := x.fork(t.Context(), []int32{6, 7}, make([]float32, m.Card().Vocabulary))
